@@ -8,16 +8,18 @@ Example: specdec cache --config RUN.yaml --out features
 """
 
 import argparse
+import itertools
 import logging
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from specdec.data import TokenData
 from specdec.features.engines import loaded, running
 from specdec.features.source import boundaries
-from specdec.features.store import DTYPES, Contract, PackedRow, packed_rows
+from specdec.features.store import DTYPES, Contract, PackedRow, each_row
 from specdec.features.writer import SHARD_BYTES, CacheWriter, check_beside, merge, part_folder
 from specdec.fit import Configured, configured
 from specdec.training.building import config_for
@@ -43,19 +45,20 @@ def main(argv: list[str]) -> int:
     # all rows are stored under the name of all
     first = None if (options.first_rows or 0) >= len(data.splits.train.ids_BT) else options.first_rows
     number, parts = options.part
-    rows, folder = rows_of(data, first)[number::parts], part_folder(number, parts)
-    if not rows:
+    tokens, longest, folder = {}, 0, part_folder(number, parts)  # tokens of rows by their keys
+    for row in rows_of(data, first, number, parts):
+        tokens[row.key], longest = row.tokens, max([longest, *map(len, row.pieces())])
+    if not tokens:
         raise ValueError(f"--part {number + 1}/{parts}: there are no more than {number} rows: make fewer parts")
     # every boundary that the design taps; the final state, which is always stored, is none
     config, directory = config_for(model.spec, target), Path(options.out)
     layers = sorted({*boundaries(target, config.aux_layers, config.fusion.final_norm), *options.layers})
-    longest = max(len(piece) for row in rows for piece in row.pieces())
     with running(
         options.engine, model.target_source, target, layers, longest, options.rows, options.vllm_args
     ) as engine:
         contract = Contract.of(target, data, layers, options.dtype, engine.name, first)
         check_beside(directory, folder, contract)
-        total = sum(row.tokens for row in rows)
+        total = sum(tokens.values())
         size = int(total * contract.token_bytes * SPARE)
         written = sum(file.stat().st_size for file in (directory / folder).glob("shard-*.safetensors"))
         there = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
@@ -67,8 +70,9 @@ def main(argv: list[str]) -> int:
             )
         log.info("%s: boundaries %s and the final state: %s", directory, list(contract.layers), sizes)
         with CacheWriter.building(directory / folder, contract, SHARD_BYTES) as writer:
-            left = [row for row in rows if row.key not in writer.known]
-            with progress("features", "token", total, total - sum(row.tokens for row in left)) as advance:
+            left = (row for row in rows_of(data, first, number, parts) if row.key not in writer.known)
+            done = sum(R for key, R in tokens.items() if key in writer.known)
+            with progress("features", "token", total, done) as advance:
                 for row, aux_RNH, final_RH in engine.states(left):
                     writer.add(row, aux_RNH, final_RH)
                     advance(row.tokens)
@@ -119,7 +123,12 @@ def yaml_mapping(text: str) -> dict[str, Any]:
     return dict(load_yaml(text, "--vllm_args"))
 
 
-def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
-    """The rows of training, or of it those drawn first, and of validation, each once."""
-    splits = (data.first_rows(first), data.splits.validation)
-    return list({row.key: row for split in splits for row in packed_rows(split)}.values())
+def rows_of(data: TokenData, first: int | None = None, number: int = 0, parts: int = 1) -> Iterator[PackedRow]:
+    """The rows of training, or of it those drawn first, and of validation, each once; of these every ``parts``-th, from
+    ``number`` on."""
+    found: set[bytes] = set()
+    for row in itertools.chain(each_row(data.first_rows(first)), each_row(data.splits.validation)):
+        if row.key not in found:
+            found.add(row.key)
+            if len(found) % parts == (number + 1) % parts:
+                yield row

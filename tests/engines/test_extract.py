@@ -149,7 +149,7 @@ def test_parts_make_one_cache(config: list[str], tmp_path: Path) -> None:
     assert len({entry.file.partition("/")[0] for entry in other.entries}) == 3
     _, model, data = read([*config, "--out", "unused"])
     data.prepare(model.target.tokenizer)
-    rows = extract.rows_of(data)
+    rows = [*extract.rows_of(data)]
     assert len(rows) == sum(entry.rows for entry in other.entries) > 6
     for row in rows:
         found = [[torch.zeros(row.tokens, 3, 32), torch.zeros(row.tokens, 32)] for _ in range(2)]

@@ -198,7 +198,7 @@ def test_a_slow_trainer_stalls_the_producers(target: Target, target_directory: P
         assert torch.equal(again.aux_BTNH[real], found.aux_BTNH[real])
     finally:
         source.close()
-    assert len(rows_of(data)) > window and not source._ray.is_initialized()
+    assert len([*rows_of(data)]) > window and not source._ray.is_initialized()
 
 
 @pytest.mark.parametrize(
