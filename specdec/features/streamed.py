@@ -27,7 +27,7 @@ from specdec.features.engines import EngineName
 from specdec.features.producers import CALLS, LEASES, NAMESPACE, POLL, Ledger, Producer, Tee, unpack
 from specdec.features.source import Features, FeatureSource, RowSource, boundaries, spot_check
 from specdec.features.store import DTYPES, Contract, PackedRow, each_row, packed_rows
-from specdec.target import Target
+from specdec.target import Target, TargetOutput
 from specdec.utils.cluster import AUTH, join, last_line
 from specdec.utils.numbers import Count, NonNegative, Side, check_numbers
 from specdec.utils.text import how_many
@@ -105,6 +105,15 @@ class StreamedSource(RowSource):
         self._asked: defaultdict[bytes, deque[tuple[int, Any]]] = defaultdict(deque)  # batches' numbers, and answers
         self._lock = threading.Lock()  # of these: the thread takes what the loader asks for
         self._batches, self._stop = itertools.count(), threading.Event()
+        if distributed.is_initialized() and features.address is None:
+            machines: list[Any] = [None] * distributed.get_world_size()
+            distributed.all_gather_object(machines, socket.gethostname())
+            if len(names := sorted(set(machines))) > 1:
+                raise ValueError(
+                    f"training runs on {' and '.join(names)}, and features Streamed without model.features.address "
+                    "on one machine: ray start --head on one, ray start --address HEAD:6379 on the others, and "
+                    "model.features.address=auto"
+                )
         stored = boundaries(target, layers, final_norm)
         contract = Contract.of(target, data, stored, features.dtype, features.engine)
         self._start(contract)
@@ -119,26 +128,21 @@ class StreamedSource(RowSource):
 
     def _start(self, contract: Contract) -> None:
         """Start producers and ledger in the first process, and join them from all."""
-        if distributed.is_initialized() and self.features.address is None:
-            machines: list[Any] = [None] * distributed.get_world_size()
-            distributed.all_gather_object(machines, socket.gethostname())
-            if len(names := sorted(set(machines))) > 1:
-                raise ValueError(
-                    f"training runs on {' and '.join(names)}, and features Streamed without model.features.address "
-                    "on one machine: ray start --head on one, ray start --address HEAD:6379 on the others, and "
-                    "model.features.address=auto"
-                )
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())  # to shut down
         try:
             address, name, environment = agreed(lambda: self._employ(contract))
-        except ValueError:
-            if self._ours and "ray" in sys.modules:
-                sys.modules["ray"].shutdown()
+            os.environ.update(environment)
+            self._ray = join(address, NAMESPACE)
+            self._ledger = self._ray.get_actor(name, NAMESPACE)
+        except BaseException:
+            self._end()
             raise
-        os.environ.update(environment)
-        self._ray = join(address, NAMESPACE)
-        self._ledger = self._ray.get_actor(name, NAMESPACE)
         self._stop.clear()
+
+    def _start_again(self) -> None:
+        """If it was closed: in all processes at once, also where one has no row."""
+        if self._ledger is None:
+            self._start(self.contract)
 
     def _employ(self, contract: Contract) -> tuple[str, str, dict[str, str]]:
         """Where the cluster is, the ledger's name in it, and variables that others need to join."""
@@ -228,6 +232,7 @@ class StreamedSource(RowSource):
 
     def announce(self, batch: Batch) -> None:
         """Ask for its rows, and have the thread take them as they come."""
+        self._start_again()
         number = next(self._batches)
         for row in packed_rows(batch):
             if row.tokens:
@@ -242,6 +247,11 @@ class StreamedSource(RowSource):
             with self._lock:
                 if asked := self._asked.get(row.key):
                     self._ray.cancel(asked.pop()[1], recursive=False)
+
+    def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
+        """The states of every row."""
+        self._start_again()
+        return super().__call__(target, batch, layers, final_norm)
 
     def copy(self, row: PackedRow, *columns_T: Tensor) -> None:
         errors = self._ray.exceptions
@@ -265,8 +275,6 @@ class StreamedSource(RowSource):
                 call = None  # at the place that it had
 
     def _ask(self, row: PackedRow, batch: int) -> Any:
-        if self._ledger is None:  # it was closed
-            self._start(self.contract)
         return self._ledger.features_of.remote(batch, row)
 
     def _wait(self, reference: Any) -> Any:
@@ -299,8 +307,8 @@ class StreamedSource(RowSource):
     def _end(self) -> None:
         """Producers and ledger end with their handles, and the cluster if this process started it."""
         self._ledger, self._kept = None, ()
-        if self._ours:
-            self._ray.shutdown()
+        if self._ours and "ray" in sys.modules:
+            sys.modules["ray"].shutdown()
 
     def _tell(self) -> None:
         """Log what was done, and complete what the tee has."""

@@ -54,12 +54,13 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
             f"Ray was imported before, and its servers would listen on {ip}, for everyone: set {LOCAL}=0 before it is "
             "imported"
         )
-    size = ray.cluster_resources()["object_store_memory"]
-    if not address and os.path.isdir(SHARED) and (free := shutil.disk_usage(SHARED).free) < size:
-        log.warning(
-            "%s has %s MB free, of %s MB for Ray's objects, which go to a disk instead: give it more, in a container "
-            "by docker run --shm-size", SHARED, f"{free / 1e6:,.0f}", f"{size / 1e6:,.0f}"
-        )  # fmt: skip
+    if not address and os.path.isdir(SHARED):
+        free, size = shutil.disk_usage(SHARED).free, ray.cluster_resources()["object_store_memory"]
+        if free < size:
+            log.warning(
+                "%s has %s MB free, of %s MB for Ray's objects, which go to a disk instead: give it more, in a "
+                "container by docker run --shm-size", SHARED, f"{free / 1e6:,.0f}", f"{size / 1e6:,.0f}"
+            )  # fmt: skip
     return ray
 
 

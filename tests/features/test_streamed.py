@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 
 from specdec.cli import main
+from specdec.data.loader import PAD_DOCUMENT
 from specdec.drafter import load_drafter
 from specdec.engines.extract import rows_of
 from specdec.features import OnTheFly, Streamed, streamed
@@ -194,7 +195,10 @@ def test_a_slow_trainer_stalls_a_producer(target: Target, target_directory: Path
         assert count("waiting") == 0
         assert begun <= done() < begun + data.batch_size  # the thread ends the batch that it has begun
         source.close()
-        again = source(target, batch, LAYERS, False)  # starts the producers anew
+        padding = batch._replace(documents_BT=torch.full_like(batch.documents_BT, PAD_DOCUMENT))
+        source.announce(padding)  # starts the producers anew, as where a process of several has no row
+        assert source._ledger is not None
+        again = source(target, batch, LAYERS, False)
         assert torch.equal(again.aux_BTNH[real], found.aux_BTNH[real])
     finally:
         source.close()
