@@ -65,7 +65,7 @@ def memory_need(
     Args:
         target_bytes: of the target's parameters and buffers.
     """
-    drafter, each, shards = skeleton_of(config), trained_in.weights.itemsize, max(1, world // nodes) if sharded else 1
+    drafter, each, shards = skeleton_of(config), trained_in.weights.itemsize, world // nodes if sharded else 1
     parameters = sum(p.numel() for p in drafter.parameters())
     frozen_embed = 0 if train_embed else drafter.embed_tokens.weight.numel()
     trainable = parameters - frozen_embed - (0 if train_head else drafter.lm_head.weight.numel())

@@ -24,7 +24,7 @@ from specdec.training.step import (
     TargetOutputs,
     TrainStep,
     target_outputs,
-)  # fmt: skip
+)
 from specdec.training.step_weights import Decay
 from specdec.training.ttt import ttt_unroll
 from tests.tiny import HIDDEN, LAYERS, VOCAB, presets, tiny_drafter, tiny_target
