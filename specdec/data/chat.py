@@ -8,10 +8,12 @@ searched for by marker strings: tokens merge across boundaries, and users write 
 import contextlib
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,9 +25,10 @@ from torch import Tensor
 from specdec.data.layouts import TRAINING, ChatConversation, named, parsed, recognise
 from specdec.data.loader import Document
 from specdec.data.rows import DataRow, contents_of, find_sources, read_rows
-from specdec.data.template import Spans, Template, tokenizing
+from specdec.data.template import Rendered, Spans, Template, check_tokenizer, template_of, tokenizing
+from specdec.data.tokens import EncodedDocument
+from specdec.data.turns import Piece, Refused, TokenPiece, Turns, rows_of, said_text
 from specdec.utils.files import cache_directory, locked, staged
-from specdec.utils.progress import progress
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -141,44 +144,127 @@ def conversation(row: DataRow, layout: str | None = None) -> ChatConversation:
     return ChatConversation(row.place, messages, tools, row_id)
 
 
+@dataclass
+class Report:
+    """What became of the assistants' words when conversations were made into rows."""
+
+    conversations: int = 0
+    rows: int = 0
+    tokens: int = 0  # of all rows, before they are cut
+    repeated: int = 0  # of these, context that another row of the conversation has, too
+    supervised: int = 0  # tokens
+    said: int = 0  # tokens of the assistants, supervised or not
+    reasons: Counter[str] = field(default_factory=Counter)  # of turns that are not supervised, and how many
+    first: dict[str, str] = field(default_factory=dict)  # by reason, the place of the first such turn
+    missing: list[str] = field(default_factory=list)  # what the template cannot express
+
+    def refuse(self, turns: Sequence[Refused], tokenizer: Any) -> None:
+        """Count turns that are not supervised."""
+        for turn in turns:
+            self.reasons[turn.reason] += 1
+            self.first.setdefault(turn.reason, turn.place)
+            self.said += len(tokenizer.encode(said_text(turn.message), add_special_tokens=False, verbose=False))
+
+    def lines(self) -> list[str]:
+        """The report in words: what is supervised, what it costs, and why the rest is not."""
+        share = 100 * self.supervised / max(self.said, 1)
+        rows = f"{how_many(self.conversations, 'conversation')} in {how_many(self.rows, 'row')}"
+        lines = [
+            f"of {self.said:,} tokens that assistants said {self.supervised:,} are supervised ({share:.1f} %)",
+            f"{rows} of {self.tokens:,} tokens, of which {self.repeated:,} repeat the context of another row",
+        ]
+        if self.missing:
+            lines.append(f"the chat template cannot express {', '.join(self.missing)}")
+        for reason, count in self.reasons.most_common():
+            lines.append(f"{how_many(count, 'turn')} not supervised, first {self.first[reason]}: {reason}")
+        return lines
+
+
 def encode(
-    conversations: Sequence[ChatConversation], tokenizer: Any, max_length: int, left_out: list[str] | None = None
-) -> Encoded:
-    """Conversations rendered and tokenised once each, cut to ``max_length`` tokens.
+    conversations: Iterable[ChatConversation], tokenizer: Any, max_length: int, turns: Turns = "auto",
+    left_out: list[str] | None = None, report: Report | None = None,
+) -> Iterator[EncodedDocument]:  # fmt: skip
+    """Conversations as rows of tokens, each tokenised once and cut to ``max_length`` tokens.
 
     Args:
-        left_out: gets why the template refuses a conversation, which is left out then; None stops at the first.
+        turns: how the turns of a conversation are put into rows; see :func:`specdec.data.turns.rows_of`.
+        left_out: gets why a conversation has no usable turn, which is left out then; None stops at the first.
+        report: is added to.
 
     Raises:
-        ValueError: there is no usable chat template, or a row cannot be rendered.
+        ValueError: there is no usable chat template, or a conversation cannot be used.
     """
-    template = Template(tokenizer)
-    documents: list[Document] = []
-    lengths, supervised = [], []
-    with progress("tokenising", "conversation", len(conversations)) as advance:
-        for start in range(0, len(conversations), CHUNK):
-            chunk = conversations[start : start + CHUNK]
-            rendered = []
-            for one in chunk:
-                try:
-                    rendered.append(template.render(one))
-                except ValueError as error:
-                    if left_out is None:
-                        raise
-                    left_out.append(str(error))
-            texts = [item.text for item in rendered] or [""]
-            with tokenizing():
-                made = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-            for item, ids, offsets in zip(rendered, made["input_ids"], made["offset_mapping"], strict=False):
-                mask = token_mask(offsets, item.spans)
-                ids_T, mask_T = torch.tensor(ids[:max_length]), torch.tensor(mask[:max_length])
-                documents.append(Document(ids_T.long(), mask_T.bool()))
-                lengths.append(len(ids))
-                supervised.append(sum(mask))
-            advance(len(chunk))
-    if not documents:
+    check_tokenizer(tokenizer)
+    template = template_of(tokenizer)
+    report = Report() if report is None else report
+    report.missing = template.form.missing
+    number = 0
+    for batch in _batched(conversations, CHUNK):
+        pieces: list[tuple[int, Piece]] = []
+        for conversation in batch:
+            try:
+                rows = _usable_rows(template, conversation, turns, report)
+            except ValueError as error:
+                if left_out is None:
+                    raise
+                left_out.append(str(error))
+                continue
+            pieces += [(number, piece) for piece in rows]
+            number += 1
+        yield from _tokenised(pieces, tokenizer, max_length, report)
+    if not number:
         raise ValueError(f"no conversation is left: {left_out[0] if left_out else 'there was none'}")
-    return Encoded(documents, torch.tensor(lengths), torch.tensor(supervised))
+
+
+def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    iterator = iter(items)
+    while batch := list(itertools.islice(iterator, size)):
+        yield batch
+
+
+def _usable_rows(template: Template, conversation: ChatConversation, turns: Turns, report: Report) -> list[Piece]:
+    """A conversation's rows; ValueError if the assistant speaks and no turn can be supervised."""
+    rows = rows_of(template, conversation, turns)
+    report.refuse(rows.refused, template.tokenizer)
+    if rows.refused and not rows.pieces:
+        raise ValueError(f"{rows.refused[0].place}: {rows.refused[0].reason}")
+    report.conversations += 1
+    if rows.pieces:
+        return rows.pieces
+    try:
+        text = template.renderer.render(template.form.messages(conversation.messages), conversation.tools, False)
+    except ValueError as error:
+        raise ValueError(f"{conversation.place}: {error}") from error
+    return [Rendered(text, [])]
+
+
+def _tokenised(
+    pieces: Sequence[tuple[int, Piece]], tokenizer: Any, max_length: int, report: Report
+) -> Iterator[EncodedDocument]:
+    """The documents of some conversations' pieces, in their order."""
+    texts = [piece.text for _, piece in pieces if isinstance(piece, Rendered)]
+    encoded: Iterator[tuple[list[int], list[tuple[int, int]]]] = iter(())
+    if texts:
+        with tokenizing():
+            columns = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoded = zip(columns["input_ids"], columns["offset_mapping"], strict=True)
+    longest: Counter[int] = Counter()
+    for number, piece in pieces:
+        if isinstance(piece, TokenPiece):
+            ids, mask = piece.ids, piece.mask
+        else:
+            ids, offsets = next(encoded)
+            mask = token_mask(offsets, piece.spans)
+        supervised = sum(mask)
+        report.rows += 1
+        report.tokens += len(ids)
+        report.supervised += supervised
+        report.said += supervised
+        report.repeated += min(len(ids), longest[number])
+        longest[number] = max(longest[number], len(ids))
+        ids_T = torch.tensor(ids[:max_length], dtype=torch.int32)
+        mask_T = torch.tensor(mask[:max_length], dtype=torch.bool)
+        yield EncodedDocument(ids_T, mask_T, len(ids), supervised, number)
 
 
 def token_mask(offsets: Sequence[tuple[int, int]], spans: Spans) -> list[bool]:
