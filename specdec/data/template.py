@@ -223,10 +223,12 @@ class Template:
             else:
                 closed = prompt + self._after_header(messages, number, tools, switches, closed)
         elif not spans and closed.startswith(self.special, len(prompt)):
-            self._check_prompt(prompt, self._render(messages[:number], tools, False, switches))
+            self._check_prompt(messages[:number], tools, switches, prompt)
         text = prompt + self._with_end(closed[len(prompt) :], bool(message.get("tool_calls")))
         whole_turn = [TextSpan(len(prompt), len(text))]
         spans = whole_turn if spans is None else self._within(spans, len(prompt), text)
+        if not spans:
+            raise TurnError("the {% generation %} tags of the chat template mark nothing of it")
         self._check_said(message, "".join(text[start:end] for start, end in spans))
         self._check_context(messages[:number], prompt)
         return Rendered(text, spans, whole[len(text) :] if whole.startswith(text) else "")
@@ -236,23 +238,27 @@ class Template:
     ) -> str:
         """The turn where the template writes the messages before it otherwise than in the prompt.
 
-        It stands behind the last generation prompt, provided that everything said before stands before that.
+        Where it begins is seen by a turn with another text in its place, behind the same header that the generation
+        prompt adds to the messages.
         """
         prompt = self._render(messages[:number], tools, True, switches)
-        asked = self._render(messages[:number], tools, False, switches)
-        header = prompt.removeprefix(asked)
-        history, found, turn = closed.rpartition(header)
-        if not header or header == prompt or not found or header.strip() in json.dumps(messages, ensure_ascii=False):
+        header = prompt.removeprefix(self._render(messages[:number], tools, False, switches))
+        answer = [{"role": "assistant", "content": ANSWER}]
+        other = self._render([*messages[:number], *answer], tools, False, switches).partition(ANSWER)[0]
+        alone = self._trial([ASKED, *answer], False, switches).partition(ANSWER)[0]
+        before_text = alone.removeprefix(self._trial([ASKED], True, switches))
+        start = len(other) - len(before_text)
+        if header == prompt or not other.endswith(header + before_text) or not closed.startswith(other[:start]):
             raise TurnError("the chat template does not begin it with its own generation prompt")
-        try:
-            self._check_context(messages[:number], history)
-        except TurnError:
-            raise TurnError("the chat template joins it with the turn before") from None
-        return turn
+        return closed[start:]
 
-    def _check_prompt(self, prompt: str, asked: str) -> None:
-        """Refuse a turn that begins with a special token where the template does not write a generation prompt."""
-        if prompt == asked:
+    def _check_prompt(self, messages: Sequence[Message], tools: Tools, switches: Switches, prompt: str) -> None:
+        """Refuse a turn whose header the template writes whatever is said, and not in a generation prompt."""
+        if prompt != self._render(messages, tools, False, switches):
+            return
+        answer = [{"role": "assistant", "content": ANSWER}]
+        other = self._render([*messages, *answer], tools, False, switches)
+        if other.startswith(self.special, len(prompt)):
             raise TurnError(
                 "the chat template has no generation prompt, so the assistant's header cannot be told from its "
                 "answer: use a template that knows add_generation_prompt or has {% generation %} tags"
@@ -265,7 +271,7 @@ class Template:
 
     def _within(self, spans: Sequence[TextSpan], first: int, text: str) -> list[TextSpan]:
         """Tagged spans from ``first`` on; the last also takes the end of the turn if it stops right before that."""
-        inside = [TextSpan(max(start, first), min(end, len(text))) for start, end in spans if end > first]
+        inside = [TextSpan(max(start, first), min(end, len(text))) for start, end in spans if end >= first]
         if inside and text[inside[-1].end :].strip() in self.special:
             inside[-1] = TextSpan(inside[-1].start, len(text))
         return inside

@@ -182,11 +182,11 @@ class TokenFile:
         about: what was said of the documents when they were made.
     """
 
-    def __init__(self, path: Path, digest: str, about: dict[str, Any]) -> None:
+    def __init__(self, path: Path, digest: str, about: dict[str, Any] | None = None) -> None:
         from pyarrow import ipc, memory_map
 
         self.digest = digest
-        self.about = about
+        self.about = about or {}
         with explained(path):
             reader = ipc.open_file(memory_map(str(path)))
         self.groups: list[_Group] = []

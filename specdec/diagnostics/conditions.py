@@ -6,6 +6,7 @@ name, one of :data:`CONDITIONS`, and at most one parameter. Its texts stand in `
 Legend: B sequences, T nodes, H hidden.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from specdec.data.template import template_of
 from specdec.decoding import Sampling
 from specdec.decoding.sampling import uniform
 from specdec.drafter import Drafter, Step
@@ -28,6 +30,7 @@ from specdec.utils.text import how_many
 SYSTEM_PROMPTS, LANGUAGES, FAMILIES = yaml.safe_load(
     Path(__file__).with_name("disturbances.yaml").read_text(encoding="utf-8")
 ).values()
+CONTENTS = "{% for message in messages %}{{ message.content }}{% if not loop.last %}{{ '\n\n' }}{% endif %}{% endfor %}"
 FILLER_CHARACTERS = 32  # of text for every token of filler, more than any tokenizer leaves over
 
 
@@ -62,35 +65,31 @@ class CleanRun:
         return str(self.target.tokenizer.decode(ids[:tokens], skip_special_tokens=False)).rstrip("\ufffd")
 
 
-class OtherTokenizer:
-    """The target's tokenizer, with conversations written otherwise.
+class WithoutStart:
+    """A tokenizer that leaves out the start token wherever a text begins with it."""
 
-    Without ``bos`` the start token is left out wherever a text begins with it. ``template`` is another chat template,
-    in Jinja, behind the start token if the target's own writes one; if empty, the messages' contents alone.
-    """
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
 
-    def __init__(self, inner: Any, bos: bool = True, template: str | None = None) -> None:
-        self.inner, self.bos, self.template, self.chat_template = inner, bos, template, inner.chat_template
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, **options: Any) -> list[int]:
         """Token ids of a text."""
-        ids = list(self.inner.encode(text, add_special_tokens=add_special_tokens))
-        return ids[1:] if not self.bos and ids and ids[0] == self.inner.bos_token_id else ids
+        ids = list(self.inner.encode(text, **options))
+        return ids[1:] if ids and ids[0] == self.inner.bos_token_id else ids
 
-    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        """The text of token ids."""
-        return str(self.inner.decode(ids, skip_special_tokens=skip_special_tokens))
 
-    def apply_chat_template(self, messages: list[dict[str, str]], **how: Any) -> str:
-        """A conversation as text."""
-        rendered = str(self.inner.apply_chat_template(messages, **how))
-        if self.template is None:
-            return rendered
-        bos = self.inner.bos_token
-        begin = str(bos) if bos and rendered.startswith(bos) else ""
-        if not self.template:
-            return begin + "\n\n".join(message["content"] for message in messages)
-        return begin + str(self.inner.apply_chat_template(messages, **how, chat_template=self.template))
+def with_template(tokenizer: Any, template: str) -> Any:
+    """The tokenizer with another chat template, in Jinja, behind the start token if its own template writes one."""
+    if not tokenizer.chat_template:
+        return tokenizer  # whose prompts are raw texts
+    other = copy.copy(tokenizer)
+    question = [{"role": "user", "content": "a"}]
+    text = template_of(tokenizer).prompt(question)
+    begins = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+    other.chat_template = ("{{ bos_token }}" if begins else "") + template
+    return other
 
 
 def _without_system(prompt: Prompt) -> Prompt:
@@ -161,11 +160,11 @@ class Condition:
         tokenizer, system = clean.target.tokenizer, None
         match self.kind:
             case "no_bos":  # https://arxiv.org/abs/2605.09992
-                tokenizer = OtherTokenizer(tokenizer, bos=False)
+                tokenizer = WithoutStart(tokenizer)
             case "no_template":
-                tokenizer = OtherTokenizer(tokenizer, template="")
+                tokenizer = with_template(tokenizer, CONTENTS)
             case "template":
-                tokenizer = OtherTokenizer(tokenizer, template=FAMILIES[self.value])
+                tokenizer = with_template(tokenizer, FAMILIES[self.value])
             case "no_system":  # what a template adds by itself stays
                 prompt = _without_system(prompt)
             case "system" if prompt.text is not None:  # raw text has no place for one but in front

@@ -129,9 +129,13 @@ class PromptConversation:
             self._messages.insert(0, {"role": "system", "content": system})
         if wrong:
             raise ValueError(f"prompt {prompt.prompt_id}: {wrong}")
-        self._template = None if prompt.text is not None else template_of(tokenizer)
-        if self._template is not None:
-            self._template.switches(thinking)  # refuses a template that has none
+        self._template = None
+        if prompt.text is None:
+            try:
+                self._template = template_of(tokenizer)
+                self._template.switches(thinking)  # refuses a template that has none
+            except ValueError as error:
+                raise ValueError(f"prompt {prompt.prompt_id}: {error}") from error
 
     def next_ids(self) -> list[int] | None:
         """Token ids the target is to continue, or None after the last turn; ValueError if there cannot be any."""

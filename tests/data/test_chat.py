@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from specdec.data.chat import conversation, read_conversations, token_mask
+from specdec.data.chat import Report, conversation, read_conversations, token_mask
+from specdec.data.chat import encode as encode_rows
 from specdec.data.layouts import ChatConversation
 from specdec.data.rows import DataRow
 from tests.data import tiny
@@ -115,19 +116,26 @@ def test_without_an_end_of_turn_token_the_template_s_own_ending_is_supervised() 
     assert spans(tiny.NO_END_OF_TURN, [QUESTION, answer("four"), QUESTION, answer("six")]) == ["four\n", "six\n"]
 
 
-def test_a_turn_that_the_template_writes_otherwise_later_on_is_found() -> None:
+def test_a_turn_that_the_template_writes_otherwise_later_on_gets_a_row_of_its_own() -> None:
     thought = answer("hm</think>four")
     assert spans(tiny.DROPS_THINKING, [QUESTION, thought]) == ["hm</think>four<|im_end|>"]
-    assert spans(tiny.DROPS_THINKING, [QUESTION, thought, QUESTION, answer("six")]) == [
-        "four<|im_end|>",
-        "six<|im_end|>",
+    documents, tokenizer = encode(tiny.DROPS_THINKING, [QUESTION, thought, QUESTION, answer("six")])
+    # a row of each turn: the first in the context in which it was written, the second behind what is left of it
+    assert [supervised_texts(document, tokenizer) for document in documents] == [
+        ["hm</think>four<|im_end|>"],
+        ["six<|im_end|>"],
     ]
+    second = tokenizer.apply_chat_template([QUESTION, answer("four"), QUESTION, answer("six")])["input_ids"]
+    assert documents[1].ids_T.tolist() == second
 
 
-def test_a_turn_that_is_lost_among_others_is_refused() -> None:
-    message = r"a\.jsonl, line 2: message 2: the chat template writes it otherwise once the conversation goes on"
-    with pytest.raises(ValueError, match=message):
-        encode(tiny.SHUFFLES, [QUESTION, answer("six")], [QUESTION, answer("four"), QUESTION, answer("six")])
+def test_a_turn_whose_context_the_template_garbles_is_not_supervised() -> None:
+    tokenizer = tiny_tokenizer(tiny.SHUFFLES)
+    row = ChatConversation("a.jsonl, line 2", [QUESTION, answer("four"), QUESTION, answer("six")], None, "1")
+    report = Report()
+    (document,) = encode_rows([row], tokenizer, 400, report=report)
+    assert tokenizer.decode(document.ids_T[document.loss_mask_T]) == "four<|im_end|>"
+    assert report.reasons == {"the chat template leaves out message 2, of role assistant": 1}
 
 
 def test_rows_and_templates_that_give_no_spans_are_refused() -> None:
@@ -135,7 +143,7 @@ def test_rows_and_templates_that_give_no_spans_are_refused() -> None:
         encode(None, TWO_TURNS)
     with pytest.raises(ValueError, match="line 1: message 2: the chat template has no generation prompt"):
         encode(tiny.NO_GENERATION_PROMPT, TWO_TURNS)
-    with pytest.raises(ValueError, match="line 1: message 1 is the assistant's, before anybody spoke"):
+    with pytest.raises(ValueError, match="line 1: message 1: it is the assistant's, before anybody spoke"):
         encode(tiny.CHATML, [answer("four"), QUESTION])
     with pytest.raises(ValueError, match="line 2: the chat template refuses the conversation: roles must alternate"):
         encode(tiny.ALTERNATING, TWO_TURNS, [QUESTION, QUESTION])
@@ -148,17 +156,25 @@ def test_rows_without_an_answer_are_dropped_and_counted(caplog: pytest.LogCaptur
     assert "dropped 2 of 3 rows, without a supervised token" in caplog.text
     with pytest.raises(ValueError, match="of 2 conversations none has a supervised token"):
         encode(tiny.CHATML, [QUESTION], [QUESTION])
-    with pytest.raises(ValueError, match="of 1 conversation none"):
+    with pytest.raises(
+        ValueError, match=r"message 2: the {% generation %} tags of the chat template mark nothing of it"
+    ):
         encode(tiny.CHATML_TAGGED.replace("== 'assistant' %}{% gen", "== 'nobody' %}{% gen"), TWO_TURNS)
 
 
-def test_all_supervised_data_is_refused() -> None:
+def test_tags_around_everything_supervise_what_follows_the_generation_prompt() -> None:
     everything = "{% generation %}" + tiny.CHATML + "{% endgeneration %}"
     bare = "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}"
-    with pytest.raises(ValueError, match="every token is supervised, prompts included"):
-        encode(bare, TWO_TURNS)
-    documents, _ = encode(everything, TWO_TURNS)
-    assert not documents[0].loss_mask_T.all()  # only the last line end is outside
+    assert spans(everything, TWO_TURNS) == ["four<|im_end|>", "the sky is blue\n<|im_end|>"]
+    assert spans(bare, TWO_TURNS) == ["four", "the sky is blue\n"]
+
+
+def test_tags_that_leave_out_what_was_said_are_refused() -> None:
+    moved = tiny.CHATML_TAGGED.replace(
+        "{% generation %}{{ m['content'] + '<|im_end|>' }}", "{{ m['content'] }}{% generation %}{{ '<|im_end|>' }}"
+    )
+    with pytest.raises(ValueError, match="message 2: the chat template leaves out its text"):
+        encode(moved, TWO_TURNS)
 
 
 def test_long_rows_are_cut_and_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from specdec.data.layouts import ChatConversation
+from specdec.data.chat import conversation
+from specdec.data.rows import DataRow
 from tests.data.families import FAMILIES, family_tokenizer
 from tests.data.tiny import encoded, supervised_texts
 
@@ -37,17 +38,15 @@ NO_SYSTEM = ("gemma2",)
 
 
 def spans(name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[str]:
-    """The supervised texts, the same whether a tokenizer trims its offsets or not."""
-    made = []
+    """The supervised texts of all rows, the same whether a tokenizer trims its offsets or not."""
+    texts = []
     for trim_offsets in (False, True):
         tokenizer = family_tokenizer(name, trim_offsets=trim_offsets)
-        (document,) = encoded([ChatConversation("a.jsonl, line 1", messages, tools, "1")], tokenizer, 2000).usable(
-            2000, "chat"
-        )
-        assert document.ids_T.tolist() == tokenizer.apply_chat_template(messages, tools=tools)["input_ids"]
-        made.append(supervised_texts(document, tokenizer))
-    assert made[0] == made[1]
-    return made[0]
+        row = conversation(DataRow("a.jsonl, line 1", "1", {"messages": messages, "tools": tools}))
+        documents = encoded([row], tokenizer, 2000).usable(2000, "chat")
+        texts.append([text for document in documents for text in supervised_texts(document, tokenizer)])
+    assert texts[0] == texts[1]
+    return texts[0]
 
 
 @pytest.mark.parametrize("system", [False, True])
@@ -55,7 +54,7 @@ def spans(name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
 def test_two_turns_supervise_the_words_and_the_end_of_turn(name: str, system: bool) -> None:
     messages = [SYSTEM, *TWO_TURNS] if system else TWO_TURNS
     if system and name in NO_SYSTEM:
-        with pytest.raises(ValueError, match="line 1: the chat template refuses the conversation: System role not su"):
+        with pytest.raises(ValueError, match="line 1: message 3: the chat template refuses the conversation: System"):
             spans(name, messages)
         return
     begin, end = BEGIN.get(name, ""), END[name]
@@ -72,12 +71,14 @@ def test_an_open_question_at_the_end_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("system", [[], [SYSTEM]])
 def test_gpt_oss_writes_its_channels_itself(system: list[dict[str, Any]]) -> None:
     final = "<|channel|>final<|message|>"
-    assert spans("gpt_oss", [*system, *TWO_TURNS]) == [f"{final}four<|end|>", f"{final}the sky is blue<|return|>"]
-    assert spans("gpt_oss", [*system, ASKED, FOUR, AGAIN]) == [f"{final}four<|end|>"]
+    # each turn ends as the model ends it, not as the template writes it once the conversation continues
+    assert spans("gpt_oss", [*system, *TWO_TURNS]) == [f"{final}four<|return|>", f"{final}the sky is blue<|return|>"]
+    assert spans("gpt_oss", [*system, ASKED, FOUR, AGAIN]) == [f"{final}four<|return|>"]
     thought = [ASKED, FOUR | {"thinking": "add"}, AGAIN, BLUE | {"thinking": "look up"}]
+    analysis = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
     assert spans("gpt_oss", [*system, *thought]) == [
-        f"{final}four<|end|>",
-        f"<|channel|>analysis<|message|>look up<|end|><|start|>assistant{final}the sky is blue<|return|>",
+        f"{analysis.format('add')}{final}four<|return|>",
+        f"{analysis.format('look up')}{final}the sky is blue<|return|>",
     ]
 
 
@@ -87,24 +88,25 @@ def test_gpt_oss_calls_tools_with_and_without_its_thoughts() -> None:
     final = "<|channel|>final<|message|>four<|return|>"
     for calls in (CALLS | {"thinking": "add"}, CALLS | {"content": "add"}):
         assert spans("gpt_oss", [ASKED, calls, RESULT], TOOLS) == [thought + call]
-        assert spans("gpt_oss", [ASKED, calls, RESULT, FOUR], TOOLS) == [call, final]
+        assert spans("gpt_oss", [ASKED, calls, RESULT, FOUR], TOOLS) == [thought + call, final]
 
 
 @pytest.mark.parametrize("system", [[], [SYSTEM]])
 @pytest.mark.parametrize("inline", [False, True])
-def test_qwen3_keeps_the_last_thought_alone(system: list[dict[str, Any]], inline: bool) -> None:
+def test_qwen3_and_qwq_learn_every_thought(system: list[dict[str, Any]], inline: bool) -> None:
     def think(message: dict[str, Any], thought: str) -> dict[str, Any]:
         if inline:
             return message | {"content": f"<think>\n{thought}\n</think>\n\n{message['content']}"}
         return message | {"reasoning_content": thought}
 
     messages = [*system, ASKED, think(FOUR, "add"), AGAIN, think(BLUE, "look up")]
-    assert spans("qwen3", messages) == [
-        "four<|im_end|>",
-        "<think>\nlook up\n</think>\n\nthe sky is blue<|im_end|>",
-    ]
-    assert spans("qwq", messages) == ["four<|im_end|>", "look up\n</think>\n\nthe sky is blue<|im_end|>"]
-    assert spans("qwen3", [*messages[:-1], BLUE]) == ["four<|im_end|>", "the sky is blue<|im_end|>"]
+    said = ["<think>\nadd\n</think>\n\nfour<|im_end|>", "<think>\nlook up\n</think>\n\nthe sky is blue<|im_end|>"]
+    assert spans("qwen3", messages) == said
+    # the generation prompt of QwQ opens the thought
+    assert spans("qwq", messages) == [text.removeprefix("<think>\n") for text in said]
+    assert spans("qwen3", [*messages[:-1], BLUE]) == [said[0], "the sky is blue<|im_end|>"]
+    with pytest.raises(ValueError, match="message 2: the generation prompt opens a thought and the turn has none"):
+        spans("qwq", [ASKED, FOUR])
 
 
 def test_qwen_calls_tools() -> None:
@@ -112,12 +114,14 @@ def test_qwen_calls_tools() -> None:
     for name in ("qwen2_5", "qwen3"):
         for words in ("", "let me see"):
             said = f"{words}\n{call}" if words else call
-            conversation = [SYSTEM, ASKED, CALLS | {"content": words}, RESULT, FOUR, AGAIN, BLUE]
-            assert spans(name, conversation, TOOLS) == [said, "four<|im_end|>", "the sky is blue<|im_end|>"]
+            messages = [SYSTEM, ASKED, CALLS | {"content": words}, RESULT, FOUR, AGAIN, BLUE]
+            assert spans(name, messages, TOOLS) == [said, "four<|im_end|>", "the sky is blue<|im_end|>"]
     thought = CALLS | {"reasoning_content": "add"}
-    conversation = [ASKED, thought, RESULT, FOUR]
-    assert spans("qwen3", conversation, TOOLS) == [f"<think>\nadd\n</think>\n\n{call}", "four<|im_end|>"]
-    assert spans("qwen3", [*conversation, AGAIN, BLUE], TOOLS) == [call, "four<|im_end|>", "the sky is blue<|im_end|>"]
+    messages = [ASKED, thought, RESULT, FOUR]
+    assert spans("qwen3", messages, TOOLS) == [f"<think>\nadd\n</think>\n\n{call}", "four<|im_end|>"]
+    assert spans("qwen3", [*messages, AGAIN, BLUE], TOOLS) == [
+        f"<think>\nadd\n</think>\n\n{call}", "four<|im_end|>", "the sky is blue<|im_end|>",
+    ]  # fmt: skip
 
 
 def test_llama_and_mistral_call_tools() -> None:
@@ -143,16 +147,13 @@ def test_words_that_occur_elsewhere_are_not_taken_for_others(name: str, messages
     found = spans(name, messages)
     assert len(found) == len(said)
     for text, words in zip(found, said, strict=True):
-        assert text.replace("<|channel|>final<|message|>", "").strip() in (
-            words + END.get(name, "<|end|>"),
-            words + "<|return|>",
-        )
+        assert text.replace("<|channel|>final<|message|>", "").strip() in (words + END.get(name, "<|return|>"),)
 
 
 @pytest.mark.parametrize("name", [*END, "gpt_oss"])
 def test_an_empty_answer_is_its_end_of_turn(name: str) -> None:
     found = spans(name, [ASKED, EMPTY, AGAIN, BLUE])
-    assert found[0].replace("<|channel|>final<|message|>", "").strip() == END.get(name, "<|end|>")
+    assert found[0].replace("<|channel|>final<|message|>", "").strip() == END.get(name, "<|return|>")
 
 
 def test_every_family_is_tried() -> None:

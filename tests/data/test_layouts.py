@@ -117,20 +117,47 @@ def test_a_question_that_nobody_answers_is_refused_before_the_next(more: dict[st
         recognise(row, "x", PROMPTS).read(row, "x")
 
 
-def test_what_a_template_may_read_is_kept() -> None:
-    thought = {"role": "assistant", "content": "hello", "reasoning_content": "hm", "thinking": "so"}
-    call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    result = {"role": "tool", "content": "2", "tool_call_id": "1"}
-    row = {"messages": [SAID[0], call, result, thought]}
-    assert recognise(row, "x", TRAINING).read(row, "x") == row["messages"]
+def test_a_message_has_one_form_whatever_the_row_calls_its_parts() -> None:
+    thought = {"role": "assistant", "content": [{"type": "text", "text": "hel"}, "lo"], "thinking": "so"}
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL], "weight": 0}
+    legacy = {"role": "assistant", "content": None, "function_call": CALL["function"]}
+    result = {"role": "function", "content": "2", "tool_call_id": "1"}
+    row = {"messages": [SAID[0], call, result, legacy, result, thought]}
+    assert recognise(row, "x", TRAINING).read(row, "x") == [
+        SAID[0],
+        {"role": "assistant", "content": "", "tool_calls": [CALL | {"type": "function"}], "weight": 0},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL["function"]}]},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+        {"role": "assistant", "content": "hello", "reasoning_content": "so"},
+    ]
 
 
-def test_a_call_s_arguments_become_an_object() -> None:
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"content": "a", "thinking": "b", "reasoning": "c"}, "'reasoning' and 'thinking' are different thoughts"),
+        ({"content": "a", "thinking": 3}, "'thinking' must be a string, got int"),
+        ({"content": "a", "weight": 0.5}, "weight, train, loss of a message say whether it is learned: give one, 0"),
+        ({"content": "a", "weight": 1, "train": False}, "give one, 0 or 1"),
+        ({"content": [{"type": "image_url", "image_url": {}}]}, "a part of type 'image_url': drafters are trained on"),
+        ({"content": "a", "token_ids": []}, "'token_ids' must be a list of at least one token id"),
+        ({"content": "a", "token_ids": [1, -2]}, "'token_ids' must be a list"),
+        ({"content": None, "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}, "must be an object"),
+    ],
+)
+def test_a_part_that_cannot_be_learned_is_refused(message: dict[str, Any], reason: str) -> None:
+    row = {"messages": [SAID[0], {"role": "assistant"} | message]}
+    with pytest.raises(ValueError, match=f"^x: .*{reason}"):
+        recognise(row, "x", TRAINING).read(row, "x")
+
+
+def test_a_call_keeps_its_arguments_as_the_row_has_them() -> None:
     written = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    for calls in ([written], [CALL], [written["function"]]):
-        row = {"messages": [SAID[0], {"role": "assistant", "content": "", "tool_calls": calls}]}
-        call = recognise(row, "x", TRAINING).read(row, "x")[1]["tool_calls"][0]
-        assert call.get("function", call) == CALL["function"]
+    for call, arguments in ((written, '{"a": 1}'), (CALL, {"a": 1}), (written["function"], '{"a": 1}')):
+        row = {"messages": [SAID[0], {"role": "assistant", "content": "", "tool_calls": [call]}]}
+        message = recognise(row, "x", TRAINING).read(row, "x")[1]
+        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": arguments}
 
 
 @pytest.mark.parametrize("question", [Question(text=" \n"), Question(turns=["a", ""]), Question(messages=[SYSTEM, SAID[0] | {"content": ""}])])  # fmt: skip # noqa: E501

@@ -14,6 +14,8 @@ from specdec.data.chat import read_conversations
 from specdec.data.rows import DataRow, find_sources, read_rows, stem, warn_of_overlap
 
 CALL = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": [{"name": "f"}]}]
+CALLED = {"type": "function", "function": {"name": "f", "arguments": {}}}
+CALL_AS_MESSAGES = [CALL[0], CALL[1] | {"tool_calls": [CALLED]}]
 ROWS: list[dict[str, Any]] = [{"id": "a", "messages": CALL}, {"id": "b", "messages": CALL[:1], "note": "n"}]
 
 
@@ -43,7 +45,7 @@ def test_every_source_holds_the_same_rows(tmp_path: Path, name: str, places: str
     ]
     assert stem(source) == "a" or name == "saved"
     read = read_conversations(source)
-    assert [(item.id, item.messages) for item in read] == [("a", CALL), ("b", CALL[:1])]
+    assert [(item.id, item.messages) for item in read] == [("a", CALL_AS_MESSAGES), ("b", CALL[:1])]
 
 
 def test_plain_text_is_rows_of_prompts(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A template that loops, grows or fails is refused in one line and in bounded time."""
 
-import resource
-import sys
 import threading
 import time
 from typing import Any
@@ -13,9 +11,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from specdec.data import template
+from specdec.data import rendering
 from specdec.data.module import encode_texts
-from specdec.data.template import prompt_ids, rendered
+from specdec.data.rendering import Renderer
+from specdec.data.template import text_ids
 from tests.data import tiny
 from tests.data.tiny import tiny_tokenizer
 
@@ -24,9 +23,13 @@ REFUSED = "^the chat template refuses the conversation: "
 LOOPS = "".join(f"{{% for {name} in range(9999) %}}" for name in "abc") + "%s" + 3 * "{% endfor %}"
 
 
+def rendered(source: str) -> str:
+    return Renderer(tiny_tokenizer(source)).render(ASKED, None, True)
+
+
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "SECONDS", 0.3)
+    monkeypatch.setattr(rendering, "SECONDS", 0.5)
 
 
 ENDLESS = {
@@ -40,49 +43,43 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("name", ["loops", *(pytest.param(name, marks=pytest.mark.slow) for name in list(ENDLESS)[1:])])
 def test_what_never_ends_is_ended(name: str, short: None) -> None:
-    tokenizer, begin = tiny_tokenizer(ENDLESS[name]), time.monotonic()
-    with pytest.raises(ValueError, match=REFUSED + "it takes more than 0.3 s or 1 GiB$"):
-        rendered(tokenizer, ASKED, True)
-    assert time.monotonic() - begin < 5
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match=REFUSED + "it takes more than 0.5 s or 1 GiB$"):
+        rendered(ENDLESS[name])
+    assert time.monotonic() - begin < 30
 
 
-def test_other_threads_are_held_to_it_and_tracing_goes_on(short: None) -> None:
-    caught: list[BaseException] = []
+def test_after_one_template_was_ended_the_next_is_rendered_also_from_other_threads(short: None) -> None:
+    results: list[Any] = []
 
-    def render() -> None:
+    def render(source: str) -> None:
         try:
-            rendered(tiny_tokenizer(ENDLESS["loops"]), ASKED, True)
+            results.append(rendered(source))
         except ValueError as error:
-            caught.append(error)
+            results.append(error)
 
-    thread = threading.Thread(target=render)
-    thread.start()
-    thread.join(20)
-    assert len(caught) == 1
-    seen = []
-    before = sys.gettrace()
-    try:
-        sys.settrace(lambda frame, event, arg: seen.append(event))
-        rendered(tiny_tokenizer(tiny.CHATML), ASKED, True)
-        tracer = sys.gettrace()
-    finally:
-        sys.settrace(before)
-    assert tracer is not None and tracer.__name__ == "<lambda>"
+    for source in (LOOPS.replace("%s", "x"), tiny.CHATML):
+        thread = threading.Thread(target=render, args=(source,))
+        thread.start()
+        thread.join(60)
+    assert isinstance(results[0], ValueError)
+    assert results[1].startswith("<|im_start|>user\na<|im_end|>")
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_text_that_doubles_is_ended(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "active_count", lambda: threads)
-    monkeypatch.setattr(template, "MEMORY", 2**27)
-    monkeypatch.setattr(template, "UNNOTICED", 0.0)
-    doubling = "{% set ns = namespace(s='ab') %}" + "{% set ns.s = ns.s ~ ns.s %}" * 40 + "{{ ns.s }}"
-    with pytest.raises(ValueError, match=REFUSED + "it takes more than"):
-        rendered(tiny_tokenizer(doubling), ASKED, True)
+def test_a_template_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    real = rendering._SANDBOX.fault_of
+    monkeypatch.setattr(rendering._SANDBOX, "fault_of", lambda *request: checked.append(request[0]) or real(*request))
+    source = tiny.CHATML + "{# of this test alone #}"
+    for _ in range(3):
+        rendered(source)
+    assert checked == [source]
 
 
 GIANTS = {
+    "text that doubles": "{% set ns = namespace(s='ab') %}" + "{% set ns.s = ns.s ~ ns.s %}" * 40 + "{{ ns.s }}",
     "a product": "{% set n = 100000 %}{{ 'a' * n * n }}",
     "a width": "{{ '%2000000000d' % 1 }}",
     "padding": "{% set n = 1000000 %}{{ 'a'.ljust(n * n) }}",
@@ -92,13 +89,12 @@ GIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", GIANTS)
-def test_one_operation_gets_no_more_memory_either(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "active_count", lambda: 1)  # pytest's own wait
-    before, begin = resource.getrlimit(resource.RLIMIT_AS), time.monotonic()
+@pytest.mark.parametrize(
+    "name", ["a product", *(pytest.param(name, marks=pytest.mark.slow) for name in list(GIANTS)[1:])]
+)
+def test_one_operation_gets_no_more_memory_either(name: str) -> None:
     with pytest.raises(ValueError, match=REFUSED + "(it takes more than 10 s or 1 GiB|OverflowError)"):
-        rendered(tiny_tokenizer(GIANTS[name]), ASKED, True)
-    assert resource.getrlimit(resource.RLIMIT_AS) == before and time.monotonic() - begin < 5
+        rendered(GIANTS[name])
 
 
 FAULTS = {
@@ -128,7 +124,7 @@ FAULTS = {
 @pytest.mark.parametrize("source", FAULTS)
 def test_what_a_template_raises_is_one_line(source: str) -> None:
     with pytest.raises(ValueError, match=REFUSED + f".*({FAULTS[source]})") as caught:
-        rendered(tiny_tokenizer(source), ASKED, True)
+        rendered(source)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
@@ -136,14 +132,14 @@ def test_a_tokenizer_that_fails_is_one_line() -> None:
     unknown = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="<unk>")))
     reason = "^the tokenizer fails on a text: WordLevel error: Missing .* is its tokenizer.json as it should be"
     with pytest.raises(ValueError, match=reason):
-        prompt_ids(unknown, "b")
+        text_ids(unknown, "b")
     with pytest.raises(ValueError, match=reason):
         list(encode_texts(["b"], unknown))
 
 
 def test_a_giant_is_not_compiled() -> None:
     with pytest.raises(ValueError, match="it is no text of at most 1,048,576 characters"):
-        rendered(tiny_tokenizer("x" * 2**21), ASKED, True)
+        rendered("x" * 2**21)
 
 
 PIECES = st.sampled_from(
@@ -165,7 +161,7 @@ PIECES = st.sampled_from(
 def test_any_template_renders_or_is_refused(source: str) -> None:
     begin = time.monotonic()
     try:
-        found = rendered(tiny_tokenizer(source or "x"), ASKED, True)
+        found = rendered(source or "x")
     except ValueError as error:
         found = str(error)
         assert "\n" not in found and len(found) < 400, found

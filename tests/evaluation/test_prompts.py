@@ -83,7 +83,7 @@ USER = {"role": "user", "content": "Hi"}
         ({"messages": [{"role": "human", "content": "Hi"}]}, "unknown role 'human'"),
         ({"messages": [{"role": "user"}]}, "text must be a string"),
         ({"messages": [USER | {"name": "x"}]}, "and nothing else; it has content, name, role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text must be a string, got list"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a message has a part of type 'image'"),
         ({"id": 1.5, "prompt": "a"}, "id must be a string or an integer, not float"),
         ({"category": 3, "prompt": "a"}, "category must be a string"),
         ({"id": "first", "prompt": "a"}, "line 2: id first is taken already"),
