@@ -1,0 +1,305 @@
+"""What must be supervised: of each assistant turn the prompt in which it is generated, and what the model writes there.
+
+The prompt is the template's own rendering of the messages before, with the generation prompt and the thinking switch that
+fits. The turn is what the twin (without a twin, the template) writes behind its own prompt, up to and including the first
+token at which the model stops. A form of the messages counts only if all that they say stands there.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jinja2
+from jinja2 import meta
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from benchmarks.chat_oracle.conversations import Row
+from benchmarks.chat_oracle.said import Form, Said, forms, lost, said, written
+from benchmarks.chat_oracle.tokenizers import sources, stops_of, tokenizer_of, twin_of, variables
+
+SWITCHES = ("enable_thinking", "thinking")
+OPEN = "<think>"
+INJECTED = ("None", "null")  # what a template writes for a content that it does not expect
+
+
+class Choice(NamedTuple):
+    """A turn in its context."""
+
+    prompt: str
+    turn: str
+    remark: str = ""  # where it is no plain rendering
+
+
+class Expected(NamedTuple):
+    """What one assistant turn must become."""
+
+    index: int  # of the message
+    said: Said
+    choices: list[Choice]  # any of them; none where the template cannot express the turn
+    reason: str = ""  # why there is none
+    may_refuse: str = ""  # why a refusal is right as well
+    twin: str | None = None  # what the twin marks, the white space behind it left out
+
+
+class Run(NamedTuple):
+    """A stretch of a twin's text that it marks."""
+
+    text: str  # of all
+    start: int
+    end: int
+
+
+class Scene(NamedTuple):
+    """A template and a row."""
+
+    name: str
+    messages: list[Said]
+    tools: list[dict[str, Any]] | None
+
+    def render(self, source: str, messages: Sequence[dict[str, Any]], prompt: bool, **switch: bool) -> str:
+        """A rendering, or what the template raises as a ValueError."""
+        try:
+            texts, _ = render_jinja_template(
+                conversations=[list(messages)],
+                tools=self.tools,
+                chat_template=source,
+                add_generation_prompt=prompt,
+                **variables(tokenizer_of(self.name)),
+                **switch,
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(f"the template raises: {' '.join(str(error).split())[:120]}") from error
+        return str(texts[0])
+
+
+@lru_cache(256)
+def switch_of(source: str) -> str | None:
+    """The name under which a template reads whether the model thinks."""
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701  nothing is rendered
+    plain = source.replace("endgeneration", "endif").replace("generation -%", "if true -%").replace("generation %", "if true %")
+    names = meta.find_undeclared_variables(environment.parse(plain))
+    return next((name for name in SWITCHES if name in names), None)
+
+
+def expect(name: str, row: Row) -> list[Expected]:
+    """What must become of each assistant turn of a row."""
+    scene = Scene(name, [said(message) for message in row["messages"]], row.get("tools"))
+    turns = [i for i, message in enumerate(scene.messages) if message.role == "assistant"]
+    runs = twin_runs(scene)
+    marks = [run.text[run.start : run.end] for run in runs or []]
+    return [
+        _expected(scene, i)._replace(twin=marks[k] if len(marks) == len(turns) else None) for k, i in enumerate(turns)
+    ]
+
+
+def _expected(scene: Scene, i: int) -> Expected:
+    """Of one turn: the first form that expresses it; the row's own tags too, where they are the template's."""
+    reasons: list[str] = []
+    choices: list[Choice] = []
+    may_refuse = ""
+    message = scene.messages[i]
+    for form in forms(scene.messages[: i + 1]):
+        if choices and (form.thought != "verbatim" or message.inline is None):
+            continue
+        try:
+            choice = _choice(scene, i, form)
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        if choices and not _same_tags(choices[0]):
+            break
+        choices.append(choice)
+        may_refuse = may_refuse or choice.remark
+        if form.thought == "verbatim":
+            break
+    if not choices:
+        try:
+            choices.append(_opened(scene, i))
+            may_refuse = "the template has no thought beside a call" if message.calls else ""
+        except ValueError as error:
+            reasons.append(str(error))
+    if choices and (gone := _calls_gone(scene.messages[:i], choices[0].prompt)):
+        may_refuse = f"the prompt lacks {gone} of a message before"
+    if choices and message.inline is not None and not message.thought:
+        may_refuse = "an empty thought may count as none"
+    return Expected(i, message, choices, "" if choices else _telling(reasons), may_refuse)
+
+
+def _same_tags(choice: Choice) -> bool:
+    """Whether the template itself writes a thought in the tags of a row."""
+    return OPEN in choice.turn or choice.prompt.rstrip().endswith(OPEN) or "</think>" not in choice.turn
+
+
+def _calls_gone(messages: Sequence[Said], prompt: str) -> str:
+    return ", ".join(name for message in messages for name in lost(message._replace(text=""), prompt, thought=False))
+
+
+def _telling(reasons: Sequence[str]) -> str:
+    """The reason that says most: what is lost, then a thought that the prompt opens, then what the template raises."""
+    for words in ("lacks", "begin"):
+        telling = [reason for reason in reasons if words in reason]
+        if telling:
+            return min(telling, key=len)
+    return reasons[0]
+
+
+def _switch(scene: Scene, message: Said) -> dict[str, bool]:
+    name = switch_of(sources()[scene.name])
+    return {name: bool(message.thought)} if name else {}
+
+
+def _prompt(scene: Scene, i: int, form: Form) -> str:
+    """The generation prompt of a turn, which must have the texts of all messages before."""
+    before = [written(message, form) for message in scene.messages[:i]]
+    prompt = scene.render(sources()[scene.name], before, True, **_switch(scene, scene.messages[i]))
+    for message in scene.messages[:i]:
+        if message.text not in prompt:
+            raise ValueError(f"the prompt lacks the text of a {message.role} message")
+    return prompt
+
+
+def _choice(scene: Scene, i: int, form: Form) -> Choice:
+    """A turn in one form.
+
+    Raises:
+        ValueError: the template refuses the form, or something is lost in it.
+    """
+    prompt = _prompt(scene, i, form)
+    own = sources()[scene.name]
+    twin = twin_of(scene.name)
+    reasons = []
+    for source in [own] if twin in (None, own) else [twin, own]:
+        try:
+            turn, remark = _turn(scene, i, form, prompt, source, form if source is own else form._replace(string=False))
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        return Choice(prompt, turn, remark)
+    raise ValueError(_telling(reasons))
+
+
+def _turn(scene: Scene, i: int, form: Form, prompt: str, source: str, of_source: Form) -> tuple[str, str]:
+    """What a source writes for a turn behind its own prompt: in the row's history, else in simpler ones."""
+    message = scene.messages[i]
+    switch = _switch(scene, message)
+    opening = _opening(scene, sources()[scene.name], [written(one, form) for one in scene.messages[:i]], switch)
+    reasons = []
+    for history, remark in _histories(scene.messages, i):
+        before = [written(one, of_source) for one in history]
+        try:
+            asked = scene.render(source, before, True, **switch)
+            if asked != prompt and _opening(scene, source, before, switch) != opening:
+                raise ValueError("the generation prompt depends on the history")
+            text = scene.render(source, [*before, written(message, of_source)], False, **switch)
+            if not text.startswith(asked):
+                raise ValueError("the turn does not begin with the generation prompt")
+            turn = _cut(scene, text[len(asked) :])
+            _check(message, prompt, turn)
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        return turn, remark
+    raise ValueError(_telling(reasons))
+
+
+def _histories(messages: Sequence[Said], i: int) -> Iterator[tuple[Sequence[Said], str]]:
+    """What stands before a turn, and without what the template may write otherwise once the turn stands behind it."""
+    before = list(messages[:i])
+    yield before, ""
+    without = [message._replace(thought="", inline=None) for message in before]
+    yield without, ""
+    yield [message._replace(text="") if message.calls else message for message in without], ""
+    last = max((k for k, message in enumerate(before) if message.role == "user"), default=0)
+    if before[last + 1 :]:
+        yield without[: last + 1], "the template joins the turn to the one before"
+
+
+def _opening(scene: Scene, source: str, before: Sequence[dict[str, Any]], switch: dict[str, bool]) -> str:
+    """What the generation prompt adds."""
+    prompt = scene.render(source, before, True, **switch)
+    asked = scene.render(source, before, False, **switch)
+    same = 0
+    while same < min(len(prompt), len(asked)) and prompt[same] == asked[same]:
+        same += 1
+    return prompt[same:]
+
+
+def _cut(scene: Scene, text: str) -> str:
+    """A text up to and including the first token at which the model stops."""
+    ends = [text.index(stop) + len(stop) for stop in stops_of(scene.name) if stop in text]
+    if not ends:
+        raise ValueError("the turn lacks a token at which the model stops")
+    return text[: min(ends)]
+
+
+def _check(message: Said, prompt: str, turn: str) -> None:
+    """Refuse a turn that lost something, has something that was not said, or a thought within a thought."""
+    if gone := lost(message, turn):
+        raise ValueError(f"the turn lacks {', '.join(gone)}")
+    if any(word in turn for word in INJECTED):
+        raise ValueError("the turn lacks a way to leave out the content")
+    opened = (prompt[-20:] if prompt.rstrip().endswith(OPEN) else "") + turn
+    if opened.count("</think>") > 1 or opened.count(OPEN) > 1:
+        raise ValueError("the turn lacks a place for the thought: its tags stand behind another thought")
+    if message.inline is None and not message.thought and prompt.rstrip().endswith(OPEN):
+        raise ValueError("the turn does not begin with the generation prompt, which opens a thought")
+
+
+def _opened(scene: Scene, i: int) -> Choice:
+    """A thought that the template drops, behind a prompt that opens it."""
+    message = scene.messages[i]
+    reasons = []
+    if not message.thought:
+        raise ValueError("there is no thought")
+    for form in forms([*scene.messages[:i], message._replace(thought="", inline=None)]):
+        try:
+            prompt = _prompt(scene, i, form)
+            if not prompt.rstrip().endswith(OPEN):
+                raise ValueError("the turn lacks the thought")
+            base = prompt.rstrip().removesuffix(OPEN)
+            plain = [written(one, form) for one in [*scene.messages[:i], message._replace(thought="", inline=None)]]
+            text = scene.render(sources()[scene.name], plain, False)
+            if not text.startswith(base):
+                raise ValueError("the turn does not begin with the generation prompt")
+            turn = f"{message.thought}\n</think>\n\n{_cut(scene, text[len(base) :])}"
+            _check(message, prompt, turn)
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        return Choice(prompt, turn)
+    raise ValueError(_telling(reasons))
+
+
+def twin_runs(scene: Scene) -> list[Run] | None:
+    """What the twin marks in the row, in the first form that says all; None where it has no twin or refuses the row."""
+    source = twin_of(scene.name)
+    best = None
+    for form in forms(scene.messages) if source else ():
+        form = form._replace(string=False)
+        try:
+            (text,), (spans,) = render_jinja_template(
+                conversations=[[written(message, form) for message in scene.messages]],
+                tools=scene.tools,
+                chat_template=source,
+                return_assistant_tokens_mask=True,
+                **variables(tokenizer_of(scene.name)),
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError):
+            continue
+        gone = [part for message in scene.messages for part in lost(message, text)]
+        if best is None or len(gone) < best[0]:
+            best = (len(gone), _runs(text, spans))
+        if not gone:
+            break
+    return None if best is None else best[1]
+
+
+def _runs(text: str, spans: Sequence[tuple[int, int]]) -> list[Run]:
+    """Marked stretches, joined where they touch, without the white space behind them."""
+    joined: list[tuple[int, int]] = []
+    for start, end in spans:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
+        elif end > start:
+            joined.append((start, end))
+    return [Run(text, start, start + len(text[start:end].rstrip())) for start, end in joined]
