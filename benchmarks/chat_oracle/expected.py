@@ -5,6 +5,7 @@ fits. The turn is what the twin (without a twin, the template) writes behind its
 token at which the model stops. A form of the messages counts only if all that they say stands there.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from jinja2 import meta
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from benchmarks.chat_oracle.conversations import Row
-from benchmarks.chat_oracle.said import Form, Said, forms, lost, said, written
+from benchmarks.chat_oracle.said import THOUGHT_KEYS, Form, Said, forms, lost, said, written
 from benchmarks.chat_oracle.tokenizers import sources, stops_of, tokenizer_of, twin_of, variables
 
 SWITCHES = ("enable_thinking", "thinking")
@@ -22,12 +23,26 @@ OPEN = "<think>"
 INJECTED = ("None", "null")  # what a template writes for a content that it does not expect
 
 
+class Run(NamedTuple):
+    """A stretch of a twin's text that it marks, without the white space behind it."""
+
+    text: str  # of all
+    start: int
+    end: int
+
+    @property
+    def words(self) -> str:
+        """The stretch."""
+        return self.text[self.start : self.end]
+
+
 class Choice(NamedTuple):
     """A turn in its context."""
 
     prompt: str
     turn: str
-    remark: str = ""  # where it is no plain rendering
+    form: Form
+    remark: str = ""  # why a refusal is right as well
 
 
 class Expected(NamedTuple):
@@ -38,15 +53,7 @@ class Expected(NamedTuple):
     choices: list[Choice]  # any of them; none where the template cannot express the turn
     reason: str = ""  # why there is none
     may_refuse: str = ""  # why a refusal is right as well
-    twin: str | None = None  # what the twin marks, the white space behind it left out
-
-
-class Run(NamedTuple):
-    """A stretch of a twin's text that it marks."""
-
-    text: str  # of all
-    start: int
-    end: int
+    twin: Run | None = None  # what the twin marks
 
 
 class Scene(NamedTuple):
@@ -84,50 +91,74 @@ def switch_of(source: str) -> str | None:
 def expect(name: str, row: Row) -> list[Expected]:
     """What must become of each assistant turn of a row."""
     scene = Scene(name, [said(message) for message in row["messages"]], row.get("tools"))
-    turns = [i for i, message in enumerate(scene.messages) if message.role == "assistant"]
-    runs = twin_runs(scene)
-    marks = [run.text[run.start : run.end] for run in runs or []]
-    return [
-        _expected(scene, i)._replace(twin=marks[k] if len(marks) == len(turns) else None) for k, i in enumerate(turns)
-    ]
+    turns = [_expected(scene, i) for i, message in enumerate(scene.messages) if message.role == "assistant"]
+    forms_of_turns = [turn.choices[0].form for turn in turns if turn.choices]
+    runs = twin_runs(scene, forms_of_turns[-1] if forms_of_turns else Form()) or []
+    if len(runs) != len(turns):
+        return turns
+    return [turn._replace(twin=run) for turn, run in zip(turns, runs, strict=True)]
 
 
 def _expected(scene: Scene, i: int) -> Expected:
     """Of one turn: the first form that expresses it; the row's own tags too, where they are the template's."""
     reasons: list[str] = []
     choices: list[Choice] = []
-    may_refuse = ""
+    gone = ""
     message = scene.messages[i]
-    for form in forms(scene.messages[: i + 1]):
-        if choices and (form.thought != "verbatim" or message.inline is None):
+    for form in forms(scene.messages[: i + 1], tags=not has_thoughts(scene.name) or message.inline is not None):
+        if form.thought == "inline" and has_thoughts(scene.name):
+            continue
+        verbatim = form.thought == "verbatim" and message.inline is not None
+        if choices and not gone and not verbatim:
             continue
         try:
             choice = _choice(scene, i, form)
         except ValueError as error:
             reasons.append(str(error))
             continue
-        if choices and not _same_tags(choices[0]):
-            break
-        choices.append(choice)
-        may_refuse = may_refuse or choice.remark
-        if form.thought == "verbatim":
+        lacks = _calls_gone(scene.messages[:i], choice.prompt)
+        if not choices or (gone and not lacks):
+            choices = [choice]
+            gone = lacks
+        elif verbatim and not lacks and _same_tags(choices[0]):
+            choices.append(choice)
             break
     if not choices:
         try:
             choices.append(_opened(scene, i))
-            may_refuse = "the template has no thought beside a call" if message.calls else ""
         except ValueError as error:
             reasons.append(str(error))
-    if choices and (gone := _calls_gone(scene.messages[:i], choices[0].prompt)):
+    if not choices:
+        return Expected(i, message, [], _telling(reasons))
+    may_refuse = choices[0].remark
+    if choices[0].form.thought == "verbatim" and message.inline is not None and has_thoughts(scene.name):
+        may_refuse = "the template has a place for thoughts, but not in such a turn"
+    if gone:
         may_refuse = f"the prompt lacks {gone} of a message before"
-    if choices and message.inline is not None and not message.thought:
+    elif message.inline is not None and not message.thought:
         may_refuse = "an empty thought may count as none"
-    return Expected(i, message, choices, "" if choices else _telling(reasons), may_refuse)
+    return Expected(i, message, choices, may_refuse=may_refuse)
+
+
+@lru_cache(64)
+def has_thoughts(name: str) -> bool:
+    """Whether a template reads a thought under a key of its own: then no model of it writes one in other tags."""
+    asked = Said("user", "what?")
+    call = (("call_1", "get", {"a": "b"}),)
+    for key, calls in itertools.product(THOUGHT_KEYS, ((), call)):
+        scene = Scene(name, [asked, Said("assistant", "" if calls else "so", "hmm", calls=calls)], None)
+        for source in (sources()[name], twin_of(name) or ""):
+            try:
+                if "hmm" in scene.render(source, [written(one, Form(key)) for one in scene.messages], False):
+                    return True
+            except ValueError:
+                continue
+    return False
 
 
 def _same_tags(choice: Choice) -> bool:
     """Whether the template itself writes a thought in the tags of a row."""
-    return OPEN in choice.turn or choice.prompt.rstrip().endswith(OPEN) or "</think>" not in choice.turn
+    return OPEN in choice.turn or choice.prompt.rstrip().endswith(OPEN)
 
 
 def _calls_gone(messages: Sequence[Said], prompt: str) -> str:
@@ -135,8 +166,8 @@ def _calls_gone(messages: Sequence[Said], prompt: str) -> str:
 
 
 def _telling(reasons: Sequence[str]) -> str:
-    """The reason that says most: what is lost, then a thought that the prompt opens, then what the template raises."""
-    for words in ("lacks", "begin"):
+    """The reason that says most: of the form that came farthest."""
+    for words in ("the turn lacks", "begin", "the prompt lacks"):
         telling = [reason for reason in reasons if words in reason]
         if telling:
             return min(telling, key=len)
@@ -174,7 +205,7 @@ def _choice(scene: Scene, i: int, form: Form) -> Choice:
         except ValueError as error:
             reasons.append(str(error))
             continue
-        return Choice(prompt, turn, remark)
+        return Choice(prompt, turn, form, remark)
     raise ValueError(_telling(reasons))
 
 
@@ -191,6 +222,8 @@ def _turn(scene: Scene, i: int, form: Form, prompt: str, source: str, of_source:
             if asked != prompt and _opening(scene, source, before, switch) != opening:
                 raise ValueError("the generation prompt depends on the history")
             text = scene.render(source, [*before, written(message, of_source)], False, **switch)
+            if not text.startswith(asked) and asked.rstrip().endswith(OPEN) and not message.thought:
+                raise ValueError("the generation prompt begins a thought, and the turn has none")
             if not text.startswith(asked):
                 raise ValueError("the turn does not begin with the generation prompt")
             turn = _cut(scene, text[len(asked) :])
@@ -242,7 +275,7 @@ def _check(message: Said, prompt: str, turn: str) -> None:
     if opened.count("</think>") > 1 or opened.count(OPEN) > 1:
         raise ValueError("the turn lacks a place for the thought: its tags stand behind another thought")
     if message.inline is None and not message.thought and prompt.rstrip().endswith(OPEN):
-        raise ValueError("the turn does not begin with the generation prompt, which opens a thought")
+        raise ValueError("the generation prompt begins a thought, and the turn has none")
 
 
 def _opened(scene: Scene, i: int) -> Choice:
@@ -255,7 +288,7 @@ def _opened(scene: Scene, i: int) -> Choice:
         try:
             prompt = _prompt(scene, i, form)
             if not prompt.rstrip().endswith(OPEN):
-                raise ValueError("the turn lacks the thought")
+                raise ValueError("the prompt opens no thought")
             base = prompt.rstrip().removesuffix(OPEN)
             plain = [written(one, form) for one in [*scene.messages[:i], message._replace(thought="", inline=None)]]
             text = scene.render(sources()[scene.name], plain, False)
@@ -266,32 +299,26 @@ def _opened(scene: Scene, i: int) -> Choice:
         except ValueError as error:
             reasons.append(str(error))
             continue
-        return Choice(prompt, turn)
+        return Choice(prompt, turn, form, "the template has no thought beside a call" if message.calls else "")
     raise ValueError(_telling(reasons))
 
 
-def twin_runs(scene: Scene) -> list[Run] | None:
-    """What the twin marks in the row, in the first form that says all; None where it has no twin or refuses the row."""
+def twin_runs(scene: Scene, form: Form) -> list[Run] | None:
+    """What the twin marks in a form of the row; None where it has no twin or refuses the row."""
     source = twin_of(scene.name)
-    best = None
-    for form in forms(scene.messages) if source else ():
-        form = form._replace(string=False)
-        try:
-            (text,), (spans,) = render_jinja_template(
-                conversations=[[written(message, form) for message in scene.messages]],
-                tools=scene.tools,
-                chat_template=source,
-                return_assistant_tokens_mask=True,
-                **variables(tokenizer_of(scene.name)),
-            )
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError):
-            continue
-        gone = [part for message in scene.messages for part in lost(message, text)]
-        if best is None or len(gone) < best[0]:
-            best = (len(gone), _runs(text, spans))
-        if not gone:
-            break
-    return None if best is None else best[1]
+    if source is None:
+        return None
+    try:
+        (text,), (spans,) = render_jinja_template(
+            conversations=[[written(message, form._replace(string=False)) for message in scene.messages]],
+            tools=scene.tools,
+            chat_template=source,
+            return_assistant_tokens_mask=True,
+            **variables(tokenizer_of(scene.name)),
+        )
+    except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError):
+        return None
+    return _runs(text, spans)
 
 
 def _runs(text: str, spans: Sequence[tuple[int, int]]) -> list[Run]:

@@ -52,13 +52,19 @@ def said(message: Message) -> Said:
     return Said(message["role"], text, thought, inline, tuple(calls), more)
 
 
-def forms(messages: Sequence[Said]) -> Iterator[Form]:
-    """The forms that differ for these messages; the likelier one comes first."""
-    tags = any(message.inline is not None for message in messages)
-    thoughts = tags or any(message.thought for message in messages)
+def forms(messages: Sequence[Said], tags: bool = True) -> Iterator[Form]:
+    """The forms that differ for these messages; the likelier one comes first.
+
+    Args:
+        tags: whether a thought may stand in the content, in tags.
+    """
+    inline = any(message.inline is not None for message in messages)
+    thoughts = inline or any(message.thought for message in messages)
     calls = any(message.calls for message in messages)
     silent = any(message.calls and not message.text for message in messages)
-    keys = (*THOUGHT_KEYS, "inline", *(["verbatim"] if tags else [])) if thoughts else THOUGHT_KEYS[:1]
+    keys = THOUGHT_KEYS if thoughts else THOUGHT_KEYS[:1]
+    if thoughts and tags:
+        keys = (*keys, "inline", *(("verbatim",) if inline else ()))
     empties = ("", None, ABSENT) if silent else ("",)
     for parts, key, empty, string in itertools.product((False, True), keys, empties, (False, True) if calls else (False,)):
         yield Form(key, string, empty, parts)
@@ -83,7 +89,7 @@ def written(message: Said, form: Form) -> Message:
             }
             for number, name, values in message.calls
         ]
-    if message.calls and not content:
+    if message.calls and not content and (form.empty != "" or not form.parts):
         return out if form.empty == ABSENT else out | {"content": form.empty}
     return out | {"content": [{"type": "text", "text": content}] if form.parts else content}
 
