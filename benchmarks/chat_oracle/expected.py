@@ -23,6 +23,10 @@ OPEN = "<think>"
 INJECTED = ("None", "null")  # what a template writes for a content that it does not expect
 
 
+class Refused(ValueError):
+    """A template raises."""
+
+
 class Run(NamedTuple):
     """A stretch of a twin's text that it marks, without the white space behind it."""
 
@@ -43,6 +47,8 @@ class Choice(NamedTuple):
     turn: str
     form: Form
     remark: str = ""  # why a refusal is right as well
+    twin: Run | None = None  # what the twin marks in that form
+    twin_refuses: bool = False  # the row, in that form
 
 
 class Expected(NamedTuple):
@@ -53,7 +59,6 @@ class Expected(NamedTuple):
     choices: list[Choice]  # any of them; none where the template cannot express the turn
     reason: str = ""  # why there is none
     may_refuse: str = ""  # why a refusal is right as well
-    twin: Run | None = None  # what the twin marks
 
 
 class Scene(NamedTuple):
@@ -75,7 +80,7 @@ class Scene(NamedTuple):
                 **switch,
             )
         except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError(f"the template raises: {' '.join(str(error).split())[:120]}") from error
+            raise Refused(f"the template raises: {' '.join(str(error).split())[:120]}") from error
         return str(texts[0])
 
 
@@ -91,12 +96,20 @@ def switch_of(source: str) -> str | None:
 def expect(name: str, row: Row) -> list[Expected]:
     """What must become of each assistant turn of a row."""
     scene = Scene(name, [said(message) for message in row["messages"]], row.get("tools"))
-    turns = [_expected(scene, i) for i, message in enumerate(scene.messages) if message.role == "assistant"]
-    forms_of_turns = [turn.choices[0].form for turn in turns if turn.choices]
-    runs = twin_runs(scene, forms_of_turns[-1] if forms_of_turns else Form()) or []
-    if len(runs) != len(turns):
-        return turns
-    return [turn._replace(twin=run) for turn, run in zip(turns, runs, strict=True)]
+    indices = [i for i, message in enumerate(scene.messages) if message.role == "assistant"]
+    turns = [_expected(scene, i) for i in indices]
+    forms_of_turns = dict.fromkeys(choice.form for turn in turns for choice in turn.choices)
+    runs = {form: twin_runs(scene, form) for form in forms_of_turns}
+    return [
+        turn._replace(choices=[_with_twin(choice, runs[choice.form], k, len(turns)) for choice in turn.choices])
+        for k, turn in enumerate(turns)
+    ]
+
+
+def _with_twin(choice: Choice, runs: list[Run] | None, k: int, turns: int) -> Choice:
+    """A choice of turn ``k`` beside what the twin marks there, if it marks as many runs as there are turns."""
+    run = runs[k] if runs is not None and len(runs) == turns else None
+    return choice._replace(twin=run, twin_refuses=runs is None)
 
 
 def _expected(scene: Scene, i: int) -> Expected:
@@ -133,7 +146,9 @@ def _expected(scene: Scene, i: int) -> Expected:
     may_refuse = choices[0].remark
     if choices[0].form.thought == "verbatim" and message.inline is not None and has_thoughts(scene.name):
         may_refuse = "the template has a place for thoughts, but not in such a turn"
-    if gone:
+    if _raises(scene, choices[0].form):
+        may_refuse = "the template refuses the whole row"
+    elif gone:
         may_refuse = f"the prompt lacks {gone} of a message before"
     elif message.inline is not None and not message.thought:
         may_refuse = "an empty thought may count as none"
@@ -153,6 +168,15 @@ def has_thoughts(name: str) -> bool:
                     return True
             except ValueError:
                 continue
+    return False
+
+
+def _raises(scene: Scene, form: Form) -> bool:
+    """Whether the template raises of the whole row."""
+    try:
+        scene.render(sources()[scene.name], [written(message, form) for message in scene.messages], False)
+    except Refused:
+        return True
     return False
 
 
@@ -199,9 +223,10 @@ def _choice(scene: Scene, i: int, form: Form) -> Choice:
     own = sources()[scene.name]
     twin = twin_of(scene.name)
     reasons = []
-    for source in [own] if twin in (None, own) else [twin, own]:
+    twins = [] if twin in (None, own) else [(twin, form._replace(string=False)), (twin, form)]
+    for source, of_source in [*twins, (own, form)]:
         try:
-            turn, remark = _turn(scene, i, form, prompt, source, form if source is own else form._replace(string=False))
+            turn, remark = _turn(scene, i, form, prompt, source, of_source)
         except ValueError as error:
             reasons.append(str(error))
             continue
@@ -228,6 +253,10 @@ def _turn(scene: Scene, i: int, form: Form, prompt: str, source: str, of_source:
                 raise ValueError("the turn does not begin with the generation prompt")
             turn = _cut(scene, text[len(asked) :])
             _check(message, prompt, turn)
+        except Refused:
+            if history == scene.messages[:i]:  # in the row's own history
+                raise
+            continue
         except ValueError as error:
             reasons.append(str(error))
             continue
@@ -306,19 +335,19 @@ def _opened(scene: Scene, i: int) -> Choice:
 def twin_runs(scene: Scene, form: Form) -> list[Run] | None:
     """What the twin marks in a form of the row; None where it has no twin or refuses the row."""
     source = twin_of(scene.name)
-    if source is None:
-        return None
-    try:
-        (text,), (spans,) = render_jinja_template(
-            conversations=[[written(message, form._replace(string=False)) for message in scene.messages]],
-            tools=scene.tools,
-            chat_template=source,
-            return_assistant_tokens_mask=True,
-            **variables(tokenizer_of(scene.name)),
-        )
-    except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError):
-        return None
-    return _runs(text, spans)
+    for string in (False, form.string) if source else ():
+        try:
+            (text,), (spans,) = render_jinja_template(
+                conversations=[[written(message, form._replace(string=string)) for message in scene.messages]],
+                tools=scene.tools,
+                chat_template=source,
+                return_assistant_tokens_mask=True,
+                **variables(tokenizer_of(scene.name)),
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError):
+            continue
+        return _runs(text, spans)
+    return None
 
 
 def _runs(text: str, spans: Sequence[tuple[int, int]]) -> list[Run]:
