@@ -88,7 +88,11 @@ class Scene(NamedTuple):
 def switch_of(source: str) -> str | None:
     """The name under which a template reads whether the model thinks."""
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701  nothing is rendered
-    plain = source.replace("endgeneration", "endif").replace("generation -%", "if true -%").replace("generation %", "if true %")
+    plain = (
+        source.replace("endgeneration", "endif")
+        .replace("generation -%", "if true -%")
+        .replace("generation %", "if true %")
+    )
     names = meta.find_undeclared_variables(environment.parse(plain))
     return next((name for name in SWITCHES if name in names), None)
 

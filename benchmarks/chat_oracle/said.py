@@ -66,7 +66,9 @@ def forms(messages: Sequence[Said], tags: bool = True) -> Iterator[Form]:
     if thoughts and tags:
         keys = (*keys, "inline", *(("verbatim",) if inline else ()))
     empties = ("", None, ABSENT) if silent else ("",)
-    for parts, key, empty, string in itertools.product((False, True), keys, empties, (False, True) if calls else (False,)):
+    for parts, key, empty, string in itertools.product(
+        (False, True), keys, empties, (False, True) if calls else (False,)
+    ):
         yield Form(key, string, empty, parts)
 
 
@@ -100,10 +102,10 @@ def _json(values: dict[str, Any]) -> str:
 
 def lost(message: Said, text: str, thought: bool = True) -> list[str]:
     """What of a message does not stand in a text."""
-    parts = {"the text": message.text, "the thought": message.thought if thought else ""}
+    parts = [("the text", message.text), ("the thought", message.thought if thought else "")]
     for _, name, values in message.calls:
-        parts[f"the call {name}"] = name
-        parts |= {f"the argument {key}": str(value) for key, value in values.items()}
-    out = [name for name, part in parts.items() if part not in text]
-    escaped = [f"the quotes of {name}" for _, name, values in message.calls if f'\\"{next(iter(values))}' in text]
-    return out + escaped
+        parts.append(("a call", name))
+        parts += [("the arguments of a call", str(value)) for value in values.values()]
+        if f'\\"{next(iter(values))}' in text:
+            parts.append(("the plain quotes of arguments", "\0"))
+    return list(dict.fromkeys(name for name, part in parts if part not in text))
