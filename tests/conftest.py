@@ -35,7 +35,7 @@ def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the tests keep tokens: not with the user's."""
     path = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.data.chat.cache_directory", lambda: path)
+        patch.setenv("SPECDEC_CACHE", str(path))
         yield path
 
 

@@ -20,6 +20,8 @@ SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
     "model": "assistant", "system": "system", "tool": "tool",
 }  # fmt: skip
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")  # of a message's thought
+WEIGHT_KEYS = ("weight", "train", "loss")  # of whether a message is learned
 SYSTEM = ("system", "system_prompt")  # columns of a system prompt
 
 
@@ -123,17 +125,19 @@ def _turns(key: str) -> Callable[[Values, str], list[Message]]:
         turns = row[key]
         if not isinstance(turns, list) or not turns:
             raise ValueError(f"{place}: {key!r} must be a list of at least one message")
-        return _with_system(row, [_message(turn, place) for turn in turns], place)
+        return _with_system(row, [as_message(turn, place) for turn in turns], place)
 
     return read
 
 
-def _message(turn: Any, place: str) -> Message:
-    """A turn as a message; further keys (thinking, tool calls) are the template's to read."""
+def as_message(turn: Any, place: str = "message") -> Message:
+    """A turn as a message: a text, a thought, tool calls, each under one name whatever the row calls it.
+
+    Further keys are the template's to read.
+    """
     if not isinstance(turn, dict) or not ({"from", "value"} <= turn.keys() or "role" in turn):
         raise ValueError(f"{place}: a message needs 'role' and 'content', or 'from' and 'value'")
-    # null stands for an absent key, but for content: templates tell a null from an empty text
-    out = {name: value for name, value in turn.items() if value is not None or name == "content"}
+    out = {name: value for name, value in turn.items() if value is not None}
     if "role" not in out:
         speaker = out.pop("from")
         if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
@@ -141,27 +145,87 @@ def _message(turn: Any, place: str) -> Message:
         out = {"role": SHAREGPT_ROLES[speaker], "content": out.pop("value", None), **out}
     if out["role"] not in ROLES:
         raise ValueError(f"{place}: unknown role {out['role']!r}; known: {', '.join(ROLES)}")
+    if out["role"] == "function":
+        out["role"] = "tool"
+    if "function_call" in out:
+        out["tool_calls"] = [out.pop("function_call")]
     if "tool_calls" in out:
         out["tool_calls"] = _tool_calls(out["tool_calls"], place)
-    calls = bool(out.get("tool_calls")) and out.get("content") is None
-    if not calls and not isinstance(out.get("content"), str):
-        raise ValueError(f"{place}: a message's text must be a string, got {type(out.get('content')).__name__}")
+    _name_thought(out, place)
+    says_otherwise = bool(out.get("tool_calls") or out.get("reasoning_content"))
+    out["content"] = _content(out.get("content"), place, may_be_missing=says_otherwise)
+    if (weight := _weight(out, place)) is not None:
+        out["weight"] = weight
+    for name in ("prompt_token_ids", "token_ids"):
+        if name in out and not _are_ids(out[name]):
+            raise ValueError(f"{place}: {name!r} must be a list of at least one token id")
     return out
 
 
+def _content(content: Any, place: str, may_be_missing: bool) -> str:
+    """A message's text; of a list of parts, the texts one after another."""
+    if content is None and may_be_missing:
+        return ""
+    if isinstance(content, list):
+        return "".join(_part(part, place) for part in content)
+    if not isinstance(content, str):
+        raise ValueError(f"{place}: a message's text must be a string, got {type(content).__name__}")
+    return content
+
+
+def _part(part: Any, place: str) -> str:
+    """The text of a part of a message; ValueError if it is an image or another part without text."""
+    text = part.get("text") if isinstance(part, dict) else part
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        raise ValueError(f"{place}: a message has a part of type {kind!r}: drafters are trained on text alone")
+    return text
+
+
+def _name_thought(message: Message, place: str) -> None:
+    """Move a message's thought to the key ``reasoning_content``, whichever of :data:`THOUGHT_KEYS` it has."""
+    thoughts = {}
+    for key in THOUGHT_KEYS:
+        if key in message:
+            thoughts[key] = message.pop(key)
+            if not isinstance(thoughts[key], str):
+                raise ValueError(f"{place}: {key!r} must be a string, got {type(thoughts[key]).__name__}")
+    texts = {thought for thought in thoughts.values() if thought.strip()}
+    if len(texts) > 1:
+        raise ValueError(f"{place}: {' and '.join(map(repr, thoughts))} are different thoughts: drop all but one")
+    if texts:
+        message["reasoning_content"] = texts.pop()
+
+
+def _weight(message: Message, place: str) -> int | None:
+    """Whether a message is learned, 0 or 1, by whichever of :data:`WEIGHT_KEYS` it has; None if it has none."""
+    weights = {message.pop(key) for key in WEIGHT_KEYS if key in message}
+    if not weights:
+        return None
+    if len(weights) > 1 or not all(isinstance(weight, bool | int) and weight in (0, 1) for weight in weights):
+        raise ValueError(f"{place}: {', '.join(WEIGHT_KEYS)} of a message say whether it is learned: give one, 0 or 1")
+    return int(weights.pop())
+
+
+def _are_ids(ids: Any) -> bool:
+    return isinstance(ids, list) and bool(ids) and all(type(token) is int and 0 <= token < 2**31 for token in ids)
+
+
 def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
-    """Calls with their arguments as an object: templates write the JSON themselves."""
+    """Calls as OpenAI has them; the arguments stay an object, or a string of JSON that holds one."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ValueError(f"{place}: 'tool_calls' must be a list of objects")
     out = []
     for call in calls:
         function = call.get("function", call)
-        if not isinstance(function, dict) or "name" not in function:
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError(f"{place}: a tool call needs a function with its name")
-        if "arguments" in function:
-            arguments = parsed(function["arguments"], f"{place}: the arguments of tool call {function['name']}")
-            function = {**function, "arguments": arguments}
-        out.append({**call, "function": function} if "function" in call else function)
+        arguments = function.get("arguments", {})
+        what = f"{place}: the arguments of tool call {function['name']}"
+        if not isinstance(parsed(arguments or "{}", what), dict):
+            raise ValueError(f"{what} must be an object")
+        rest = {name: value for name, value in call.items() if name not in ("function", "name", "arguments")}
+        out.append({"type": "function", **rest, "function": {"name": function["name"], "arguments": arguments or {}}})
     return out
 
 

@@ -1,8 +1,8 @@
-"""From documents to batches: packed rows, and a loader of them whose place can be saved and restored exactly.
+"""Batches of packed rows, and a loader of them whose place can be saved and restored exactly.
 
-No token of a document is lost, repeated or moved out of its order. The order of rows is a function of seed and epoch,
-so a place is an epoch and a number of batches. `torchdata.StatefulDataLoader` is not used: a place at the very end of
-an epoch restores there as an exhausted iterator, from which Lightning 2.6 runs an epoch without a batch.
+The order of rows is a function of seed and epoch, so a place is an epoch and a number of batches.
+`torchdata.StatefulDataLoader` is not used: a place at the very end of an epoch restores there as an exhausted iterator,
+from which Lightning 2.6 runs an epoch without a batch.
 
 Legend: B rows, T tokens of a row, N documents.
 """
@@ -34,7 +34,7 @@ class Document(NamedTuple):
 class Batch(NamedTuple):
     """Rows of one length: whole or cut documents, then padding."""
 
-    ids_BT: Tensor  # int64, 0 in padding; int32 of rows at rest, of which every process keeps all
+    ids_BT: Tensor  # int64, 0 in padding; int32 of rows at rest
     loss_mask_BT: Tensor  # bool, True where token x_j is supervised; False in padding
     documents_BT: Tensor  # the same integers, number of the document within the row, -1 in padding
 
@@ -42,82 +42,10 @@ class Batch(NamedTuple):
         """As a model takes it."""
         return Batch(self.ids_BT.long(), self.loss_mask_BT, self.documents_BT.long())
 
-
-def pack_stream(documents: Sequence[Document], seq_len: int) -> Batch:
-    """Documents one after another, cut wherever a row is full; only the last row is padded.
-
-    A document that goes on in the next row counts as a new document there.
-
-    Raises:
-        ValueError: there is no token.
-    """
-    sizes_N = torch.tensor([length for length in _lengths(documents) if length])
-    batch = _blank(-(-int(sizes_N.sum()) // seq_len), seq_len)
-    ids, masks = zip(*documents, strict=True)
-    streams = (torch.cat(ids), torch.cat(masks), torch.arange(len(sizes_N)).repeat_interleave(sizes_N))
-    for column, stream in zip(batch, streams, strict=True):
-        column.view(-1)[: len(stream)] = stream
-    padding_BT = batch.documents_BT == PAD_DOCUMENT
-    batch.documents_BT.sub_(batch.documents_BT[:, :1].clone()).masked_fill_(padding_BT, PAD_DOCUMENT)
-    return batch
-
-
-def pack_whole(documents: Sequence[Document], seq_len: int) -> Batch:
-    """Whole documents, as many to a row as fit: first-fit decreasing.
-
-    Raises:
-        ValueError: there is no token, or a document is longer than a row.
-    """
-    lengths = _lengths(documents)
-    if max(lengths) > seq_len:
-        raise ValueError(
-            f"document {lengths.index(max(lengths))} has {max(lengths)} tokens and a row holds {seq_len}: "
-            "truncate the documents or raise seq_len"
-        )
-    bins = first_fit_decreasing(lengths, seq_len)
-    batch = _blank(len(bins), seq_len)
-    for row, members in enumerate(bins):
-        start = 0
-        for number, member in enumerate(members):
-            here = slice(start, start := start + lengths[member])
-            batch.ids_BT[row, here], batch.loss_mask_BT[row, here] = documents[member]
-            batch.documents_BT[row, here] = number
-    return batch
-
-
-def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins of item numbers: longest item first, each into the first bin with room; ties keep their order.
-
-    A tree over the bins holds the most room below each node, so that finding a bin takes log(N) steps.
-    """
-    leaves = 1 << max(0, len(lengths) - 1).bit_length()
-    room = [capacity] * (2 * leaves)
-    bins: list[list[int]] = []
-    for item in sorted(range(len(lengths)), key=lambda item: (-lengths[item], item)):
-        node = 1
-        while node < leaves:
-            node = 2 * node if room[2 * node] >= lengths[item] else 2 * node + 1
-        if node - leaves == len(bins):
-            bins.append([])
-        bins[node - leaves].append(item)
-        room[node] -= lengths[item]
-        while node := node // 2:
-            room[node] = max(room[2 * node], room[2 * node + 1])
-    return bins
-
-
-def _blank(rows: int, seq_len: int) -> Batch:
-    """Rows of nothing but padding, at rest."""
-    shape = (rows, seq_len)
-    ids_BT, loss_mask_BT = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.bool)
-    return Batch(ids_BT, loss_mask_BT, torch.full(shape, PAD_DOCUMENT, dtype=torch.int32))
-
-
-def _lengths(documents: Sequence[Document]) -> list[int]:
-    lengths = [len(document.ids_T) for document in documents]
-    if not any(lengths):
-        raise ValueError(f"nothing to pack: {how_many(len(lengths), 'document')} without a token")
-    return lengths
+    def pieces(self, rows: int = 1 << 10) -> Iterator["Batch"]:
+        """So many rows at a time: what is computed of rows that are mapped must not take the memory of all."""
+        for columns in zip(*(column.split(rows) for column in self), strict=True):
+            yield Batch(*columns)
 
 
 def generator(*key: int) -> torch.Generator:
@@ -132,17 +60,24 @@ def split(items: Sequence[Item], fraction: float, seed: int) -> tuple[list[Item]
     Raises:
         ValueError: the fraction is not between 0 and 1, or one of the parts would be empty.
     """
+    held = held_out(len(items), fraction, seed).tolist()
+    train = [item for item, apart in zip(items, held, strict=True) if not apart]
+    return train, [item for item, apart in zip(items, held, strict=True) if apart]
+
+
+def held_out(count: int, fraction: float, seed: int) -> Tensor:
+    """Which of so many items are set aside for validation, bool; see :func:`split`."""
     if not 0 < fraction < 1:
         raise ValueError(f"val_fraction is {fraction}: give validation files (val), or a fraction between 0 and 1")
-    held = max(1, round(len(items) * fraction))
-    if held >= len(items):
+    held = max(1, round(count * fraction))
+    if held >= count:
         raise ValueError(
-            f"{how_many(len(items), 'document')} cannot be split with val_fraction {fraction}: "
+            f"{how_many(count, 'document')} cannot be split with val_fraction {fraction}: "
             "give validation files (val), more documents or a smaller fraction"
         )
-    chosen = set(torch.randperm(len(items), generator=generator(seed))[:held].tolist())
-    train = [item for i, item in enumerate(items) if i not in chosen]
-    return train, [items[i] for i in sorted(chosen)]
+    apart = torch.zeros(count, dtype=torch.bool)
+    apart[torch.randperm(count, generator=generator(seed))[:held]] = True
+    return apart
 
 
 def order(count: int, seed: int, epoch: int) -> Tensor:
@@ -169,9 +104,9 @@ class Reader(Protocol):
 class ResumableLoader:
     """Batches of rows for one process, another order in each epoch; an epoch's last batch may be smaller.
 
-    The rows are in memory, so there is nothing for worker processes to do. Every process draws the same number of rows;
-    when they do not come out even, the last processes draw a blank row instead of a repeated one. An epoch ends when
-    the loader is iterated over anew after a batch was drawn, or after its last batch.
+    The rows are in memory or mapped, so there is nothing for worker processes to do. Every process draws the same
+    number of rows; when they do not come out even, the last processes draw a blank row instead of a repeated one. An
+    epoch ends when the loader is iterated over anew after a batch was drawn, or after its last batch.
 
     Args:
         shuffle: False gives the rows in their own order in every epoch.

@@ -1,6 +1,8 @@
 """The data's side of a Lightning run: documents in, resumable loaders of packed rows out."""
 
+import dataclasses
 import logging
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -8,17 +10,22 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from specdec.data.chat import Encoded, cached, determinants, encode, read_conversations
+from specdec.data.chat import Report, encode, iter_conversations
 from specdec.data.layouts import TRAINING, named
-from specdec.data.loader import Batch, Document, Reader, ResumableLoader, order, pack_stream, pack_whole, split
+from specdec.data.loader import Batch, Document, Reader, ResumableLoader, held_out, order
+from specdec.data.packing import pack_stream, pack_whole
+from specdec.data.prefix import text_prefix, undoubled
 from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
 from specdec.data.template import check_tokenizer, tokenizing
+from specdec.data.tokens import Encoded, EncodedDocument, cached, determinants
+from specdec.data.turns import Turns
 from specdec.utils.numbers import RowTokens, Seed, Side, check_numbers
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
-CHUNK = 256  # texts tokenised in one call
+CHUNK = 256  # texts tokenised in one call, at most
+CHARACTERS = 1 << 20  # and characters, from which on there are enough
 
 
 class Splits(NamedTuple):
@@ -46,11 +53,11 @@ class TokenData(pl.LightningDataModule):
         self.reader: Reader | None = None  # of the loaders that are made from now on
         self._splits: Splits | None = None
 
-    def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
+    def documents(self, tokenizer: Any) -> tuple[Sequence[Document], Sequence[Document]]:
         """(training, validation) documents."""
         raise NotImplementedError
 
-    def pack(self, documents: list[Document]) -> Batch:
+    def pack(self, documents: Sequence[Document]) -> Batch:
         """All documents as rows of ``seq_len`` tokens."""
         return pack_stream(documents, self.seq_len)
 
@@ -78,8 +85,9 @@ class TokenData(pl.LightningDataModule):
         log.info("reading the data")
         self._splits = Splits(*(self.pack(part) for part in self.documents(tokenizer)))
         for name, rows in self._splits._asdict().items():
-            supervised = 100 * int(rows.loss_mask_BT.sum()) / rows.loss_mask_BT.numel()
-            padding = 100 * float((rows.documents_BT < 0).float().mean())
+            tokens = rows.ids_BT.numel()
+            supervised = 100 * sum(int(piece.loss_mask_BT.sum()) for piece in rows.pieces()) / tokens
+            padding = 100 * sum(int((piece.documents_BT < 0).sum()) for piece in rows.pieces()) / tokens
             log.info(
                 "%s: %s of %d tokens, %.1f %% supervised, %.1f %% padding", name, how_many(len(rows.ids_BT), "row"),
                 rows.ids_BT.shape[1], supervised, padding,
@@ -99,10 +107,10 @@ class TokenData(pl.LightningDataModule):
             ValueError: an id is negative or not below ``vocab_size``.
         """
         for name, rows in self.splits._asdict().items():
-            wrong_BT = (rows.ids_BT < 0) | (rows.ids_BT >= vocab_size)
-            if wrong_BT.any():
+            wrong = [piece.ids_BT[(piece.ids_BT < 0) | (piece.ids_BT >= vocab_size)] for piece in rows.pieces()]
+            if len(wrong_S := torch.cat(wrong)):
                 raise ValueError(
-                    f"the {name} data holds token id {int(rows.ids_BT[wrong_BT][0])} ({int(wrong_BT.sum())} such "
+                    f"the {name} data holds token id {int(wrong_S[0])} ({len(wrong_S)} such "
                     f"tokens), but the vocabulary has {vocab_size} ids: the tokenizer does not belong to this target"
                 )
 
@@ -113,8 +121,10 @@ class TokenData(pl.LightningDataModule):
             ValueError: an id is negative or not below ``vocab_size``.
         """
         self.check_vocabulary(vocab_size)
-        train = self.splits.train
-        return torch.bincount(train.ids_BT[train.loss_mask_BT], minlength=vocab_size)
+        counts_V = torch.zeros(vocab_size, dtype=torch.int64)
+        for piece in self.splits.train.pieces():
+            counts_V += torch.bincount(piece.ids_BT[piece.loss_mask_BT], minlength=vocab_size)
+        return counts_V
 
     def first_rows(self, count: int | None) -> Batch:
         """The training rows that the first epoch draws first, shuffled, of all processes together; None gives all."""
@@ -157,14 +167,27 @@ class TextData(TokenData):
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, seed)
         self.train, self.val, self.val_fraction = train, val, val_fraction
+        self._prefix: list[int] = []  # of the tokenizer that made the documents
 
-    def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
+    def documents(self, tokenizer: Any) -> tuple[Encoded, Encoded]:
         """(training, validation) documents."""
-        train = encode_texts(read_texts(self.train), tokenizer)
+        with tokenizing():
+            self._prefix = text_prefix(tokenizer)
+        train = self._encoded(self.train, tokenizer)
         if self.val is None:
-            return split(train, self.val_fraction, self.seed)
+            return train.split(lambda count: held_out(count, self.val_fraction, self.seed))
         warn_of_overlap(find_sources(self.train), find_sources(self.val))
-        return train, encode_texts(read_texts(self.val), tokenizer)
+        return train, self._encoded(self.val, tokenizer)
+
+    def pack(self, documents: Sequence[Document]) -> Batch:
+        """Documents one after another; all of them, and what goes on in the next row, begin with the prefix."""
+        return pack_stream(documents, self.seq_len, self._prefix)
+
+    def _encoded(self, patterns: str | list[str], tokenizer: Any) -> Encoded:
+        """Every document of the sources as tokens, from specdec's cache if it has them."""
+        determined_by = ["text", *determinants(patterns, None, "refuse", tokenizer, 0)]
+        texts = (item.text for item in iter_texts(patterns))
+        return cached(determined_by, lambda: encode_texts(texts, tokenizer), "document")
 
 
 class ChatData(TokenData):
@@ -174,21 +197,25 @@ class ChatData(TokenData):
         train: files (JSON lines, JSON, Parquet), globs of them, and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
         val: the same; None sets ``val_fraction`` of the training conversations aside.
         layout: of all rows: messages, sharegpt, alpaca or prompt_response; None recognises each row's by its columns.
-        broken: what becomes of a row that is malformed or that the template refuses: "refuse" stops there, "drop"
-            leaves it out; when the tokens are made, the log says how many there were.
+        broken: what happens to a row that is malformed, or of which no turn can be supervised: "refuse" stops there,
+            "drop" leaves it out, and the log says how many rows were left out and why.
+        turns: "auto" puts the turns of a conversation into one row as long as the template leaves earlier turns as
+            they were generated, and starts another row where it does not; "each" makes a row of every assistant turn;
+            "whole" makes one row of a conversation, and supervises only the turns that stand in it as generated.
         val_fraction: share of conversations set aside, chosen by ``seed``; at least one.
     """
 
     def __init__(
         self, train: str | list[str], val: str | list[str] | None = None, val_fraction: float = 0.05,
-        layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", seq_len: RowTokens = 512,
-        batch_size: Side = 8, seed: Seed = 0,
+        layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", turns: Turns = "auto",
+        seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0,
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, seed)
         named([] if layout is None else [layout], TRAINING)  # refuses one that is unknown
         self.train, self.val, self.val_fraction, self.layout, self.broken = train, val, val_fraction, layout, broken
+        self.turns = turns
 
-    def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
+    def documents(self, tokenizer: Any) -> tuple[Encoded, Encoded]:
         """(training, validation) conversations as documents; those without a supervised token are left out."""
         if self.val is not None:
             warn_of_overlap(find_sources(self.train), find_sources(self.val))
@@ -200,10 +227,10 @@ class ChatData(TokenData):
         train = self._encoded(self.train, tokenizer)
         if self.val is not None:
             return {"train": train, "validation": self._encoded(self.val, tokenizer)}
-        parts = split(range(len(train.documents)), self.val_fraction, self.seed)
-        return {"train": train.take(parts[0]), "validation": train.take(parts[1])}
+        parts = train.split(lambda count: held_out(count, self.val_fraction, self.seed))
+        return dict(zip(("train", "validation"), parts, strict=True))
 
-    def pack(self, documents: list[Document]) -> Batch:
+    def pack(self, documents: Sequence[Document]) -> Batch:
         """As many whole conversations to a row as fit."""
         return pack_whole(documents, self.seq_len)
 
@@ -211,49 +238,80 @@ class ChatData(TokenData):
         """Every conversation of the sources as tokens, from specdec's cache if it has them."""
         check_tokenizer(tokenizer)
 
-        def make() -> Encoded:
+        report = Report()
+
+        def make() -> Iterator[EncodedDocument]:
             left_out: list[str] | None = [] if self.broken == "drop" else None
-            encoded = encode(read_conversations(patterns, self.layout, left_out), tokenizer, self.seq_len, left_out)
-            if left_out:
-                log.warning("left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0])
-            return encoded
+            conversations = iter_conversations(patterns, self.layout, left_out)
+            yield from encode(conversations, tokenizer, self.seq_len, self.turns, left_out, report)
+            report.left_out = left_out or []
 
-        return cached(determinants(patterns, self.layout, self.broken, tokenizer, self.seq_len), make)
+        determined_by = determinants(patterns, self.layout, self.broken, tokenizer, self.seq_len, self.turns)
+        encoded = cached(determined_by, make, about=lambda: dataclasses.asdict(report))
+        Report(**encoded.about).log()
+        return encoded
 
 
-def read_texts(patterns: str | list[str]) -> list[str]:
-    """Every document of the sources that is not empty, for :class:`TextData`.
+class Text(NamedTuple):
+    """A document of :class:`TextData`."""
+
+    place: str  # for messages: "books.jsonl, line 7"
+    text: str
+
+
+def iter_texts(patterns: str | list[str]) -> Iterator[Text]:
+    """Every document of the sources that is not empty, as it comes.
 
     Raises:
-        ValueError: a source is missing or undecodable, a row is broken, or no document is left.
+        ValueError: a source is missing or undecodable, a row is broken, or there is no document.
     """
 
-    def text_of(row: DataRow) -> str:
+    def text_of(row: DataRow) -> Text:
         if not isinstance(row.values.get("text"), str):
             raise ValueError(f"{row.place}: a row of text needs a string 'text', this has only {sorted(row.values)}")
-        return row.values["text"]
+        return Text(row.place, row.values["text"])
 
-    read: list[str] = []
+    count = 0
+    empty = 0
     for source in find_sources(patterns):
-        read += read_rows(source, text_of) if has_rows(source) else [read_text(Path(source))]
-    texts = [text for text in read if text.strip()]
-    if len(texts) < len(read):
-        log.warning("left out %s, %d remain", how_many(len(read) - len(texts), "empty document"), len(texts))
-    if not texts:
+        for item in read_rows(source, text_of) if has_rows(source) else [Text(source, read_text(Path(source)))]:
+            if item.text.strip():
+                count += 1
+                yield item
+            else:
+                empty += 1
+    if not count:
         raise ValueError(f"no documents in {patterns}: every file is empty")
-    return texts
+    if empty:
+        log.warning("left out %s, %d remain", how_many(empty, "empty document"), count)
 
 
-def encode_texts(texts: list[str], tokenizer: Any) -> list[Document]:
+def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[EncodedDocument]:
     """Texts with the tokenizer's special tokens, closed by its end-of-sequence token where it has one."""
-    documents: list[Document] = []
-    for start in range(0, len(texts), CHUNK):
-        chunk = texts[start : start + CHUNK]
+    with tokenizing():
+        prefix = text_prefix(tokenizer)
+    number = 0
+    for chunk in _chunks(texts):
         with tokenizing():
             encoded = tokenizer(chunk, add_special_tokens=True, return_attention_mask=False, verbose=False)
-        for ids in encoded["input_ids"]:
+        for found in encoded["input_ids"]:
+            ids = undoubled(found, prefix)
             if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
                 ids.append(tokenizer.eos_token_id)
-            ids_T = torch.tensor(ids, dtype=torch.long)
-            documents.append(Document(ids_T, torch.ones_like(ids_T, dtype=torch.bool)))
-    return documents
+            ids_T = torch.tensor(ids, dtype=torch.int32)
+            yield EncodedDocument(ids_T, torch.ones_like(ids_T, dtype=torch.bool), len(ids), len(ids), number)
+            number += 1
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    characters = 0
+    for text in texts:
+        chunk.append(text)
+        characters += len(text)
+        if len(chunk) == CHUNK or characters >= CHARACTERS:
+            yield chunk
+            chunk = []
+            characters = 0
+    if chunk:
+        yield chunk

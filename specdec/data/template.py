@@ -1,69 +1,74 @@
-"""A conversation as text, by the target's own template, and which characters of it the model itself writes.
+"""What the assistant writes in a conversation, by the target's own chat template.
 
-A template with ``{% generation %}`` tags says so itself. Else the conversation is rendered up to each assistant turn:
-what is added between the generation prompt and the end of the turn is the model's own. Some templates write a turn
-otherwise once the conversation has gone on (they drop earlier thinking, move the system prompt, or end a last turn with
-another token); such a turn is found by rendering the conversation with other words in its place, twice: what stays
-the same is not the turn's.
+A drafter drafts what the target writes, in the context in which the target writes it. So each assistant turn is
+rendered as it was generated: the messages before it and the generation prompt, then the turn, as the template writes a
+last turn. Nothing is searched for by marker strings, since users write markers, too.
+
+The form of messages that a template reads is found first (:mod:`specdec.data.form`). After that every turn is checked:
+what the row says must stand in the turn, or the turn is refused with the reason.
 """
 
 import contextlib
-import hashlib
 import json
 import re
-import resource
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
-from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
-
-from specdec.data.layouts import ChatConversation, Message
+from specdec.data.form import (
+    AFTER_PROMPT,
+    ANSWER,
+    ASKED,
+    KEY,
+    NAME,
+    OPEN_TAG,
+    RESULT,
+    RESULT_FIELDS,
+    THOUGHT,
+    VALUE,
+    Form,
+    Tools,
+    call_message,
+    find_form,
+    thought_and_text,
+    trial_tools,
+)
+from specdec.data.layouts import Message
+from specdec.data.rendering import ChatTemplateError, Renderer, template_digest
 from specdec.utils.text import printable
 
-GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-THINKING_SWITCHES = ("enable_thinking", "thinking")  # of templates whose models can do without
+if TYPE_CHECKING:
+    from specdec.data.answers import AnswerParser
 
-# what a rendering may take; a real one takes less than a thousandth of each
-SECONDS, MEMORY = 10.0, 2**30  # bytes
-CHARACTERS, TEMPLATE, NUMBER = 2**25, 2**20, 10**6  # of the text; of the template, and the largest number in it
-UNNOTICED = 0.1  # seconds before memory is looked at
-
-WORDS = ("0123", "abcd")  # put in a message's place; they differ in their first and in their last letter
+FOLLOWING = "Zyfollowing"  # a question after an answer
+XML_END = re.compile(r"</([^<>]+)>")
+Switches = dict[str, bool]
 
 
 class TextSpan(NamedTuple):
-    """Characters of a text: the first, and the one behind the last."""
+    """Characters of a text: the first, and the one past the last."""
 
     start: int
     end: int
-
-
-class Frame(NamedTuple):
-    """What the template writes before and behind a message's words, whatever they are."""
-
-    before: str
-    behind: str
 
 
 Spans = Sequence[tuple[int, int]]
 
 
 class Rendered(NamedTuple):
-    """A conversation's text and the characters that the assistant wrote, end of turn included."""
+    """A text and the characters of it that are supervised."""
 
     text: str
     spans: Spans
+    tail: str = ""  # what the template writes behind the text where the conversation ends there
+
+
+class TurnError(ValueError):
+    """A turn cannot be supervised as it was said; the message says why, without the row's place."""
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Refuse what conversations cannot be rendered with.
+    """Refuse a tokenizer that conversations cannot be rendered with.
 
     Raises:
         ValueError: the tokenizer is not a fast one, or has no template.
@@ -77,25 +82,9 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
-def rendered(tokenizer: Any, messages: Sequence[Message], prompt: bool, **more: Any) -> str:
-    """A conversation's text in the chat template; ``more`` is the template's, as ``enable_thinking``.
-
-    Args:
-        prompt: end with the generation prompt, behind which the assistant goes on.
-
-    Raises:
-        ValueError: the template refuses the conversation, or takes more time or memory than a rendering may.
-    """
-    with _limited(more.get("chat_template") or tokenizer.chat_template):
-        text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False, **more))
-        if len(text) > CHARACTERS:
-            raise ValueError(f"it makes {len(text):,} characters of it")
-    return text
-
-
 @contextlib.contextmanager
 def tokenizing() -> Iterator[None]:
-    """Whatever a foreign tokenizer raises inside, which of tokenizers is a bare Exception, as a ValueError."""
+    """Raise whatever a tokenizer raises as a ValueError; the tokenizers library raises bare Exceptions."""
     try:
         yield
     except Exception as error:
@@ -103,268 +92,350 @@ def tokenizing() -> Iterator[None]:
         raise ValueError(f"the tokenizer fails on a text: {reason}: is its tokenizer.json as it should be?") from error
 
 
-class _TakesTooMuch(BaseException):
-    """Not an Exception: Jinja would pass over it here and there."""
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """The token ids of a text that a target is to continue, with the special tokens that the tokenizer adds (BOS).
 
-
-@contextlib.contextmanager
-def _limited(template: Any) -> Iterator[None]:
-    """Render inside, in bounded time and memory; whatever a template raises is a ValueError.
-
-    Jinja's sandbox keeps a template from the machine, not from looping for ever. A trace function looks at the clock
-    at every line of the compiled template and every call below it. It cannot interrupt one operation: powers and large
-    numbers, which make one long, are refused before, and the system holds the whole process to the memory meanwhile,
-    where no other thread could want some.
-    """
-    begin, peak, before = time.perf_counter(), _peak_memory(), sys.gettrace()
-
-    def look(frame: FrameType, event: str, arg: object) -> Any:
-        spent = time.perf_counter() - begin
-        if spent > UNNOTICED and (spent > SECONDS or _peak_memory() - peak > MEMORY):
-            raise _TakesTooMuch
-        return look if frame.f_code.co_filename == "<template>" else None
-
-    try:
-        for source in template.values() if isinstance(template, dict) else [template]:
-            _check_source(source)
-        with _little_memory():
-            sys.settrace(look)
-            try:
-                yield
-            finally:
-                sys.settrace(before)
-    except (_TakesTooMuch, Exception) as error:  # a template raises what it likes
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, MemoryError | _TakesTooMuch):
-            reason = f"it takes more than {SECONDS:g} s or {MEMORY / 2**30:g} GiB"
-        elif isinstance(error, jinja2.TemplateError | ValueError):
-            reason = str(error)
-        reason = " ".join(printable(reason).split())[:300]
-        raise ValueError(f"the chat template refuses the conversation: {reason}") from error
-
-
-@contextlib.contextmanager
-def _little_memory() -> Iterator[None]:
-    """Inside, an operation that takes more memory than a rendering may is a MemoryError; on Linux, without threads."""
-    if sys.platform != "linux" or threading.active_count() > 1:
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _peak_memory() -> int:
-    """Bytes that this process has had resident at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-@lru_cache(64)
-def _check_source(source: str) -> None:
-    """Refuse a template that one operation of could take for ever."""
-    if not isinstance(source, str) or len(source) > TEMPLATE:
-        raise ValueError(f"it is no text of at most {TEMPLATE:,} characters")
-    for line, kind, word in jinja2.Environment().lex(source):
-        number = kind == "integer" and (len(word) > 20 or int(word, 0) > NUMBER)
-        if number or (kind == "operator" and word == "**"):
-            raise ValueError(f"line {line}: {word[:20]}: templates with powers or numbers above {NUMBER:,} are not run")
-
-
-def template_digest(tokenizer: Any) -> str:
-    """Hexadecimal SHA-256 of the chat template's text, or of its templates' by their names."""
-    template = tokenizer.chat_template
-    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], **more: Any) -> list[int]:
-    """The token ids that a target is to continue.
-
-    Args:
-        prompt: text, used as it is behind the special tokens that the tokenizer adds (BOS); or a conversation, in the
-            chat template and with its generation prompt.
-        more: the template's, as ``enable_thinking``.
+    A text that begins with BOS gets no second one.
 
     Raises:
-        ValueError: there is no template, it refuses the conversation, or the tokenizer makes no tokens of the text.
+        ValueError: the tokenizer makes no tokens of the text.
     """
-    if not isinstance(prompt, str) and tokenizer.chat_template is None:
-        raise ValueError("the tokenizer has no chat template, which a conversation needs: give text or token ids")
-    text = prompt if isinstance(prompt, str) else rendered(tokenizer, prompt, True, **more)
     with tokenizing():
-        # the template writes the special tokens itself: adding them again would double the first one
-        ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str))
+        ids = list(tokenizer.encode(text, add_special_tokens=True))
+        plain = list(tokenizer.encode(text, add_special_tokens=False))
+    if plain and plain[0] == tokenizer.bos_token_id:
+        ids = plain
     if not ids:
         raise ValueError("the tokenizer makes no tokens of it")
-    return list(ids)
+    return ids
 
 
 class Template:
-    """A tokenizer's chat template.
+    """A tokenizer's chat template, understood by asking it.
 
     Raises:
-        ValueError: as of :func:`check_tokenizer`.
+        ValueError: the tokenizer has no template, or the template is not to be rendered.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
+        self.renderer = Renderer(tokenizer)
+        self.form: Form = find_form(self.renderer)
         added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self.special = tuple({*added, *tokenizer.all_special_tokens})
-        self._closing: str | None = None  # not looked for yet
 
-    def _text(self, conversation: ChatConversation, messages: list[Message], prompt: bool = False, **more: Any) -> str:
-        try:
-            return rendered(self.tokenizer, messages, prompt, tools=conversation.tools, **more)
-        except ValueError as error:
-            raise ValueError(f"{conversation.place}: {error}") from error
+    # prompts
 
-    def render(self, conversation: ChatConversation) -> Rendered:
-        """The whole conversation, and the spans of its assistant turns.
+    def prompt(self, messages: Sequence[Message], tools: Tools = None, thinking: bool | None = None) -> str:
+        """The text after which the assistant writes.
+
+        Args:
+            thinking: whether the target is to think; None leaves it to the template.
 
         Raises:
-            ValueError: the template refuses the conversation, or the spans cannot be told.
+            ValueError: the template refuses the messages, or cannot switch thinking.
         """
-        text = self._text(conversation, conversation.messages)
-        source = self.tokenizer.get_chat_template(tools=conversation.tools)
-        if GENERATION_TAG.search(source):
-            return Rendered(text, self._tagged_spans(text, conversation, source))
-        switches = [name for name in THINKING_SWITCHES if name in source]
-        turns = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-        if turns[:1] == [0]:
-            raise ValueError(f"{conversation.place}: message 1 is the assistant's, before anybody spoke: remove it")
-        if turns and self._closing is None:
-            self._closing = self._find_closing(conversation, turns[0])
-        return Rendered(text, [self._span(text, conversation, i, switches) for i in turns])
+        return self._render(messages, tools, True, self.switches(thinking))
 
-    def _find_closing(self, conversation: ChatConversation, first: int) -> str:
-        """The token that ends a conversation rather than a turn, if there is one: a question alone has it as well."""
-        before = conversation.messages[:first]
-        asked, opened = self._text(conversation, before), self._text(conversation, before, prompt=True)
-        answered = self._text(conversation, [*before, {"role": "assistant", "content": WORDS[0]}])
-        if asked == opened and answered.startswith(opened) and answered.startswith(self.special, len(opened)):
-            raise ValueError(
-                f"{conversation.place}: message {first + 1}: the chat template has no generation prompt, so the "
-                "assistant's header cannot be told from its answer: use a template that knows add_generation_prompt "
-                "or has {% generation %} tags"
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools = None, thinking: bool | None = None) -> list[int]:
+        """The token ids of :meth:`prompt`; ValueError also if the tokenizer makes none."""
+        text = self.prompt(messages, tools, thinking)
+        with tokenizing():
+            # the template writes the special tokens itself: adding them would double the first
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+        if not ids:
+            raise ValueError("the tokenizer makes no tokens of it")
+        return list(ids)
+
+    def switches(self, thinking: bool | None) -> Switches:
+        """The template's arguments that switch thinking on or off.
+
+        Raises:
+            ValueError: the template has no such switch.
+        """
+        if thinking is None:
+            return {}
+        if self.form.switch is None:
+            raise ValueError("the chat template has no switch for thinking: leave out the option `thinking`")
+        return {self.form.switch: thinking}
+
+    def _render(self, messages: Sequence[Message], tools: Tools, prompt: bool, switches: Switches) -> str:
+        return self.renderer.render(self.form.messages(messages), tools, prompt, **switches)
+
+    def answer(self, ids: Sequence[int]) -> Message:
+        """The message that a target wrote as token ids, with or without the token that ends it.
+
+        Its thought, text and tool calls are read by the template's own structure. That is believed only if the template
+        writes the same text of the message again, up to white space; otherwise all of it is the message's text.
+        """
+        return self._parser.message(ids)
+
+    @cached_property
+    def _parser(self) -> "AnswerParser":
+        from specdec.data.answers import AnswerParser  # needs this class to ask the template
+
+        return AnswerParser(self)
+
+    # turns
+
+    def turn(self, messages: Sequence[Message], number: int, tools: Tools = None) -> Rendered:
+        """Assistant turn ``messages[number]`` behind the prompt that it answers; the model's own words are the spans.
+
+        Raises:
+            ChatTemplateError: the template refuses the conversation.
+            TurnError: what was said does not stand in the turn, or a message before it not in the prompt.
+        """
+        message = messages[number]
+        thought, _ = thought_and_text(message)
+        if number == 0:
+            raise TurnError("it is the assistant's, before anybody spoke: remove it")
+        if message.get("reasoning_content") and self.form.thought is None:
+            raise TurnError("the chat template has no place for its thought: remove it, or regenerate the answers")
+        refusals: list[ValueError] = []
+        for switches in self._states(bool(thought)):
+            try:
+                return self._turn_in_state(messages, number, tools, switches)
+            except (TurnError, ChatTemplateError) as error:
+                refusals.append(error)
+        raise refusals[0]
+
+    def _states(self, has_thought: bool) -> list[Switches]:
+        """States of thinking in which a turn may have been generated, the likeliest first."""
+        if self.form.switch is None:
+            return [{}]
+        return [{self.form.switch: has_thought}, {}]
+
+    def _turn_in_state(self, messages: Sequence[Message], number: int, tools: Tools, switches: Switches) -> Rendered:
+        message = messages[number]
+        thought, _ = thought_and_text(message)
+        prompt = self._render(messages[:number], tools, True, switches)
+        whole = self._render(messages[: number + 1], tools, False, switches)
+        closed = whole.removesuffix(self._closing)
+        is_opened = self._opens_thought(prompt, switches)
+        if is_opened and not thought:
+            raise TurnError("the generation prompt opens a thought and the turn has none: regenerate the answers")
+        if is_opened and self.form.thought == AFTER_PROMPT:
+            closed = self._after_prompt(prompt, message)
+        spans = self._tagged(messages[: number + 1], tools, switches) if self.renderer.has_tags else None
+        if not closed.startswith(prompt):
+            if spans:
+                prompt = closed[: spans[-1].start]
+            else:
+                closed = prompt + self._after_header(messages, number, tools, switches, closed)
+        elif not spans and closed.startswith(self.special, len(prompt)):
+            self._check_prompt(prompt, self._render(messages[:number], tools, False, switches))
+        text = prompt + self._with_end(closed[len(prompt) :], bool(message.get("tool_calls")))
+        whole_turn = [TextSpan(len(prompt), len(text))]
+        spans = whole_turn if spans is None else self._within(spans, len(prompt), text)
+        self._check_said(message, "".join(text[start:end] for start, end in spans))
+        self._check_context(messages[:number], prompt)
+        return Rendered(text, spans, whole[len(text) :] if whole.startswith(text) else "")
+
+    def _after_header(
+        self, messages: Sequence[Message], number: int, tools: Tools, switches: Switches, closed: str
+    ) -> str:
+        """The turn where the template writes the messages before it otherwise than in the prompt.
+
+        It stands behind the last generation prompt, provided that everything said before stands before that.
+        """
+        prompt = self._render(messages[:number], tools, True, switches)
+        asked = self._render(messages[:number], tools, False, switches)
+        header = prompt.removeprefix(asked)
+        history, found, turn = closed.rpartition(header)
+        if not header or header == prompt or not found or header.strip() in json.dumps(messages, ensure_ascii=False):
+            raise TurnError("the chat template does not begin it with its own generation prompt")
+        try:
+            self._check_context(messages[:number], history)
+        except TurnError:
+            raise TurnError("the chat template joins it with the turn before") from None
+        return turn
+
+    def _check_prompt(self, prompt: str, asked: str) -> None:
+        """Refuse a turn that begins with a special token where the template does not write a generation prompt."""
+        if prompt == asked:
+            raise TurnError(
+                "the chat template has no generation prompt, so the assistant's header cannot be told from its "
+                "answer: use a template that knows add_generation_prompt or has {% generation %} tags"
             )
-        ends = [token for token in self.special if asked.endswith(token) and not opened.startswith(asked)]
+
+    def _tagged(self, messages: Sequence[Message], tools: Tools, switches: Switches) -> list[TextSpan]:
+        """What the template's own tags mark."""
+        spans = self.renderer.tagged(self.form.messages(messages), tools, **switches)
+        return [TextSpan(start, end) for start, end in spans]
+
+    def _within(self, spans: Sequence[TextSpan], first: int, text: str) -> list[TextSpan]:
+        """Tagged spans from ``first`` on; the last also takes the end of the turn if it stops right before that."""
+        inside = [TextSpan(max(start, first), min(end, len(text))) for start, end in spans if end > first]
+        if inside and text[inside[-1].end :].strip() in self.special:
+            inside[-1] = TextSpan(inside[-1].start, len(text))
+        return inside
+
+    def _after_prompt(self, prompt: str, message: Message) -> str:
+        """A turn of a template that drops thoughts: after the prompt, which opens one, as DeepSeek-R1 writes it.
+
+        That is ``<think>``, a line end, the thought, a line end, ``</think>``, a blank line and the answer
+        (https://arxiv.org/abs/2501.12948).
+        """
+        if message.get("tool_calls"):
+            raise TurnError("the chat template does not write a thought before a tool call")
+        thought, text = thought_and_text(message)
+        has_line_end = prompt.endswith("\n")
+        if "reasoning_content" in message:
+            written = f"{thought}\n</think>\n\n{text}" if has_line_end else f"{thought}</think>{text}"
+        else:
+            written = message["content"].lstrip().removeprefix("<think>")
+            written = written.removeprefix("\n") if has_line_end else written
+        return prompt + written + self._behind_text
+
+    def _with_end(self, turn: str, has_calls: bool) -> str:
+        """A turn up to the token that ends it; the token is added where the template leaves it to the next message."""
+        stripped = turn.rstrip()
+        if stripped.endswith(self.special) and not self.closes_markup(stripped):
+            return stripped
+        end = self._end_of_call if has_calls else self._end_of_text
+        return stripped + end if end else turn
+
+    def closes_markup(self, text: str) -> bool:
+        """Whether the text ends with a closing tag of something that was opened in it, such as a tool call."""
+        match = XML_END.search(text, max(0, text.rfind("</")))
+        return match is not None and match.end() == len(text) and f"<{match[1]}>" in text
+
+    def _check_said(self, message: Message, turn: str) -> None:
+        """Refuse a turn in which something that the message says does not stand."""
+        thought, text = thought_and_text(message)
+        if not stands(text.strip(), turn):
+            raise TurnError("the chat template leaves out its text")
+        if not stands(thought.strip(), turn):
+            raise TurnError("the chat template leaves out its thought")
+        if (missing := missing_call(message, turn)) is not None:
+            raise TurnError(f"the chat template leaves out its tool call ({missing})")
+
+    def _check_context(self, messages: Sequence[Message], prompt: str) -> None:
+        """Refuse a prompt in which something that was said before does not stand."""
+        for place, message in enumerate(messages, 1):
+            _, text = thought_and_text(message)
+            if not stands(text.strip(), prompt):
+                raise TurnError(f"the chat template leaves out message {place}, of role {message['role']}")
+            if (missing := missing_call(message, prompt)) is not None:
+                raise TurnError(f"the chat template leaves out the tool call of message {place} ({missing})")
+
+    # what is asked once
+
+    def _trial(self, messages: Sequence[Message], prompt: bool, switches: Switches | None = None) -> str:
+        """A rendered trial conversation; empty if the template refuses it."""
+        tools = trial_tools() if any(message.get("tool_calls") for message in messages) else None
+        try:
+            return self._render(messages, tools, prompt, switches or {})
+        except ChatTemplateError:
+            return ""
+
+    @cached_property
+    def _closing(self) -> str:
+        """The token that ends a conversation rather than a turn, if there is one: a question alone has it as well."""
+        asked = self._trial([ASKED], prompt=False)
+        opened = self._trial([ASKED], prompt=True)
+        if opened.startswith(asked):
+            return ""
+        ends = [token for token in self.special if asked.endswith(token)]
         return next((token for token in ends if opened.startswith(asked.removesuffix(token))), "")
 
-    def _tagged_spans(self, text: str, conversation: ChatConversation, source: str) -> Spans:
-        """What the template itself marks as generated, and the end-of-turn token if it stands right behind."""
-        with _limited(source):
-            (again,), (spans,) = render_jinja_template(
-                conversations=[conversation.messages],
-                tools=conversation.tools,
-                chat_template=source,
-                return_assistant_tokens_mask=True,
-                **self.tokenizer.special_tokens_map,
-            )
-        if again != text:
-            raise ValueError(f"{conversation.place}: the chat template renders differently each time: use a fixed one")
-        return [(start, self._with_end_of_turn(text, start, end)) for start, end in spans]
+    @cached_property
+    def _behind_text(self) -> str:
+        """What the template writes behind an answer's text."""
+        turn = self._trial([ASKED, {"role": "assistant", "content": ANSWER}], prompt=False)
+        return turn.removesuffix(self._closing).rpartition(ANSWER)[2]
 
-    def _span(self, text: str, conversation: ChatConversation, i: int, switches: list[str]) -> TextSpan:
-        """From the generation prompt's end to the end of turn ``i``, by rendering the conversation up to there."""
-        messages, write = conversation.messages, partial(self._text, conversation)
-        # thinking switched off may be a longer prompt: an empty thought, which the model does not write
-        prompts = [write(messages[:i], prompt=True, **more) for more in ({}, *({name: False} for name in switches))]
-        prompt = max((one for one in prompts if text.startswith(one)), key=len, default=None)
-        closed = (text if i + 1 == len(messages) else write(messages[: i + 1])).removesuffix(self._closing or "")
-        if prompt is not None and closed.startswith(prompt) and text.startswith(closed):
-            found: TextSpan | None = TextSpan(len(prompt), len(closed))
-        else:
-            found = self._rewritten(text, messages, i, prompt, closed, write)
-        if found is None:
-            raise ValueError(
-                f"{conversation.place}: message {i + 1}: the chat template writes it otherwise once the conversation "
-                "goes on, and where it stands then cannot be told: end the row there, or use a template with "
-                "{% generation %} tags"
-            )
-        return TextSpan(found.start, self._without_separator(text, *found))
+    @cached_property
+    def _end_of_text(self) -> str:
+        """The token that ends an answer whose template writes none: the one that opens the next message, as in GLM."""
+        answer: Message = {"role": "assistant", "content": ANSWER}
+        following: Message = {"role": "user", "content": FOLLOWING}
+        return self._first_special(self._trial([ASKED, answer, following], prompt=False), ANSWER, FOLLOWING)
 
-    def _rewritten(
-        self, text: str, messages: list[Message], i: int, prompt: str | None, closed: str, write: Callable[..., str]
-    ) -> TextSpan | None:
-        """Turn ``i`` where it is written otherwise than at a conversation's end; None if it cannot be found."""
-        words = _words(text, messages, i, write)
-        silent = not messages[i].get("content") or (words is None and write(_with(messages, i, WORDS[0])) == text)
-        if silent and prompt is not None and closed.startswith(prompt) and (found := _shortened(text, prompt, closed)):
-            return found
-        if words is None:
-            return None
-        prompted = prompt is not None and len(prompt) <= words.start
-        start = len(prompt or "") if prompted else _start(text, words, messages, i, write)
-        # the turn ends as it does when it is the last, or with the token right behind its words
-        last = _frame(messages[: i + 1], i, write)
-        if last is not None and text.startswith(last.behind, words.end):
-            return TextSpan(start, words.end + len(last.behind))
-        follows = [len(token) for token in self.special if text.startswith(token, words.end)]
-        return TextSpan(start, words.end + max(follows)) if follows and not messages[i].get("tool_calls") else None
+    @cached_property
+    def _end_of_call(self) -> str:
+        """The token that ends a tool call whose template writes none; the one that ends an answer if that does."""
+        call = call_message({NAME: {KEY: VALUE}})
+        result = {"role": "tool", "content": RESULT, **RESULT_FIELDS}
+        closed = self._trial([ASKED, call], prompt=False).removesuffix(self._closing).rpartition(VALUE)[2].rstrip()
+        following = self._trial([ASKED, call, result], prompt=False).rpartition(RESULT)[0].rpartition(VALUE)[2]
+        if not closed or not following.startswith(closed):
+            return ""
+        return self._first_special(VALUE + following[len(closed) :] + RESULT, VALUE, RESULT)
 
-    def _without_separator(self, text: str, start: int, end: int) -> int:
-        """Where a turn ends that may carry white space behind its end-of-turn token; no model generates that."""
-        stripped = text[start:end].rstrip()
-        return start + len(stripped) if stripped.endswith(self.special) else end
+    def _first_special(self, text: str, first: str, last: str) -> str:
+        """The special token, and white space before it, that follows one word of a text with another behind."""
+        between = text.partition(first)[2].partition(last)[0]
+        stripped = between.lstrip()
+        tokens = [token for token in self.special if stripped.startswith(token) and token != self.tokenizer.bos_token]
+        if not tokens:
+            return ""
+        return between[: len(between) - len(stripped)] + max(tokens, key=len)
 
-    def _with_end_of_turn(self, text: str, start: int, end: int) -> int:
-        """Where a turn ends whose end-of-turn token may lie outside the template's tags."""
-        if text[start:end].rstrip().endswith(self.special):
-            return self._without_separator(text, start, end)
-        rest = text[end:].lstrip()
-        follows = [token for token in self.special if rest.startswith(token)]
-        return len(text) - len(rest) + max(map(len, follows)) if follows else end
+    def _opens_thought(self, prompt: str, switches: Switches) -> bool:
+        """Whether the model is inside a thought when it begins to write."""
+        if self.form.thought in (None, AFTER_PROMPT):
+            return OPEN_TAG.search(prompt) is not None
+        return self._opened_states[json.dumps(switches)]
+
+    @cached_property
+    def _opened_states(self) -> dict[str, bool]:
+        """By the state of thinking, whether a thought follows the generation prompt without an opening of its own."""
+        thinker: Message = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+        opened = {}
+        for switches in (*self._states(True), *self._states(False)):
+            prompt = self._trial([ASKED], prompt=True, switches=switches)
+            closed = self._trial([ASKED, thinker], prompt=False, switches=switches)
+            is_after = closed.startswith(prompt) and THOUGHT in closed
+            opened[json.dumps(switches)] = is_after and not closed[len(prompt) :].partition(THOUGHT)[0].strip()
+        return opened
 
 
-def _frame(messages: list[Message], i: int, write: Callable[..., str]) -> Frame | None:
-    """What stands around message ``i``'s words; None if the template writes them twice, changed or not at all."""
-    one, other = (write(_with(messages, i, words)) for words in WORDS)
-    before = _common(one, other)
-    behind = _common(one[len(before) :][::-1], other[len(before) :][::-1])[::-1]
-    return Frame(before, behind) if one == before + WORDS[0] + behind else None
+def template_of(tokenizer: Any) -> Template:
+    """The tokenizer's template, understood once, and again if the tokenizer has got another.
 
-
-def _common(one: str, other: str) -> str:
-    """What both begin with."""
-    differ = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return one[: next(differ, min(len(one), len(other)))]
-
-
-def _words(text: str, messages: list[Message], i: int, write: Callable[..., str]) -> TextSpan | None:
-    """Message ``i``'s words in the conversation's text: all, or their end if a thought before them was dropped."""
-    frame = _frame(messages, i, write)
-    if frame is None or not (text.startswith(frame.before) and text[len(frame.before) :].endswith(frame.behind)):
-        return None
-    span = TextSpan(len(frame.before), len(text) - len(frame.behind))
-    content, kept = (messages[i].get("content") or "").strip(), text[slice(*span)].strip()
-    return span if content.endswith(kept) and bool(kept) == bool(content) else None
-
-
-def _start(text: str, words: TextSpan, messages: list[Message], i: int, write: Callable[..., str]) -> int:
-    """Where the model begins to write turn ``i``: behind the generation prompt that follows the message before.
-
-    Where that prompt does not stand in the text, the turn begins with its words.
+    Raises:
+        ValueError: as of :class:`Template`.
     """
-    whole = _frame(messages, i - 1, write)
-    asked = _frame(messages[:i], i - 1, partial(write, prompt=True))
-    if whole is None or asked is None or not isinstance(messages[i - 1].get("content"), str):
-        return words.start
-    end = len(text) - len(whole.behind)  # of the message before
-    start = end + len(asked.behind)
-    return start if text.startswith(asked.behind, end) and start <= words.start else words.start
+    if not tokenizer.chat_template:
+        return Template(tokenizer)  # which says that there is none
+    return _template(tokenizer, template_digest(tokenizer))
 
 
-def _shortened(text: str, prompt: str, closed: str) -> TextSpan | None:
-    """A turn without words: as much of the end of what is written for a last one as follows the prompt here."""
-    ends = (first for first in range(len(prompt), len(closed)) if text.startswith(closed[first:], len(prompt)))
-    first = next(ends, None)
-    return None if first is None else TextSpan(len(prompt), len(prompt) + len(closed) - first)
+@lru_cache(8)
+def _template(tokenizer: Any, digest: str) -> Template:
+    return Template(tokenizer)
 
 
-def _with(messages: list[Message], i: int, words: str) -> list[Message]:
-    return [*messages[:i], messages[i] | {"content": words}, *messages[i + 1 :]]
+def stands(text: str, where: str) -> bool:
+    """Whether a text stands somewhere, as it is or as in JSON."""
+    if text in where:
+        return True
+    return any(json.dumps(text, ensure_ascii=ascii)[1:-1] in where for ascii in (False, True))
+
+
+def missing_call(message: Message, where: str) -> str | None:
+    """The first name or argument of a message's tool calls that does not stand in a text; None if all do."""
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        arguments = function.get("arguments", {})
+        values = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+        for word in (function["name"], *leaves(values)):
+            if not stands(word, where):
+                return printable(word[:40])
+    return None
+
+
+def leaves(value: Any) -> Iterator[str]:
+    """The keys and values of nested arguments, as texts that any way of writing them has."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, str):
+        yield value.strip()
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield json.dumps(value)

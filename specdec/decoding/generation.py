@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from specdec.data.layouts import Message
-from specdec.data.template import prompt_ids
+from specdec.data.layouts import Message, as_message
+from specdec.data.template import template_of, text_ids
 from specdec.target import Target
 from specdec.utils.text import how_many
 
@@ -86,13 +86,13 @@ def request_ids(prompt: PromptLike, target: Target) -> list[int]:
         ValueError: it is no prompt, or the target's tokenizer makes none of it.
     """
     if isinstance(prompt, str):
-        return prompt_ids(target.tokenizer, prompt)
+        return text_ids(target.tokenizer, prompt)
     if isinstance(prompt, Tensor):
         prompt = (prompt[0] if prompt.ndim == 2 and len(prompt) == 1 else prompt).tolist()
     if isinstance(prompt, Sequence):
         messages = [dict(one) for one in prompt if isinstance(one, Mapping)]
         if messages and len(messages) == len(prompt):
-            return prompt_ids(target.tokenizer, messages)
+            return template_of(target.tokenizer).prompt_ids([as_message(message) for message in messages])
         try:
             return [operator.index(token) for token in prompt]  # type: ignore[arg-type]
         except TypeError:

@@ -311,8 +311,8 @@ def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
     left_out: list[str] | None = [] if data.broken == "drop" else None
     read = partial(conversation, layout=data.layout)
     found = (one for source in find_sources(data.train) for one in read_rows(source, read, left_out))
-    made = encode(list(islice(found, CONVERSATIONS)), setup.module.tokenizer, data.seq_len, left_out)
-    known = {key(one.ids_T): one.loss_mask_T for one in made.documents}
+    made = encode(islice(found, CONVERSATIONS), setup.module.tokenizer, data.seq_len, turns=data.turns, left_out=left_out)
+    known = {key(one.ids_T): one.loss_mask_T for one in made}
     for batch in ResumableLoader(data.splits.train, data.batch_size, shuffle=False):
         yield from ((d.loss_mask_T.cpu(), known[key(d.ids_T)]) for d in documents(batch) if key(d.ids_T) in known)
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from specdec.data import Batch, Document, TokenData
-from specdec.data.loader import pack_whole
+from specdec.data.packing import pack_whole
 from specdec.data.rows import read_rows
 from specdec.utils.numbers import RowTokens, Seed, Side
 
@@ -216,7 +216,7 @@ class EmbeddedData(TokenData):
             return encode_pieces(tokenizer, texts, self.seq_len), held_out
         return encode_documents(tokenizer, files.train, self.seq_len), held_out
 
-    def pack(self, documents: list[Document]) -> Batch:
+    def pack(self, documents: Sequence[Document]) -> Batch:
         """As many whole documents to a row as fit."""
         return pack_whole(documents, self.seq_len)
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.data.layouts import PROMPTS, Layout, Question, named, recognise
+from specdec.data.layouts import PROMPTS, Layout, Message, Question, named, recognise
+from specdec.data.rendering import template_digest
 from specdec.data.rows import read_rows, stem
-from specdec.data.template import prompt_ids, template_digest
+from specdec.data.template import template_of, text_ids
 from specdec.decoding import check_length
 from specdec.target import Target
 from specdec.utils.text import how_many
@@ -26,7 +27,7 @@ class Prompt(NamedTuple):
     prompt_id: str
     category: str | None
     turns: list[str] | None  # user turns of a conversation whose answers the target gives (MT-bench)
-    messages: list[dict[str, str]] | None  # a conversation that ends with a user turn: role and content of each
+    messages: list[Message] | None  # a conversation that ends with a user turn: role and content of each
     text: str | None  # raw text, used as it is; empty if the prompt or a part of it is blank, which cannot be asked
 
 
@@ -105,7 +106,9 @@ class PromptConversation:
     """
 
     def __init__(self, prompt: Prompt, tokenizer: Any, system: str | None = None, thinking: bool | None = None) -> None:
-        self.prompt, self.tokenizer, self.thinking = prompt, tokenizer, thinking
+        self.prompt = prompt
+        self.tokenizer = tokenizer
+        self.thinking = thinking
         self._messages = list(prompt.messages or [])
         self._turns_left = list(prompt.turns or [])
         self._done = False
@@ -126,6 +129,9 @@ class PromptConversation:
             self._messages.insert(0, {"role": "system", "content": system})
         if wrong:
             raise ValueError(f"prompt {prompt.prompt_id}: {wrong}")
+        self._template = None if prompt.text is not None else template_of(tokenizer)
+        if self._template is not None:
+            self._template.switches(thinking)  # refuses a template that has none
 
     def next_ids(self) -> list[int] | None:
         """Token ids the target is to continue, or None after the last turn; ValueError if there cannot be any."""
@@ -135,19 +141,21 @@ class PromptConversation:
             raise ValueError(f"prompt {self.prompt.prompt_id}: {BLANK}")
         if self._turns_left:
             self._messages.append({"role": "user", "content": self._turns_left.pop(0)})
-        more: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
         try:
-            ids = prompt_ids(self.tokenizer, self.prompt.text or self._messages, **more)
+            if self._template is None:
+                ids = text_ids(self.tokenizer, self.prompt.text or "")
+            else:
+                ids = self._template.prompt_ids(self._messages, thinking=self.thinking)
         except ValueError as error:
             raise ValueError(f"prompt {self.prompt.prompt_id}: {error}") from error
         self._done = not self._turns_left
         return ids
 
     def add_answer(self, ids: Sequence[int]) -> None:
-        """The target's answer, which the next turn builds on; special tokens in it are dropped."""
+        """The target's answer, which the next turn builds on: its thought, text and calls as the template has them."""
         if not self._done:
-            content = self.tokenizer.decode(list(ids), skip_special_tokens=True)
-            self._messages.append({"role": "assistant", "content": content})
+            assert self._template is not None
+            self._messages.append(self._template.answer(ids))
 
 
 class Skipped(NamedTuple):

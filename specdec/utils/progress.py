@@ -24,17 +24,19 @@ class Advance(Protocol):
 
 
 @contextlib.contextmanager
-def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Advance]:
+def progress(what: str, unit: str, total: int | None, done: int = 0) -> Iterator[Advance]:
     """Yields a function to call with how many more of ``total`` are done; ``what`` is the bar's title.
 
-    ``unit`` is in the singular. ``done`` of them were done before, which says nothing about speed.
+    ``unit`` is in the singular; a ``total`` of None is not known. ``done`` of them were done before, which says
+    nothing about speed.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(plural(unit)))
     begin = logged = time.perf_counter()
     finished, doing, wait = done, what, FIRST
     if not console.is_terminal:
-        log.info("%s: %s%s", what, how_many(total, unit), f", {done:,} of them done" if done else "")
+        size = plural(unit) if total is None else how_many(total, unit)
+        log.info("%s: %s%s", what, size, f", {done:,} of them done" if done else "")
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal,
                   transient=True) as bar:  # fmt: skip
         task = bar.add_task(what, total=total, completed=done)
@@ -51,11 +53,12 @@ def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Advanc
         yield advance
 
 
-def _so_far(finished: int, total: int, unit: str, rate: float) -> str:
-    said = f"{finished:,} of {how_many(total, unit)}"
-    if not rate or finished >= total:
+def _so_far(finished: int, total: int | None, unit: str, rate: float) -> str:
+    said = how_many(finished, unit) if total is None else f"{finished:,} of {how_many(total, unit)}"
+    if not rate or (total is not None and finished >= total):
         return said
     speed = (
         f"{rate:,.0f} a second" if rate >= 10 else f"{duration(1 / rate)} each" if rate < 1 else f"{rate:.1f} a second"
     )
-    return f"{said}, {speed}, {duration((total - finished) / rate)} left"
+    left = "" if total is None else f", {duration((total - finished) / rate)} left"
+    return f"{said}, {speed}{left}"

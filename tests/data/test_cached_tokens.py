@@ -2,18 +2,20 @@
 
 import json
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
 import torch
+from pyarrow import ipc, memory_map
 
-from specdec.data import chat, module
-from specdec.data.chat import Encoded, cached, determinants
-from specdec.data.loader import Document
-from specdec.data.module import ChatData
+from specdec.data import module, tokens
+from specdec.data.module import ChatData, TextData
+from specdec.data.tokens import Encoded, EncodedDocument, TokenFile, cached, determinants, write_tokens
+from specdec.utils.files import SUMS
 from tests.data.tiny import CHATML, LLAMA3, tiny_tokenizer, write_jsonl
 
 SAID = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "four"}]
@@ -21,28 +23,35 @@ ROWS = [{"messages": SAID}, {"messages": SAID * 2}, {"messages": SAID * 3}]
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the tokens are kept."""
-    monkeypatch.setattr(chat, "cache_directory", lambda: tmp_path / "cache")
-    return tmp_path / "cache" / "tokens"
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
-def entries(kept: Path) -> list[Path]:
-    return list(kept.glob("*.safetensors"))
+def entries(cache: Path, kind: str = "tokens") -> list[Path]:
+    return [path for path in (cache / kind).iterdir() if path.is_dir()]
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many conversations were tokenised, each time."""
     counts: list[int] = []
     real = module.encode
 
-    def encode(conversations: list[Any], *args: Any) -> Encoded:
-        counts.append(len(conversations))
-        return real(conversations, *args)
+    def encode(conversations: Iterable[Any], *args: Any, **more: Any) -> Iterator[EncodedDocument]:
+        rows = list(conversations)
+        counts.append(len(rows))
+        return real(rows, *args, **more)
 
     monkeypatch.setattr(module, "encode", encode)
     return counts
+
+
+def document(*ids: int, conversation: int = 0) -> EncodedDocument:
+    """Of which the even ids are supervised."""
+    ids_T = torch.tensor(ids, dtype=torch.int32)
+    return EncodedDocument(ids_T, ids_T % 2 == 0, len(ids), int((ids_T % 2 == 0).sum()), conversation)
 
 
 def read(path: Path, tokenizer: Any = None, **options: Any) -> ChatData:
@@ -51,23 +60,62 @@ def read(path: Path, tokenizer: Any = None, **options: Any) -> ChatData:
     return data
 
 
-def test_a_second_start_tokenises_nothing(tmp_path: Path, kept: Path, made: list[int]) -> None:
+def test_a_second_start_tokenises_and_writes_nothing(tmp_path: Path, cache: Path, counts: list[int]) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
     first = read(path)
-    assert made == [3]  # the validation is the same file
+    assert counts == [3]  # the validation is the same file
+    files = {file: file.stat().st_mtime_ns for file in cache.rglob("*")}
+    for lock in cache.rglob("*.lock"):
+        lock.unlink()  # none is made again: a cache that cannot be written will do
+        del files[lock]
+    for folder in {file.parent for file in files}:
+        files.pop(folder, None)
     second = read(path)
-    assert made == [3] and len(entries(kept)) == 1
+    assert counts == [3] and len(entries(cache)) == len(entries(cache, "rows")) == 1
+    assert all(file.stat().st_mtime_ns == time for file, time in files.items()) and not list(cache.rglob("*.lock"))
     for split, again in zip(first.splits, second.splits, strict=True):
         assert all(torch.equal(*columns) for columns in zip(split, again, strict=True))
     assert second.splits.train.ids_BT.dtype == torch.int32 and second.splits.train.loss_mask_BT.dtype == torch.bool
 
 
-def test_tokens_are_not_mapped(kept: Path) -> None:
-    """Where their file is cut off, what is mapped is a SIGBUS, which no Python can catch."""
-    document = Document(torch.arange(3), torch.ones(3, dtype=torch.bool))
-    found = cached(["any"], lambda: Encoded([document], torch.tensor([3]), torch.tensor([3])))
-    assert str(kept) not in Path("/proc/self/maps").read_text()
-    assert found.documents[0].ids_T.tolist() == [0, 1, 2] and found.documents[0].loss_mask_T.all()
+def test_tokens_and_rows_are_mapped_and_those_of_lists_are_the_same(tmp_path: Path, cache: Path) -> None:
+    data = read(write_jsonl(tmp_path / "a.jsonl", ROWS))
+    documents = data.documents(tiny_tokenizer(CHATML))[0]
+    maps = Path("/proc/self/maps").read_text()
+    assert all(str(cache / kind) in maps for kind in ("tokens", "rows"))
+    assert all(torch.equal(*columns) for columns in zip(data.splits.train, data.pack(list(documents)), strict=True))
+
+
+def test_documents_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "GROUP", 8)
+    alive: list[weakref.ref] = []
+    most = 0
+
+    def documents() -> Iterator[EncodedDocument]:
+        nonlocal most
+        for number in range(200):
+            made = document(*range(number % 5), conversation=number)
+            alive.append(weakref.ref(made.ids_T))
+            most = max(most, sum(ref() is not None for ref in alive))
+            yield made
+
+    write_tokens(documents(), tmp_path / "a.arrow")
+    assert most <= 2 * 8 + 1
+    file = TokenFile(tmp_path / "a.arrow", "").all()
+    assert [one.ids_T.tolist() for one in file] == [list(range(number % 5)) for number in range(200)]
+    assert [one.loss_mask_T.tolist() for one in file[7:9]] == [[True, False], [True, False, True]]
+    table = ipc.open_file(memory_map(str(tmp_path / "a.arrow"))).read_all()  # by any other reader of Arrow
+    assert table["ids"].to_pylist() == [list(range(number % 5)) for number in range(200)]
+
+
+def test_the_documents_of_a_conversation_stay_together(tmp_path: Path) -> None:
+    numbers = [0, 0, 2, 3, 3, 3, 5, 6]  # of 1 and 4 nothing is left
+    write_tokens([document(i, i + 1, conversation=number) for i, number in enumerate(numbers)], tmp_path / "a")
+    file = TokenFile(tmp_path / "a", "").all()
+    parts = file.split(lambda count: torch.arange(count) % 2 == 1)
+    assert [part.numbers_N.tolist() for part in parts] == [[0, 1, 3, 4, 5, 7], [2, 6]]
+    assert parts[0].lost | {"documents": 6, "conversations": 3} == parts[0].lost
+    assert parts[0].key != parts[1].key and parts[0].key == file.take(torch.tensor([0, 1, 3, 4, 5, 7])).key
 
 
 def test_whatever_changes_the_tokens_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,11 +149,11 @@ def test_whatever_changes_the_tokens_changes_the_key(tmp_path: Path, monkeypatch
     assert json.dumps(determinants(str(saved), None, "refuse", tiny_tokenizer(CHATML), 64)) != keys["saved"]
 
 
-def test_a_saved_folder_is_trained_on(tmp_path: Path, kept: Path, made: list[int]) -> None:
+def test_a_saved_folder_is_trained_on(tmp_path: Path, cache: Path, counts: list[int]) -> None:
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
     first = read(tmp_path / "saved")
     again = read(write_jsonl(tmp_path / "a.jsonl", ROWS))
-    assert made == [3, 3] and torch.equal(first.splits.train.ids_BT, again.splits.train.ids_BT)
+    assert counts == [3, 3] and torch.equal(first.splits.train.ids_BT, again.splits.train.ids_BT)
 
 
 def test_a_tokenizer_that_was_used_is_the_same(tmp_path: Path) -> None:
@@ -125,23 +173,44 @@ def test_hub_data_is_known_by_its_fingerprint(monkeypatch: pytest.MonkeyPatch) -
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_a_damaged_entry_is_named(tmp_path: Path, kept: Path) -> None:
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def turn(file: Path) -> None:
+    """One bit in the middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, turn, Path.unlink])
+@pytest.mark.parametrize(("kind", "name"), [("tokens", "tokens.arrow"), ("rows", "ids"), ("rows", SUMS)])
+def test_a_damaged_entry_is_named(tmp_path: Path, cache: Path, kind: str, name: str, damage: Callable) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
     read(path)
-    (entry,) = entries(kept)
-    entry.write_bytes(entry.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=f"{entry}: damaged, remove it"):
+    (folder,) = entries(cache, kind)
+    damage(folder / name)
+    with pytest.raises(ValueError, match=rf"{folder}.*remove the folder {folder}, and it is made again"):
         read(path)
 
 
-def test_only_one_of_many_makes_it(kept: Path) -> None:
+def test_what_fails_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"messages": []}])
+    with pytest.raises(ValueError, match="line 4"):
+        read(path)
+    assert not entries(cache)
+    with pytest.raises(ValueError, match="no document is left"):
+        cached(["none"], list)
+
+
+def test_only_one_of_many_makes_it(cache: Path) -> None:
     count = 0
 
-    def make() -> Encoded:
+    def make() -> Iterator[EncodedDocument]:
         nonlocal count
         count += 1
-        document = Document(torch.arange(3), torch.ones(3, dtype=torch.bool))
-        return Encoded([document], torch.tensor([3]), torch.tensor([3]))
+        yield document(0, 1, 2)
 
     found: list[Encoded] = []
     threads = [threading.Thread(target=lambda: found.append(cached([1], make))) for _ in range(4)]
@@ -150,12 +219,21 @@ def test_only_one_of_many_makes_it(kept: Path) -> None:
     for thread in threads:
         thread.join()
     assert count == 1 and len(found) == 4
-    assert all(one.documents[0].ids_T.tolist() == [0, 1, 2] for one in found)
+    assert all(one[0].ids_T.tolist() == [0, 1, 2] for one in found)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(chat, "cache_directory", lambda: tmp_path / "file")
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "file"))
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
     with pytest.raises(ValueError, match=r"file/tokens.*not a directory"):
         read(path)
+
+
+def test_texts_are_kept_too(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("two four " * 50)
+    data = TextData(str(path), str(path), seq_len=16)
+    data.prepare(tiny_tokenizer())
+    assert len(entries(cache)) == 1 and "rows" in Path("/proc/self/maps").read_text()
+    assert tiny_tokenizer().decode(data.splits.train.ids_BT.flatten()[:200].tolist()).startswith("two four two")

@@ -6,11 +6,10 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from specdec.data.chat import conversation, read_conversations, token_mask
-from specdec.data.chat import encode as encode_rows
 from specdec.data.layouts import ChatConversation
 from specdec.data.rows import DataRow
 from tests.data import tiny
-from tests.data.tiny import TWO_TURNS, supervised_texts, tiny_tokenizer, write_jsonl
+from tests.data.tiny import TWO_TURNS, encoded, supervised_texts, tiny_tokenizer, write_jsonl
 
 QUESTION = {"role": "user", "content": "what is it?"}
 
@@ -25,7 +24,7 @@ def encode(template: str, *conversations: list[dict[str, Any]], max_length: int 
         ChatConversation(f"a.jsonl, line {i}", messages, None, str(i))
         for i, messages in enumerate(conversations, start=1)
     ]
-    return encode_rows(rows, tokenizer, max_length).usable(max_length, "chat"), tokenizer
+    return encoded(rows, tokenizer, max_length).usable(max_length, "chat"), tokenizer
 
 
 def spans(template: str, messages: list[dict[str, Any]], **options: Any) -> list[str]:
@@ -64,7 +63,7 @@ def test_the_beginning_is_not_doubled_by_a_tokenizer_that_adds_its_own() -> None
         single="<|bos|> $A", special_tokens=[("<|bos|>", tokenizer.bos_token_id)]
     )
     assert tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id
-    document = encode_rows([ChatConversation("x", TWO_TURNS, None, "1")], tokenizer, 400).usable(400, "chat")[0]
+    document = encoded([ChatConversation("x", TWO_TURNS, None, "1")], tokenizer, 400).usable(400, "chat")[0]
     assert document.ids_T.tolist().count(tokenizer.bos_token_id) == 1
 
 
@@ -179,7 +178,7 @@ def test_tools_reach_the_template() -> None:
     template = "{% for t in tools %}{{ t['name'] }}{% endfor %}" + tiny.CHATML
     tokenizer = tiny_tokenizer(template)
     row = ChatConversation("x", TWO_TURNS, [{"name": "clock"}], "1")
-    document = encode_rows([row], tokenizer, 400).usable(400, "chat")[0]
+    document = encoded([row], tokenizer, 400).usable(400, "chat")[0]
     assert tokenizer.decode(document.ids_T).startswith("clock<|im_start|>user")
     assert supervised_texts(document, tokenizer)[0] == "four<|im_end|>"
 

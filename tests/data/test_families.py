@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from specdec.data.chat import encode
 from specdec.data.layouts import ChatConversation
 from tests.data.families import FAMILIES, family_tokenizer
-from tests.data.tiny import supervised_texts
+from tests.data.tiny import encoded, supervised_texts
 
 SYSTEM = {"role": "system", "content": "be brief"}
 ASKED = {"role": "user", "content": "what is two plus two?"}
@@ -42,7 +41,7 @@ def spans(name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
     made = []
     for trim_offsets in (False, True):
         tokenizer = family_tokenizer(name, trim_offsets=trim_offsets)
-        (document,) = encode([ChatConversation("a.jsonl, line 1", messages, tools, "1")], tokenizer, 2000).usable(
+        (document,) = encoded([ChatConversation("a.jsonl, line 1", messages, tools, "1")], tokenizer, 2000).usable(
             2000, "chat"
         )
         assert document.ids_T.tolist() == tokenizer.apply_chat_template(messages, tools=tools)["input_ids"]

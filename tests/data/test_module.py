@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specdec.data.loader import Batch, Document
-from specdec.data.module import ChatData, TextData, TokenData, encode_texts, read_texts
+from specdec.data.module import ChatData, TextData, TokenData, encode_texts, iter_texts
 from tests.data.tiny import CHATML, tiny_tokenizer, write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")  # a resumed run saves elsewhere
@@ -133,11 +133,11 @@ def words(data: TextData, part: int) -> list[str]:
 def test_texts_are_closed_once_and_wholly_supervised(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
     monkeypatch.setattr("specdec.data.module.CHUNK", 1)
-    documents = encode_texts(["the sky", "is blue<|eos|>"], tokenizer)
+    documents = list(encode_texts(["the sky", "is blue<|eos|>"], tokenizer))
     assert [tokenizer.decode(document.ids_T) for document in documents] == ["the sky<|eos|>", "is blue<|eos|>"]
     assert all(document.loss_mask_T.all() for document in documents)
     bare = tiny_tokenizer(eos=False)
-    assert bare.decode(encode_texts(["the sky"], bare)[0].ids_T) == "the sky"
+    assert bare.decode(next(encode_texts(["the sky"], bare)).ids_T) == "the sky"
 
 
 def test_whole_files_are_set_aside(tmp_path: Path) -> None:
@@ -152,13 +152,15 @@ def test_a_text_file_is_one_document_and_a_row_is_one(tmp_path: Path, caplog: py
     (tmp_path / "b.txt").write_bytes("\ufeffone\r\ntwo é\u2028 three\n".encode())
     (tmp_path / "c.txt").write_text(" \n")
     rows = write_jsonl(tmp_path / "a.jsonl", [{"text": "x\u2028y"}, {"text": "z", "more": 1}, {"text": ""}])
-    assert read_texts(str(tmp_path / "*")) == ["x\u2028y", "z", "one\r\ntwo é\u2028 three\n"]
+    texts = list(iter_texts(str(tmp_path / "*")))
+    assert [item.place for item in texts] == [f"{rows}, line 1", f"{rows}, line 2", str(tmp_path / "b.txt")]
+    assert [item.text for item in texts] == ["x\u2028y", "z", "one\r\ntwo é\u2028 three\n"]
     assert "left out 2 empty documents, 3 remain" in caplog.text
     with pytest.raises(ValueError, match=r"no documents in .*every file is empty"):
-        read_texts(str(tmp_path / "c*"))
+        list(iter_texts(str(tmp_path / "c*")))
     for row in ({"body": "a"}, {"text": 3}):
         with pytest.raises(ValueError, match=r"a\.jsonl, line 1: a row of text needs a string 'text', this has only"):
-            read_texts(str(write_jsonl(rows, [row])))
+            list(iter_texts(str(write_jsonl(rows, [row]))))
 
 
 def chats(path: Path, count: int) -> str:

@@ -1,11 +1,13 @@
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.data.loader import Batch, Document, first_fit_decreasing, pack_stream, pack_whole
+from specdec.data.loader import Batch, Document
+from specdec.data.packing import first_fit_decreasing, pack_stream, pack_whole
 
 SEQ = 6
 
@@ -68,7 +70,8 @@ def test_first_fit_decreasing_equals_the_plain_loop(lengths: list[int]) -> None:
                 break
         else:
             bins.append([item])
-    assert first_fit_decreasing(lengths, 20) == bins
+    items_N, starts = first_fit_decreasing(np.array(lengths), 20)
+    assert [part.tolist() for part in np.split(items_N, starts[1:])] == bins
 
 
 def test_stream_by_hand() -> None:

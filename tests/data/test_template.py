@@ -138,7 +138,7 @@ def test_a_tokenizer_that_fails_is_one_line() -> None:
     with pytest.raises(ValueError, match=reason):
         prompt_ids(unknown, "b")
     with pytest.raises(ValueError, match=reason):
-        encode_texts(["b"], unknown)
+        list(encode_texts(["b"], unknown))
 
 
 def test_a_giant_is_not_compiled() -> None:

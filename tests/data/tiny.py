@@ -1,6 +1,8 @@
 """Tiny tokenizers and chat templates, made on the spot."""
 
 import json
+import tempfile
+from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from specdec.data import Document
+from specdec.data.chat import encode
+from specdec.data.layouts import ChatConversation
+from specdec.data.tokens import TOKENS, Encoded, TokenFile, write_tokens
 
 SPECIAL = [
     "<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
@@ -109,3 +114,11 @@ def supervised_texts(document: Document, tokenizer: Any) -> list[str]:
     mask = [False, *document.loss_mask_T.tolist(), False]
     edges = [i for i, (left, right) in enumerate(pairwise(mask)) if left != right]
     return [tokenizer.decode(document.ids_T[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def encoded(conversations: Iterable[ChatConversation], tokenizer: Any, max_length: int) -> Encoded:
+    """Conversations as ChatData has them: in a file, which is mapped."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / TOKENS
+        write_tokens(encode(conversations, tokenizer, max_length), path)
+        return TokenFile(path, "").all()

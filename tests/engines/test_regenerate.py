@@ -70,7 +70,7 @@ def test_training_sees_the_tokens_that_were_generated(chat_target: Path, chats: 
     assert run(chat_target, chats, out) == 0
     target = Target.load(chat_target)
     tokenizer, decoder, ends = target.tokenizer, PlainDecoder(target), target.eos_token_ids
-    documents = encode(read_conversations(str(out)), tokenizer, 256).usable(256, "chat")
+    documents = list(encode(read_conversations(str(out)), tokenizer, 256))
     for said, document in zip(LEARNT, documents, strict=True):
         history: list[dict[str, Any]] = []
         expected: list[int] = []

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec.data import Document, TextData
-from specdec.data.loader import pack_stream, pack_whole
+from specdec.data.packing import pack_stream, pack_whole
 from specdec.decoding import SpeculativeDecoder, parse_shape
 from specdec.drafter import load_drafter
 from specdec.evaluation.callback import (

@@ -105,7 +105,7 @@ def test_no_thread_is_left_of_a_run(whole: Path, target_directory: Path) -> None
 
 class Uncut(Texts):
     def pack(self, documents: Any) -> Any:
-        from specdec.data.loader import pack_whole
+        from specdec.data.packing import pack_whole
 
         return pack_whole(documents, self.seq_len)
 

@@ -1,0 +1,244 @@
+"""What a chat template can express, and in which form a message must be for it: found by asking the template.
+
+Templates disagree about everything but ``role``. One reads a thought under ``reasoning_content``, another under
+``thinking``, a third takes it out of the text; one wants the arguments of a tool call as an object, another as a string
+of JSON; where nothing is said beside a call, one wants an empty text and another null. A wrong form does not fail: the
+template writes ``None``, or leaves out what it does not find. So each form is tried with words that occur nowhere else,
+and the one is taken in which all of them appear where the assistant writes.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specdec.data.layouts import THOUGHT_KEYS, Message
+from specdec.data.rendering import ChatTemplateError, Renderer
+
+Tools = Sequence[dict[str, Any]] | None
+
+# words of the trial messages
+QUESTION, ANSWER, THOUGHT = "Zyquestion", "Zyanswer", "Zythought"
+NAME, KEY, VALUE, RESULT, SYSTEM = "zyname", "zykey", "Zyvalue", "Zyresult", "Zysystem"
+OTHER_NAME, OTHER_KEY, OTHER_VALUE = "qwname", "qwkey", "Qwvalue"
+
+SWITCHES = ("enable_thinking", "thinking", "enable_reasoning", "reasoning")  # names of the switch of thinking
+INLINE, AFTER_PROMPT = "inline", "after_prompt"
+OPEN_TAG = re.compile(r"<think>\s*$")
+INLINE_THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
+CLOSED_THOUGHT = re.compile(r"(.*?)</think>(.*)", re.DOTALL)  # the prompt, which opened it, is not in the text
+
+
+@dataclass(frozen=True)
+class Form:
+    """How messages are put for one template.
+
+    Args:
+        parts: whether texts are lists of parts.
+        thought: the key of a thought; "inline": in the text, between tags; "after_prompt": the template drops
+            thoughts though its generation prompt opens one, so that the thought follows the prompt as it is; None:
+            there is no place for thoughts.
+        arguments: of tool calls, "object" or "text"; None: tool calls are not written.
+        silence: what stands as the content beside tool calls where nothing is said: "", None, or "absent".
+        results: whether results of tools are written.
+        system: whether system messages are written.
+        developer: the role under which developer messages are written.
+        switch: the argument that switches thinking; None if the template has none.
+    """
+
+    parts: bool = False
+    thought: str | None = None
+    arguments: str | None = None
+    silence: str | None = ""
+    results: bool = False
+    system: bool = False
+    developer: str = "developer"
+    switch: str | None = None
+
+    @property
+    def missing(self) -> list[str]:
+        """What the template cannot express, by name."""
+        able = {
+            "system messages": self.system,
+            "thoughts": self.thought is not None,
+            "tool calls": self.arguments is not None,
+            "results of tools": self.results,
+        }
+        return [name for name, is_able in able.items() if not is_able]
+
+    def messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages as specdec keeps them, in the form that the template wants."""
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Message) -> Message:
+        text = message.get("content") or ""
+        role = message["role"]
+        out = {name: value for name, value in message.items() if name not in NOT_FOR_TEMPLATES}
+        if role == "developer":
+            out["role"] = self.developer
+        if role == "assistant":
+            thought, text = thought_and_text(message)
+            if thought and self.thought in THOUGHT_KEYS:
+                out[self.thought] = thought
+            elif thought:
+                text = message.get("content") or ""
+                if "reasoning_content" in message:
+                    text = f"<think>\n{thought}\n</think>\n\n{text}"
+        out["content"] = [{"type": "text", "text": text}] if self.parts and text else text
+        if calls := message.get("tool_calls"):
+            out["tool_calls"] = [self._call(call) for call in calls]
+            if not text and self.silence == "absent":
+                del out["content"]
+            elif not text:
+                out["content"] = self.silence
+        return out
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        function = dict(call["function"])
+        arguments = function.get("arguments", {})
+        if self.arguments == "text" and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        elif self.arguments != "text" and isinstance(arguments, str):
+            arguments = json.loads(arguments or "{}")
+        return {**call, "function": {**function, "arguments": arguments}}
+
+
+NOT_FOR_TEMPLATES = {"reasoning_content", "weight", "token_ids", "prompt_token_ids"}
+
+
+def thought_and_text(message: Message) -> tuple[str, str]:
+    """An assistant's thought and what it says after it; the thought may have a key of its own or stand in the text."""
+    text = message.get("content") or ""
+    if message.get("reasoning_content"):
+        return message["reasoning_content"], text
+    if message["role"] == "assistant" and (match := INLINE_THOUGHT.fullmatch(text) or CLOSED_THOUGHT.fullmatch(text)):
+        return match[1].strip(), match[2].lstrip("\n")
+    return "", text
+
+
+def call_message(calls: dict[str, dict[str, Any]], **fields: Any) -> Message:
+    """An assistant's message that calls functions, by name and arguments."""
+    tool_calls = [
+        {"id": f"call0000{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(calls.items(), 1)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": tool_calls, **fields}
+
+
+def trial_tools() -> list[dict[str, Any]]:
+    """The functions that trial messages call."""
+    schema = {"type": "string", "description": "A word."}
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": "A function.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {KEY: schema, OTHER_KEY: schema},
+                    "required": [KEY],
+                },
+            },
+        }
+        for name in (NAME, OTHER_NAME)
+    ]
+
+
+ASKED: Message = {"role": "user", "content": QUESTION}
+
+
+def find_form(renderer: Renderer) -> Form:
+    """The form in which all that the template can express appears.
+
+    Raises:
+        ValueError: the template is not to be rendered at all.
+    """
+    renderer.source()
+    form = _Trials(renderer)
+    return form.found()
+
+
+class _Trials:
+    """Trial conversations, rendered in one form after another."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+        self.tools = trial_tools()
+
+    def found(self) -> Form:
+        """The whole form; every question is asked with the answers to those before it."""
+        form = Form()
+        as_parts = Form(parts=True)
+        if not self._writes(form, [ASKED], QUESTION) and self._writes(as_parts, [ASKED], QUESTION):
+            form = as_parts
+        form = replace(form, switch=self._switch(form))
+        form = replace(form, thought=self._thought(form))
+        form = self._calls(form)
+        result = [ASKED, call_message({NAME: {KEY: VALUE}}), {"role": "tool", "content": RESULT, **RESULT_FIELDS}]
+        system = [{"role": "system", "content": SYSTEM}, ASKED]
+        developer = [{"role": "developer", "content": SYSTEM}, ASKED]
+        return replace(
+            form,
+            results=form.arguments is not None and self._writes(form, result, RESULT),
+            system=self._writes(form, system, SYSTEM),
+            developer="developer" if self._writes(form, developer, SYSTEM) else "system",
+        )
+
+    def text(self, form: Form, messages: Sequence[Message], prompt: bool, **switches: bool) -> str | None:
+        """The rendered conversation; None if the template refuses it."""
+        tools = self.tools if any(message.get("tool_calls") for message in messages) else None
+        try:
+            return self.renderer.render(form.messages(messages), tools, prompt, **switches)
+        except ChatTemplateError:
+            return None
+
+    def _writes(self, form: Form, messages: Sequence[Message], word: str) -> bool:
+        return word in (self.text(form, messages, prompt=True) or "")
+
+    def turn(self, form: Form, message: Message, **switches: bool) -> str | None:
+        """What an assistant's message adds to a question; None if the template refuses it."""
+        closed = self.text(form, [ASKED, message], prompt=False, **switches)
+        return None if closed is None else closed.partition(QUESTION)[2]
+
+    def _switch(self, form: Form) -> str | None:
+        source = self.renderer.source()
+        for name in SWITCHES:
+            if re.search(rf"\b{name}\b", source):
+                states = [self.text(form, [ASKED], prompt=True, **{name: state}) for state in (False, True)]
+                if None not in states and states[0] != states[1]:
+                    return name
+        return None
+
+    def _thought(self, form: Form) -> str | None:
+        switches = {} if form.switch is None else {form.switch: True}
+        source = self.renderer.source()
+        message = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+        call = call_message({NAME: {KEY: VALUE}}, reasoning_content=THOUGHT)
+        for trial, word in ((message, ANSWER), (call, NAME)):  # some templates write the thoughts before calls alone
+            for key in (*THOUGHT_KEYS, INLINE):
+                turn = self.turn(replace(form, thought=key), trial, **switches)
+                is_known = key in source if key != INLINE else "</think>" in source
+                if is_known and turn and turn.count(THOUGHT) == 1 and word in turn.partition(THOUGHT)[2]:
+                    return key
+        prompt = self.text(form, [ASKED], prompt=True, **switches)
+        return AFTER_PROMPT if prompt is not None and OPEN_TAG.search(prompt) else None
+
+    def _calls(self, form: Form) -> Form:
+        """With the form of tool calls: the first in which name, key and value appear, as JSON if that can be had."""
+        message = call_message({NAME: {KEY: VALUE}})
+        silences: tuple[str | None, ...] = ("", "absent", None)
+        forms = [replace(form, arguments=kind, silence=silence) for kind in ("object", "text") for silence in silences]
+        for candidate in forms:
+            turn = self.turn(candidate, message)
+            if turn is None or not all(word in turn for word in (NAME, KEY, VALUE)):
+                continue
+            is_python = f"{{'{KEY}" in turn or "None" in turn
+            is_escaped = f'\\"{KEY}' in turn
+            if not is_python and not is_escaped:
+                return candidate
+        return form
+
+
+RESULT_FIELDS = {"name": NAME, "tool_call_id": "call00001"}

@@ -1,0 +1,77 @@
+"""A process that renders somebody else's chat template under limits, so that one that loops or grows harms nobody.
+
+Jinja's sandbox keeps a template away from the machine. It does not keep it from running forever or from filling the
+memory. :mod:`specdec.data.rendering` starts this file as a script, sends it a template once, and ends it if no answer
+comes in time. The file therefore imports nothing of specdec: what it needs must be there within a second.
+
+A request is a line of JSON with ``source``, ``conversations``, ``special`` (the tokenizer's special tokens by name) and
+``memory`` (bytes beyond what the process has). The answer is a line of JSON: ``error``, null or the reason.
+"""
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from transformers.utils.chat_template_utils import render_jinja_template
+
+
+def limit_memory(memory: int) -> None:
+    """Let this process take so many bytes more than it has; Linux alone counts what it has."""
+    if sys.platform != "linux":
+        return
+    pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+    limit = pages * resource.getpagesize() + memory
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def fault_of(request: dict[str, Any]) -> str | None:
+    """Why the template cannot be used, from rendering each conversation; None if it can.
+
+    A template may well refuse a conversation: only one that refuses all of them is at fault.
+    """
+    reasons = []
+    for conversation in request["conversations"]:
+        try:
+            render_jinja_template(
+                conversations=[conversation["messages"]],
+                tools=conversation["tools"],
+                chat_template=request["source"],
+                add_generation_prompt=conversation["prompt"],
+                **request["special"],
+            )
+        except MemoryError:
+            return "memory"
+        except Exception as error:  # noqa: BLE001  a template raises what it likes
+            reasons.append(reason_of(error))
+    refuses_all = len(reasons) == len(request["conversations"])
+    return reasons[0] if reasons and refuses_all else None
+
+
+def reason_of(error: Exception) -> str:
+    """The words of a template that refuses; of any other error its kind, too."""
+    if isinstance(error, jinja2.TemplateError | ValueError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def main() -> None:
+    """Answer requests until the pipe closes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        limit_memory(request["memory"])
+        try:
+            fault = fault_of(request)
+        except MemoryError:
+            fault = "memory"
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        sys.stdout.write(json.dumps({"error": fault}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""Tokens at rest: documents are written to specdec's cache as they come, and mapped from there.
+
+An entry of the cache is a folder, written whole or not at all: ``tokens.arrow`` (Arrow's IPC file format, which
+``pyarrow`` and others read), and ``SHA256SUMS``, against which a process compares it once. What is mapped takes no
+memory of the process's own, and processes that map one file share it.
+
+Legend: N documents, T tokens of one.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.data.loader import Document
+from specdec.data.rows import contents_of, find_sources
+from specdec.utils.files import (
+    SUMS,
+    cache_directory,
+    check_sums,
+    explained,
+    locked,
+    read_json,
+    staged_directory,
+    write_json,
+)
+from specdec.utils.progress import Advance, progress
+from specdec.utils.text import how_many
+
+log = logging.getLogger(__name__)
+
+VERSION = 4  # of what is kept on disk: raise it whenever a change of this package gives other tokens or masks
+TOKENS = "tokens.arrow"
+ABOUT = "about.json"
+GROUP = 1024  # documents that are written together, at most
+GROUP_TOKENS = 1 << 22  # and tokens, from which on a group is full
+MUCH = 0.05  # a loss that deserves a warning
+COLUMNS = ("sizes", "lengths", "supervised", "kept", "conversations")  # int32, a number of each document
+
+
+class MaskError(ValueError):
+    """The loss mask holds no token, or every token."""
+
+
+class EncodedDocument(NamedTuple):
+    """A document to be kept: of a conversation, or of a part of one."""
+
+    ids_T: Tensor  # int32, cut to a row's length
+    loss_mask_T: Tensor  # bool, True where token x_j is supervised
+    length: int  # tokens before the cut
+    supervised: int  # supervised tokens before the cut
+    conversation: int  # number of its conversation, ascending; all documents of one are trained on, or none
+
+
+class _Group(NamedTuple):
+    """Documents that were written together, as the file has them."""
+
+    starts: np.ndarray  # int64, one more than documents
+    ids: np.ndarray  # int32
+    loss_mask: np.ndarray  # bool
+
+
+class Encoded(Sequence[Document]):
+    """N documents of a file of tokens, which is mapped: a document is read where it is asked for.
+
+    Args:
+        file: of all documents.
+        numbers_N: of these documents, int64.
+    """
+
+    def __init__(self, file: "TokenFile", numbers_N: Tensor) -> None:
+        self.file, self.numbers_N = file, numbers_N
+
+    def __len__(self) -> int:
+        return len(self.numbers_N)
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Encoded": ...
+    def __getitem__(self, index: int | slice) -> "Document | Encoded":
+        if isinstance(index, slice):
+            return Encoded(self.file, self.numbers_N[index])
+        ids, loss_mask = self.arrays(index)
+        return Document(torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(loss_mask.copy()))
+
+    def arrays(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, loss mask) of a document, where they are mapped: int32 and bool, not to be written to."""
+        return self.file.arrays(int(self.numbers_N[index]))
+
+    def take(self, numbers_M: Tensor) -> "Encoded":
+        """Some of the documents."""
+        return Encoded(self.file, self.numbers_N[numbers_M])
+
+    def column(self, name: str) -> Tensor:
+        """One of :data:`COLUMNS` of these documents, int64."""
+        return self.file.columns[name][self.numbers_N].long()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What was said of all documents of the file when they were made."""
+        return self.file.about
+
+    @property
+    def key(self) -> str:
+        """A hash of the documents' tokens and masks."""
+        return hashlib.sha256(self.file.digest.encode() + self.numbers_N.numpy().tobytes()).hexdigest()
+
+    def split(self, part_of: Callable[[int], Tensor]) -> tuple["Encoded", "Encoded"]:
+        """(training, validation) documents; all of a conversation are in the same part.
+
+        Args:
+            part_of: a mask of the conversations that are set aside, of how many there are.
+        """
+        _, conversation_N = self.column("conversations").unique(return_inverse=True)
+        held_N = part_of(int(conversation_N.max()) + 1)[conversation_N]
+        return self.take(~held_N), self.take(held_N)
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """What truncation and missing answers cost, by name."""
+        sizes_N, kept_N, lengths_N, supervised_N = map(self.column, ("sizes", "kept", "lengths", "supervised"))
+        return {
+            "conversations": len(self.column("conversations").unique()),
+            "documents": len(self),
+            "cut": int((sizes_N < lengths_N).sum()),  # documents longer than a row
+            "tokens_lost": int((lengths_N - sizes_N).sum()),
+            "supervised_lost": int((supervised_N - kept_N).sum()),
+            "silent": int((supervised_N == 0).sum()),  # documents without a supervised token, before the cut
+            "cut_away": int(((supervised_N > 0) & (kept_N == 0)).sum()),  # that lost all supervised tokens to it
+        }
+
+    def usable(self, max_length: int, name: str) -> "Encoded":
+        """The documents that have a supervised token; what was lost is logged, with a warning if it is much.
+
+        Raises:
+            MaskError: no token is supervised, or every one.
+        """
+        lost, supervised = self.lost, int(self.column("supervised").sum())
+        conversations, cut, share = lost["conversations"], lost["cut"], lost["supervised_lost"] / max(supervised, 1)
+        parts = f" in {how_many(len(self), 'document')}" if len(self) != conversations else ""
+        log.log(
+            logging.WARNING if max(share, cut / len(self)) > MUCH else logging.INFO,
+            "%s: %s%s, %d cut to %d tokens: %d of %d tokens lost, %d of %d supervised (%.1f %%)",
+            name, how_many(conversations, "conversation"), parts, cut, max_length, lost["tokens_lost"],
+            int(self.column("lengths").sum()), lost["supervised_lost"], supervised, 100 * share,
+        )  # fmt: skip
+        documents = self.take(self.column("kept") > 0)
+        if len(documents) < len(self):
+            log.warning(
+                "%s: dropped %d of %s, without a supervised token",
+                name, len(self) - len(documents), how_many(len(self), "row"),
+            )  # fmt: skip
+        if not len(documents):
+            raise MaskError(
+                f"{name}: of {how_many(conversations, 'conversation')} none has a supervised token ({cut} were cut to "
+                f"{max_length} tokens): they need assistant turns that begin within seq_len"
+            )
+        if torch.equal(documents.column("kept"), documents.column("sizes")):
+            raise MaskError(
+                f"{name}: every token is supervised, prompts included: the chat template marks no assistant turns; "
+                "check its {% generation %} tags"
+            )
+        return documents
+
+
+class TokenFile:
+    """A file of tokens, mapped.
+
+    Args:
+        path: of a file that :func:`write_tokens` has written, and that is as it was written.
+        digest: the file's SHA-256.
+        about: what was said of the documents when they were made.
+    """
+
+    def __init__(self, path: Path, digest: str, about: dict[str, Any]) -> None:
+        from pyarrow import ipc, memory_map
+
+        self.digest = digest
+        self.about = about
+        with explained(path):
+            reader = ipc.open_file(memory_map(str(path)))
+        self.groups: list[_Group] = []
+        columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            ids, loss_mask = batch.column("ids"), batch.column("loss_mask")
+            self.groups.append(_Group(
+                ids.offsets.to_numpy(), ids.values.to_numpy(), loss_mask.values.to_numpy().view(np.bool_)
+            ))  # fmt: skip
+            for name, parts in columns.items():
+                parts.append(batch.column(name).to_numpy())
+        self.columns = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in columns.items()}
+        self._firsts = np.cumsum([0, *(len(group.starts) - 1 for group in self.groups)])  # documents of the groups
+
+    def arrays(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, loss mask) of a document, where they are mapped."""
+        at = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        group, place = self.groups[at], number - int(self._firsts[at])
+        inside = slice(int(group.starts[place]), int(group.starts[place + 1]))
+        return group.ids[inside], group.loss_mask[inside]
+
+    def all(self) -> Encoded:
+        """Every document."""
+        return Encoded(self, torch.arange(len(self.columns["sizes"])))
+
+
+def write_tokens(documents: Iterable[EncodedDocument], path: Path) -> None:
+    """Write documents to a file as they come; no more than a group of them is in memory.
+
+    Raises:
+        ValueError: there is none, or the file cannot be written.
+    """
+    import pyarrow as pa
+
+    kinds = {"ids": pa.large_list(pa.int32()), "loss_mask": pa.large_list(pa.uint8())}
+    schema = pa.schema(kinds | dict.fromkeys(COLUMNS, pa.int32()))
+    count = 0
+    with explained(path), pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for group in _groups(documents):
+            count += len(group)
+            sizes = [len(document.ids_T) for document in group]
+            starts = np.cumsum([0, *sizes])
+            ids = torch.cat([document.ids_T for document in group]).int().numpy()
+            loss_mask = torch.cat([document.loss_mask_T for document in group]).numpy().view(np.uint8)
+            numbers = {
+                "sizes": sizes,
+                "lengths": [document.length for document in group],
+                "supervised": [document.supervised for document in group],
+                "kept": [int(document.loss_mask_T.sum()) for document in group],
+                "conversations": [document.conversation for document in group],
+            }
+            lists = [pa.LargeListArray.from_arrays(pa.array(starts), pa.array(values)) for values in (ids, loss_mask)]
+            columns = [pa.array(np.asarray(numbers[name], np.int32)) for name in COLUMNS]
+            writer.write_batch(pa.record_batch([*lists, *columns], schema=schema))
+    if not count:
+        raise ValueError("no document is left to train on")
+
+
+def _groups(documents: Iterable[EncodedDocument]) -> Iterator[list[EncodedDocument]]:
+    group: list[EncodedDocument] = []
+    tokens = 0
+    for document in documents:
+        group.append(document)
+        tokens += len(document.ids_T)
+        if len(group) == GROUP or tokens >= GROUP_TOKENS:
+            yield group
+            group = []
+            tokens = 0
+    if group:
+        yield group
+
+
+def determinants(
+    patterns: str | Sequence[str], layout: str | None, broken: str, tokenizer: Any, max_length: int, turns: str = ""
+) -> list[Any]:
+    """Whatever can change the tokens: the sources' content, the tokenizer, its template, and versions.
+
+    Raises:
+        ValueError: a source is missing or unreadable.
+    """
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    versions = [importlib.metadata.version(name) for name in ("jinja2", "tokenizers", "transformers")]
+    template = [backend, tokenizer.special_tokens_map, tokenizer.chat_template]
+    contents = [contents_of(source) for source in find_sources(patterns)]
+    return [VERSION, versions, contents, layout, broken, template, max_length, turns]
+
+
+def cached(
+    determined_by: list[Any], make: Callable[[], Iterable[EncodedDocument]], unit: str = "conversation",
+    about: Callable[[], dict[str, Any]] = dict,
+) -> Encoded:  # fmt: skip
+    """What specdec's cache has under these determinants; ``make`` is called where it has nothing, by one process.
+
+    Args:
+        about: called when all documents are made; what it says is kept beside them, as :attr:`Encoded.about`.
+
+    Raises:
+        ValueError: the cache may not be written, the disk is full, or what was kept is damaged.
+    """
+
+    def write(folder: Path) -> None:
+        with progress("tokenising", unit, None) as advance:
+            write_tokens(_counted(make(), advance), folder / TOKENS)
+        write_json(folder / ABOUT, about())
+
+    folder = entry("tokens", determined_by, write)
+    digest = sound(folder)[TOKENS]
+    documents = TokenFile(folder / TOKENS, digest, read_json(folder / ABOUT)).all()
+    log.info("%s as tokens: %s", how_many(len(documents), "document"), folder)
+    return documents
+
+
+def _counted(documents: Iterable[EncodedDocument], advance: Advance) -> Iterator[EncodedDocument]:
+    """The documents; ``advance`` is told of each conversation that they bring."""
+    conversations = 0
+    for document in documents:
+        if (more := document.conversation + 1 - conversations) > 0:
+            advance(more)
+            conversations += more
+        yield document
+
+
+def entry(kind: str, determined_by: list[Any], write: Callable[[Path], None]) -> Path:
+    """A folder of specdec's cache, of what is determined by this; where there is none, one process writes it.
+
+    Args:
+        write: fills the folder.
+
+    Raises:
+        ValueError: the cache may not be written, or the disk is full.
+    """
+    key = hashlib.sha256(json.dumps(determined_by, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    folder = cache_directory() / kind / key
+    # no lock where nothing is written: the cache may be read-only
+    with contextlib.nullcontext() if folder.exists() else locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            with staged_directory(folder) as temporary:
+                write(temporary)
+    return folder
+
+
+def sound(folder: Path) -> dict[str, str]:
+    """The SHA-256 of an entry's files, which a process compares once with those that were written.
+
+    Raises:
+        ValueError: a file was cut off, altered or removed. What is mapped would be a crash, or other tokens.
+    """
+    with explained(folder):
+        marks = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
+    return _sound(folder, tuple((name, about.st_ino, about.st_size, about.st_mtime_ns) for name, about in marks))
+
+
+@functools.lru_cache(64)
+def _sound(folder: Path, marks: tuple[tuple[str, int, int, int], ...]) -> dict[str, str]:
+    remedy = f"remove the folder {folder}, and it is made again"
+    sums = check_sums(folder, remedy)
+    if not sums:
+        raise ValueError(f"{folder}: damaged, it has no {SUMS}: {remedy}")
+    return sums
