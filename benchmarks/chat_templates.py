@@ -50,8 +50,8 @@ For each assistant turn the oracle asks two things.
 
 - **The twin**: which tokens do the twin's `{% generation %}` tags mark?
 - **Prompt and ends**: the template's rendering of the messages before the turn, with the generation prompt and the
-  thinking switch that fits, is the prompt. What follows it, up to and including the first token at which the model stops,
-  is what the model writes. White space behind that token is not supervised.
+  thinking switch that fits, is the prompt. What follows it, up to and including the first token at which the model
+  stops, is what the model writes. White space behind that token is not supervised.
 
 Where the two differ, prompt and ends count, because that is how the model is run. Each such difference is of one of the
 classes below. specdec's ids must be equal to the oracle's, and so must all ids before them in the row.
@@ -115,8 +115,8 @@ def _summary(results: Iterable[Cell]) -> list[str]:
     total = sum(counts.values())
     failed = sum(counts[name] for name in FAILURES)
     return [
-        f"Of {total:,} assistant turns in {len(list(templates())) * len(KINDS)} cells, {counts[TWIN]:,} are equal to the "
-        f"twin, {counts[ENDS]:,} to prompt and ends, {counts[REFUSED]:,} are refused with the reason, and {failed} fail. "
+        f"Of {total:,} assistant turns in {len(templates()) * len(KINDS)} cells, {counts[TWIN]:,} are equal to the twin, "
+        f"{counts[ENDS]:,} to prompt and ends, {counts[REFUSED]:,} are refused with the reason, and {failed} fail. "
         f"{sum(twin_of(name) is not None for name in templates())} of the {len(templates())} templates have a twin or "
         "tags of their own."
     ]

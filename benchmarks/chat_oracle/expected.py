@@ -1,8 +1,8 @@
-"""What must be supervised: of each assistant turn the prompt in which it is generated, and what the model writes there.
+"""What must be supervised: of each assistant turn the prompt in which it is generated, and what the model writes.
 
-The prompt is the template's own rendering of the messages before, with the generation prompt and the thinking switch that
-fits. The turn is what the twin (without a twin, the template) writes behind its own prompt, up to and including the first
-token at which the model stops. A form of the messages counts only if all that they say stands there.
+The prompt is the template's own rendering of the messages before, with the generation prompt and the thinking switch
+that fits. The turn is what the twin (without a twin, the template) writes behind its own prompt, up to and including
+the first token at which the model stops. A form of the messages counts only if all that they say stands there.
 """
 
 import itertools
@@ -20,10 +20,11 @@ from benchmarks.chat_oracle.tokenizers import sources, stops_of, tokenizer_of, t
 
 SWITCHES = ("enable_thinking", "thinking")
 OPEN = "<think>"
+TAGS_ARE_A_FORM = True  # of every template: False if only of one that reads or writes `</think>` itself
 INJECTED = ("None", "null")  # what a template writes for a content that it does not expect
 
 
-class Refused(ValueError):
+class RefusedError(ValueError):
     """A template raises."""
 
 
@@ -80,14 +81,14 @@ class Scene(NamedTuple):
                 **switch,
             )
         except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
-            raise Refused(f"the template raises: {' '.join(str(error).split())[:120]}") from error
+            raise RefusedError(f"the template raises: {' '.join(str(error).split())[:120]}") from error
         return str(texts[0])
 
 
 @lru_cache(256)
 def switch_of(source: str) -> str | None:
     """The name under which a template reads whether the model thinks."""
-    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701  nothing is rendered
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     plain = (
         source.replace("endgeneration", "endif")
         .replace("generation -%", "if true -%")
@@ -122,11 +123,12 @@ def _expected(scene: Scene, i: int) -> Expected:
     choices: list[Choice] = []
     gone = ""
     message = scene.messages[i]
-    for form in forms(scene.messages[: i + 1], tags=not has_thoughts(scene.name) or message.inline is not None):
-        if form.thought == "inline" and has_thoughts(scene.name):
+    for form in forms(scene.messages[: i + 1], tags=_takes_tags(scene.name) or message.inline is not None):
+        if form.thought == "inline" and not _takes_tags(scene.name):
             continue
         verbatim = form.thought == "verbatim" and message.inline is not None
-        if choices and not gone and not verbatim:
+        context = form.thought in ("inline", "verbatim") and not message.thought and _takes_tags(scene.name)
+        if choices and not gone and not verbatim and not context:
             continue
         try:
             choice = _choice(scene, i, form)
@@ -137,12 +139,11 @@ def _expected(scene: Scene, i: int) -> Expected:
         if not choices or (gone and not lacks):
             choices = [choice]
             gone = lacks
-        elif verbatim and not lacks and _same_tags(choices[0]):
-            choices.append(choice)
-            break
+        elif not lacks and ((verbatim and _same_tags(choices[0])) or (context and choice.turn == choices[0].turn)):
+            choices.append(choice)  # the row's own tags; or an earlier thought in the content, where no key holds it
     if not choices:
         try:
-            choices.append(_opened(scene, i))
+            choices += _opened(scene, i)
         except ValueError as error:
             reasons.append(str(error))
     if not choices:
@@ -157,6 +158,13 @@ def _expected(scene: Scene, i: int) -> Expected:
     elif message.inline is not None and not message.thought:
         may_refuse = "an empty thought may count as none"
     return Expected(i, message, choices, may_refuse=may_refuse)
+
+
+@lru_cache(64)
+def _takes_tags(name: str) -> bool:
+    """Whether a thought may be written in tags of the content, as it has no key of its own."""
+    reads = "</think>" in sources()[name] + (twin_of(name) or "")
+    return not has_thoughts(name) and (reads or TAGS_ARE_A_FORM)
 
 
 @lru_cache(64)
@@ -179,7 +187,7 @@ def _raises(scene: Scene, form: Form) -> bool:
     """Whether the template raises of the whole row."""
     try:
         scene.render(sources()[scene.name], [written(message, form) for message in scene.messages], False)
-    except Refused:
+    except RefusedError:
         return True
     return False
 
@@ -248,16 +256,17 @@ def _turn(scene: Scene, i: int, form: Form, prompt: str, source: str, of_source:
         before = [written(one, of_source) for one in history]
         try:
             asked = scene.render(source, before, True, **switch)
-            if asked != prompt and _opening(scene, source, before, switch) != opening:
+            differs = asked != prompt and _opening(scene, source, before, switch) != opening
+            if differs and not remark:
                 raise ValueError("the generation prompt depends on the history")
             text = scene.render(source, [*before, written(message, of_source)], False, **switch)
             if not text.startswith(asked) and asked.rstrip().endswith(OPEN) and not message.thought:
                 raise ValueError("the generation prompt begins a thought, and the turn has none")
             if not text.startswith(asked):
                 raise ValueError("the turn does not begin with the generation prompt")
-            turn = _cut(scene, text[len(asked) :])
+            turn = _cut(scene, text[len(asked) :]).removeprefix(opening if differs else "")
             _check(message, prompt, turn)
-        except Refused:
+        except RefusedError:
             if history == scene.messages[:i]:  # in the row's own history
                 raise
             continue
@@ -311,20 +320,22 @@ def _check(message: Said, prompt: str, turn: str) -> None:
         raise ValueError("the generation prompt begins a thought, and the turn has none")
 
 
-def _opened(scene: Scene, i: int) -> Choice:
-    """A thought that the template drops, behind a prompt that opens it."""
+def _opened(scene: Scene, i: int) -> list[Choice]:
+    """A thought that the template drops, behind a prompt that opens it; earlier thoughts may stand in tags or not."""
     message = scene.messages[i]
-    reasons = []
-    if not message.thought:
-        raise ValueError("there is no thought")
-    for form in forms([*scene.messages[:i], message._replace(thought="", inline=None)]):
+    reasons = ["there is no thought"]
+    choices = []
+    plain = message._replace(thought="", inline=None)
+    remark = "the template has no thought beside a call" if message.calls else ""
+    for form in forms(scene.messages[: i + 1]) if message.thought else ():
         try:
             prompt = _prompt(scene, i, form)
             if not prompt.rstrip().endswith(OPEN):
                 raise ValueError("the prompt opens no thought")
             base = prompt.rstrip().removesuffix(OPEN)
-            plain = [written(one, form) for one in [*scene.messages[:i], message._replace(thought="", inline=None)]]
-            text = scene.render(sources()[scene.name], plain, False)
+            text = scene.render(
+                sources()[scene.name], [written(one, form) for one in [*scene.messages[:i], plain]], False
+            )
             if not text.startswith(base):
                 raise ValueError("the turn does not begin with the generation prompt")
             turn = f"{message.thought}\n</think>\n\n{_cut(scene, text[len(base) :])}"
@@ -332,8 +343,11 @@ def _opened(scene: Scene, i: int) -> Choice:
         except ValueError as error:
             reasons.append(str(error))
             continue
-        return Choice(prompt, turn, form, "the template has no thought beside a call" if message.calls else "")
-    raise ValueError(_telling(reasons))
+        if (prompt, turn) not in [choice[:2] for choice in choices]:
+            choices.append(Choice(prompt, turn, form, remark))
+    if choices:
+        return choices
+    raise ValueError(_telling(reasons[1:] or reasons))
 
 
 def twin_runs(scene: Scene, form: Form) -> list[Run] | None:

@@ -6,8 +6,8 @@ TAG = r"\{%-?\s*generation\s*-?%\}"
 END_TAG = r"\{%-?\s*endgeneration\s*-?%\}"
 OUTPUT = r"\{\{(?:[^{}]|\{[^{}]*\})*\}\}"
 ENDS = (
-    "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|return|>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>",
-    "<|end|>", "<end_of_utterance>", "<|eot|>", "</s>",
+    "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|return|>", "<|END_OF_TURN_TOKEN|>", "<|end|>",
+    "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<|eot|>", "</s>",  # noqa: RUF001  DeepSeek's own bars
 )  # fmt: skip
 THOUGHT = ("reasoning_content", "thinking", "reasoning")
 
@@ -16,7 +16,7 @@ def planted_faults(template: str) -> dict[str, str]:
     """Broken variants of a template by what is wrong with them; a fault that it has no place for is left out.
 
     - ``user dropped``, ``tool dropped``, ``system dropped``: messages of a role are not written
-    - ``thought dropped``, ``call dropped``, ``arguments lost``, ``answer cut``: a part of what the assistant says is lost
+    - ``thought dropped``, ``call dropped``, ``arguments lost``, ``answer cut``: a part of what is said is lost
     - ``prompt differs``: the generation prompt is not the header of the assistant's turns
     - ``end missing``: no end-of-turn token is written
     - ``tag moved forward``, ``tag moved back``: ``{% generation %}`` begins behind the first words, or with the header

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  DeepSeek's tokens have fullwidth bars
 """TRL's chat templates and a small tokenizer for each, with the special tokens that the model's own tokenizer has."""
 
 import importlib.metadata
@@ -6,8 +7,9 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from tests.data.tiny import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
+
+from tests.data.tiny import tiny_tokenizer
 
 TWIN = "_training"
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")

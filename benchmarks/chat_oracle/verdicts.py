@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from benchmarks.chat_oracle.conversations import KINDS, Row
 from benchmarks.chat_oracle.expected import Choice, Expected, expect
 from benchmarks.chat_oracle.tokenizers import stops_of, tokenizer_of, twin_of
-from specdec.data.chat import conversation, encode
+from specdec.data.chat import Report, conversation, encode
 from specdec.data.rows import DataRow
 
 LENGTH = 100_000  # tokens, more than any row has
@@ -23,17 +23,18 @@ UNEXPLAINED = "UNEXPLAINED"
 FAILURES = (DIFFERENT, WRONGLY, SILENT, UNEXPLAINED)
 
 CLASSES = {  # why what counts is not what the twin marks
-    "n": "TRL has no twin of this template: what counts is what the template writes behind its generation prompt, up to "
-    "the token at which the model stops.",
-    "p": "The twin also marks a beginning that the generation prompt already holds: the header of the turn, or an empty "
-    "thought.",
-    "e": "The twin leaves out the token at which the model stops, or marks an end-of-text token behind it that the model "
-    "never gets to write.",
-    "h": "The twin writes an earlier turn as history, where it ends with another token than the one that the model wrote.",
+    "n": "TRL has no twin of this template: what counts is what the template writes behind its generation prompt, up "
+    "to the token at which the model stops.",
+    "p": "The twin also marks a beginning that the generation prompt already holds: the header of the turn, or an "
+    "empty thought.",
+    "e": "The twin leaves out the token at which the model stops, or marks an end-of-text token behind it that the "
+    "model never gets to write.",
+    "h": "The twin writes an earlier turn as history, where it ends with another token than the one that the model "
+    "wrote.",
     "t": "The twin leaves out the thought, or the words before a call, of an earlier turn or of every turn; the model "
     "wrote them.",
-    "r": "The template begins the turn behind a tool's result with a header that its own generation prompt lacks, and the "
-    "twin does not mark that header.",
+    "r": "The template begins the turn behind a tool's result with a header that its own generation prompt lacks, and "
+    "the twin does not mark that header.",
     "j": "The twin marks two turns as one, or one turn as two.",
     "d": "The twin refuses the row as a whole.",
 }
@@ -43,7 +44,8 @@ class Supervised(NamedTuple):
     """What specdec made of a row: of each supervised run the ids up to its end and its own ids; and what it refused."""
 
     runs: list[tuple[list[int], list[int]]]
-    reasons: list[str]
+    reasons: list[str]  # one for each turn that is refused
+    row_refused: bool = False  # as a whole: every turn, for the one reason
 
 
 class Verdict(NamedTuple):
@@ -76,19 +78,20 @@ class Cell(NamedTuple):
 
 def supervise(row: Row, tokenizer: Any) -> Supervised:
     """What specdec makes of a row."""
-    reasons: list[str] = []
+    left_out: list[str] = []
+    report = Report()
     try:
         chat = conversation(DataRow("row 1", "row-1", row))
-        documents = list(encode([chat], tokenizer, LENGTH, left_out=reasons))
+        documents = list(encode([chat], tokenizer, LENGTH, left_out=left_out, report=report))
     except ValueError as error:
-        return Supervised([], [*reasons, str(error)])
+        return Supervised([], left_out or [str(error)], row_refused=True)
     runs = []
     for document in documents:
         ids = document.ids_T.tolist()
         mask = [False, *document.loss_mask_T.tolist(), False]
         edges = [k for k, (left, right) in enumerate(itertools.pairwise(mask)) if left != right]
         runs += [(ids[:end], ids[start:end]) for start, end in zip(edges[::2], edges[1::2], strict=True)]
-    return Supervised(runs, reasons)
+    return Supervised(runs, [reason for reason, count in report.reasons.items() for _ in range(count)])
 
 
 def ids_of(text: str, start: int, name: str) -> tuple[list[int], list[int]]:
@@ -134,6 +137,7 @@ def judge(name: str, expected: Sequence[Expected], made: Supervised) -> list[Ver
         match = next((choice for choice in turn.choices if _take(name, choice, runs)), None)
         matches.append(match)
     verdicts = []
+    silent = 0 if made.row_refused else matches.count(None) - len(runs) - len(made.reasons)
     decode = tokenizer_of(name).decode
     for turn, match in zip(expected, matches, strict=True):
         if match is not None:
@@ -141,13 +145,15 @@ def judge(name: str, expected: Sequence[Expected], made: Supervised) -> list[Ver
             continue
         wanted = turn.choices[0] if turn.choices else None
         text = f"...{wanted.prompt[-60:]} >>> {wanted.turn}" if wanted else ""
-        if runs:  # something else was supervised
-            whole, run = runs.pop(0)
+        if run_of := _other_run(name, turn, matches, expected, runs):
+            runs.remove(run_of)
+            whole, run = run_of
             actual = f"...{decode(whole[: -len(run)])[-60:]} >>> {decode(run)}"
             if wanted and run == _ids(name, wanted)[1]:
                 actual = f"the same behind {decode(whole[: -len(run)])!r} instead of {wanted.prompt!r}"
             verdicts.append(Verdict(DIFFERENT, "", text, actual, turn.reason))
-        elif not made.reasons:
+        elif silent > 0:
+            silent -= 1
             verdicts.append(Verdict(SILENT, "", text, "", turn.reason))
         elif wanted and not turn.may_refuse:
             verdicts.append(Verdict(WRONGLY, "", text, "", "; ".join(made.reasons)))
@@ -157,6 +163,19 @@ def judge(name: str, expected: Sequence[Expected], made: Supervised) -> list[Ver
         rest = "; ".join(decode(run) for _, run in runs)
         verdicts[-1] = Verdict(DIFFERENT, "", "nothing more", rest)
     return verdicts
+
+
+def _other_run(
+    name: str, turn: Expected, matches: Sequence[Choice | None], expected: Sequence[Expected],
+    runs: Sequence[tuple[list[int], list[int]]],
+) -> tuple[list[int], list[int]] | None:  # fmt: skip
+    """What was supervised instead of a turn: the same ids in another context, else a run that is no other turn's."""
+    ids = {id(one): [_ids(name, choice)[1] for choice in one.choices] for one in expected}
+    same = next((run for run in runs if run[1] in ids[id(turn)]), None)
+    if same is not None:
+        return same
+    missing = [one for one, match in zip(expected, matches, strict=True) if match is None and one is not turn]
+    return next((run for run in runs if not any(run[1] in ids[id(one)] for one in missing)), None)
 
 
 def _take(name: str, choice: Choice, runs: list[tuple[list[int], list[int]]]) -> bool:

@@ -104,14 +104,12 @@ def test_the_oracle_flags_every_planted_fault(name: str) -> None:
         assert failures, f"{name}: {fault}"
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma", "llama3", "smolvlm"])
-def test_the_oracle_flags_moved_tags(name: str) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "gemma", "llama3"])
+def test_tags_that_begin_too_late_are_flagged(name: str) -> None:
     twin = twin_of(name)
     assert twin is not None
-    faults = {fault: text for fault, text in planted_faults(twin).items() if "tag" in fault}
-    assert faults
-    for fault, template in faults.items():
-        assert cell(name, "plain", tokenizer=broken(name, template)).failures, fault
+    template = planted_faults(twin)["tag moved forward"]
+    assert cell(name, "plain", tokenizer=broken(name, template)).failures
 
 
 def test_every_failure_is_named() -> None:
