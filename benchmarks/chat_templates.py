@@ -114,11 +114,12 @@ def _summary(results: Iterable[Cell]) -> list[str]:
     counts = Counter(verdict.mark for result in results for _, _, verdict in result.verdicts)
     total = sum(counts.values())
     failed = sum(counts[name] for name in FAILURES)
+    names = templates()
+    twins = sum(twin_of(name) is not None for name in names)
     return [
-        f"Of {total:,} assistant turns in {len(templates()) * len(KINDS)} cells, {counts[TWIN]:,} are equal to the twin, "
+        f"Of {total:,} assistant turns in {len(names) * len(KINDS)} cells, {counts[TWIN]:,} are equal to the twin, "
         f"{counts[ENDS]:,} to prompt and ends, {counts[REFUSED]:,} are refused with the reason, and {failed} fail. "
-        f"{sum(twin_of(name) is not None for name in templates())} of the {len(templates())} templates have a twin or "
-        "tags of their own."
+        f"{twins} of the {len(names)} templates have a twin or tags of their own."
     ]
 
 
