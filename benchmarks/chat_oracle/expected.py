@@ -221,7 +221,7 @@ def _prompt(scene: Scene, i: int, form: Form) -> str:
     prompt = scene.render(sources()[scene.name], before, True, **_switch(scene, scene.messages[i]))
     for message in scene.messages[:i]:
         if message.text not in prompt:
-            raise ValueError(f"the prompt lacks the text of a {message.role} message")
+            raise ValueError(f"the prompt lacks the text of an earlier {message.role} message")
     return prompt
 
 
