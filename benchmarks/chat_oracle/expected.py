@@ -20,7 +20,7 @@ from benchmarks.chat_oracle.tokenizers import sources, stops_of, tokenizer_of, t
 
 SWITCHES = ("enable_thinking", "thinking")
 OPEN = "<think>"
-TAGS_ARE_A_FORM = True  # of every template: False if only of one that reads or writes `</think>` itself
+TAGS_ARE_A_FORM = False  # of every template: False if only of one that reads or writes `</think>` itself
 INJECTED = ("None", "null")  # what a template writes for a content that it does not expect
 
 
@@ -153,6 +153,8 @@ def _expected(scene: Scene, i: int) -> Expected:
         may_refuse = "the template has a place for thoughts, but not in such a turn"
     if _raises(scene, choices[0].form):
         may_refuse = "the template refuses the whole row"
+    elif _lacks_header(scene, choices[0]):
+        may_refuse = "the generation prompt leaves out the header there"
     elif gone:
         may_refuse = f"the prompt lacks {gone} of a message before"
     elif message.inline is not None and not message.thought:
@@ -181,6 +183,16 @@ def has_thoughts(name: str) -> bool:
             except ValueError:
                 continue
     return False
+
+
+def _lacks_header(scene: Scene, choice: Choice) -> bool:
+    """Whether the prompt does not end with what the template otherwise writes as the generation prompt."""
+    question = [written(Said("user", "what?"), choice.form)]
+    try:
+        header = _opening(scene, sources()[scene.name], question, {})
+    except RefusedError:
+        return False
+    return bool(header) and header.split()[0] not in choice.prompt[-2 * len(header) - 40 :]
 
 
 def _raises(scene: Scene, form: Form) -> bool:

@@ -81,10 +81,10 @@ class Form:
             thought, text = thought_and_text(message)
             if thought and self.thought in THOUGHT_KEYS:
                 out[self.thought] = thought
-            elif thought:
+            elif thought and "reasoning_content" not in message:
                 text = message.get("content") or ""
-                if "reasoning_content" in message:
-                    text = f"<think>\n{thought}\n</think>\n\n{text}"
+            elif thought and self.thought in (INLINE, AFTER_PROMPT):
+                text = f"<think>\n{thought}\n</think>\n\n{text}"
         out["content"] = [{"type": "text", "text": text}] if self.parts and text else text
         if calls := message.get("tool_calls"):
             out["tool_calls"] = [self._call(call) for call in calls]

@@ -248,9 +248,14 @@ class Template:
         alone = self._trial([ASKED, *answer], False, switches).partition(ANSWER)[0]
         before_text = alone.removeprefix(self._trial([ASKED], True, switches))
         start = len(other) - len(before_text)
-        if header == prompt or not other.endswith(header + before_text) or not closed.startswith(other[:start]):
+        is_cut = other.endswith(header + before_text) and closed.startswith(other[:start])
+        if header == prompt or not is_cut or self._last_special(other[:start]) != self._last_special(prompt):
             raise TurnError("the chat template does not begin it with its own generation prompt")
         return closed[start:]
+
+    def _last_special(self, text: str) -> str:
+        """The special token that stands last in a text."""
+        return max(self.special, key=text.rfind, default="")
 
     def _check_prompt(self, messages: Sequence[Message], tools: Tools, switches: Switches, prompt: str) -> None:
         """Refuse a turn whose header the template writes whatever is said, and not in a generation prompt."""
@@ -260,7 +265,7 @@ class Template:
         other = self._render([*messages, *answer], tools, False, switches)
         if other.startswith(self.special, len(prompt)):
             raise TurnError(
-                "the chat template has no generation prompt, so the assistant's header cannot be told from its "
+                "the chat template has no generation prompt there, so the assistant's header cannot be told from its "
                 "answer: use a template that knows add_generation_prompt or has {% generation %} tags"
             )
 

@@ -141,7 +141,7 @@ def test_a_turn_whose_context_the_template_garbles_is_not_supervised() -> None:
 def test_rows_and_templates_that_give_no_spans_are_refused() -> None:
     with pytest.raises(ValueError, match="no chat template: choose the instruction-tuned target"):
         encode(None, TWO_TURNS)
-    with pytest.raises(ValueError, match="line 1: message 2: the chat template has no generation prompt"):
+    with pytest.raises(ValueError, match="line 1: message 2: the chat template has no generation prompt there"):
         encode(tiny.NO_GENERATION_PROMPT, TWO_TURNS)
     with pytest.raises(ValueError, match="line 1: message 1: it is the assistant's, before anybody spoke"):
         encode(tiny.CHATML, [answer("four"), QUESTION])
