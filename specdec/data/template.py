@@ -217,6 +217,40 @@ class Template:
         self.special = tuple({*added, *tokenizer.all_special_tokens})
         self._closing: str | None = None  # not looked for yet
 
+    def prompt(self, messages: Sequence[Message], tools: Any = None, thinking: bool | None = None) -> str:
+        """Stand-in: the prompt's text."""
+        source = self.tokenizer.get_chat_template(tools=tools)
+        asked: list[Message] = [{"role": "user", "content": "?"}]
+        switches = [
+            name
+            for name in THINKING_SWITCHES
+            if rendered(self.tokenizer, asked, True, **{name: True})
+            != rendered(self.tokenizer, asked, True, **{name: False})
+        ]
+        if thinking is not None and not switches:
+            raise ValueError("the chat template has no switch for thinking: leave --thinking out")
+        form = [_form(message, source) for message in messages]
+        more = {} if thinking is None else dict.fromkeys(switches, thinking)
+        return rendered(self.tokenizer, form, True, tools=tools, **more)
+
+    def prompt_ids(
+        self, messages: Sequence[Message], tools: Any = None, thinking: bool | None = None
+    ) -> list[int]:
+        """Stand-in: the prompt's ids."""
+        text = self.prompt(messages, tools, thinking)
+        with tokenizing():
+            return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+    def answer(self, ids: Sequence[int]) -> Message:
+        """Stand-in: the message of ids."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for token in self.special:
+            text = text.removesuffix(token)
+        message: Message = {"role": "assistant", "content": text}
+        with contextlib.suppress(ValueError):
+            message = _parsed_answer(text) or message
+        return message
+
     def _text(self, conversation: ChatConversation, messages: list[Message], prompt: bool = False, **more: Any) -> str:
         try:
             return rendered(self.tokenizer, messages, prompt, tools=conversation.tools, **more)
@@ -368,3 +402,64 @@ def _shortened(text: str, prompt: str, closed: str) -> TextSpan | None:
 
 def _with(messages: list[Message], i: int, words: str) -> list[Message]:
     return [*messages[:i], messages[i] | {"content": words}, *messages[i + 1 :]]
+
+
+def _form(message: Message, source: str) -> Message:
+    out = dict(message)
+    if "message.thinking" in source and "reasoning_content" in out:
+        out["thinking"] = out.pop("reasoning_content")
+    if "message['content'] is none" in source and out.get("tool_calls"):
+        out["content"] = None
+        out["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+            for call in out["tool_calls"]
+        ]
+    return out
+
+
+def _call(name: str, arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _parsed_answer(text: str) -> Message | None:
+    message: Message = {"role": "assistant", "content": ""}
+    if "<|channel|>" in text:
+        if found := re.search(r"<\|channel\|>analysis<\|message\|>(.*?)<\|end\|>", text, re.S):
+            message["reasoning_content"] = found[1]
+        if found := re.search(r" to=functions\.(\w+)<\|channel\|>commentary json<\|message\|>(.*)", text, re.S):
+            message["tool_calls"] = [_call(found[1], json.loads(found[2]))]
+        elif found := re.search(r"<\|channel\|>final<\|message\|>(.*)", text, re.S):
+            message["content"] = found[1]
+        else:
+            return None
+        return message
+    if "</think>" in text:
+        thought, _, text = text.partition("</think>")
+        if thought.removeprefix("<think>").strip():
+            message["reasoning_content"] = thought.split("<think>")[-1].strip("\n")
+        text = text.lstrip("\n")
+    calls = []
+    for found in re.finditer(r"<tool_call>\s*(.*?)\s*</tool_call>", text, re.S):
+        if found[1].startswith("{"):
+            value = json.loads(found[1])
+            calls.append(_call(value["name"], value["arguments"]))
+        else:
+            pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", found[1], re.S)
+            arguments = {}
+            for key, value in pairs:
+                try:
+                    arguments[key] = json.loads(value)
+                except ValueError:
+                    arguments[key] = value
+            calls.append(_call(found[1].split("\n")[0], arguments))
+    for found in re.finditer(r"<｜tool▁sep｜>(.*?)\n```json\n(.*?)\n```", text, re.S):
+        calls.append(_call(found[1], json.loads(found[2])))
+    text = re.split(r"\n?<tool_call>|<｜tool▁calls▁begin｜>", text)[0]
+    if text.startswith('{"name": "') and '"parameters"' in text:
+        value = json.loads(text)
+        calls.append(_call(value["name"], value["parameters"]))
+        text = ""
+    message["content"] = text
+    if calls:
+        message["tool_calls"] = calls
+    return message
