@@ -27,11 +27,16 @@ BACKOFF, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, then doubled
 CALLED = "tool_calls"  # why an answer ends that calls tools
 SWITCHES = ("enable_thinking", "thinking")  # what templates name it; vLLM leaves out what a template does not read
 PARSER = "--enable-auto-tool-choice"  # in vLLM's refusal of tools, where it cannot read calls
+FREE = "VLLM_ENFORCE_STRICT_TOOL_CALLING=0"
 VOCABULARY = 2**31  # no token has this id
 
 
 class Remote:
-    """The target behind an OpenAI-compatible server, by its name there."""
+    """The target behind an OpenAI-compatible server, by its name there.
+
+    Raises:
+        ValueError: it is a vLLM, and its chat template has no switch for ``--thinking``; or nobody answers.
+    """
 
     def __init__(self, endpoint: Endpoint, model: str, config: RegenerateConfig) -> None:
         self.endpoint = endpoint
@@ -39,17 +44,18 @@ class Remote:
         self.config = config
         self._reads_calls = True  # until it refuses tools
         self._lock = threading.Lock()
+        if config.thinking is not None:
+            self._check_switch()
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
-        """Ask all that is left to ask, in any order; each dialogue has its answer.
-
-        Raises:
-            ValueError: nobody answers, or the server's chat template has no switch for ``--thinking``.
-        """
+        """Ask all that is left to ask, in any order; each dialogue has its answer. ValueError if nobody answers."""
         rows = [row for row in dialogues if not row.done]
         over = threading.Event()
-        if rows and self.config.thinking is not None:
-            self._check_switch(over)
+        if self.config.engine == "vllm" and any(row.tools for row in rows):
+            log.info(
+                "rows offer tools: a vLLM whose environment has not %s lets a grammar write parts of some targets' "
+                "calls", FREE,
+            )  # fmt: skip
         waiting = iter(rows)
         results: SimpleQueue[tuple[TurnAnswer | BaseException | None, threading.Semaphore]] = SimpleQueue()
         turns = [threading.Semaphore(0) for _ in range(self.config.concurrency)]
@@ -83,7 +89,7 @@ class Remote:
             for turn in turns:
                 turn.release()
 
-    def _check_switch(self, over: threading.Event) -> None:
+    def _check_switch(self) -> None:
         """ValueError if a vLLM makes the same prompt whether the target is to think or not; others do not tell."""
         if self.config.engine != "vllm":
             log.warning(
@@ -94,7 +100,9 @@ class Remote:
         prompts = []
         for thinking in (True, False):
             body = {"model": self.model, "messages": [QUESTION], "max_tokens": 1, "return_token_ids": True}
-            response = self._complete({**body, "chat_template_kwargs": dict.fromkeys(SWITCHES, thinking)}, over)
+            response = self._complete(
+                {**body, "chat_template_kwargs": dict.fromkeys(SWITCHES, thinking)}, threading.Event()
+            )
             prompts.append(response.get("prompt_token_ids"))
         if prompts[0] == prompts[1]:
             raise ValueError(

@@ -261,6 +261,19 @@ def test_other_settings_are_refused(
     assert before == (sha256(out), sha256(tmp_path / "out.jsonl.journal"))
 
 
+def test_a_vllm_whose_template_has_no_switch_is_refused_at_once(
+    server: FakeVllm, argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    vllm = ["--engine", "vllm", "--thinking", "true", "--out", str(out)]
+    assert main([*argv, *vllm]) == 2
+    err = capsys.readouterr().err
+    assert "has no switch for thinking" in err and err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+    server.switch = "thinking"
+    assert main([*argv, *vllm]) == 0
+
+
 def test_what_the_answers_do_not_depend_on_may_differ(server: FakeVllm, argv: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     assert main([*argv, "--out", str(out)]) == 0

@@ -295,7 +295,7 @@ def test_a_switch_of_thinking_is_looked_for_first(server: FakeVllm) -> None:
     server.switch = None
     before = len(server.bodies)
     with pytest.raises(ValueError, match=r"has no switch for thinking.*: leave --thinking out"):
-        list(remote(server, thinking=True).answers([talk("a", "a")]))
+        remote(server, thinking=True)
     assert all(body["max_tokens"] == 1 for body in server.bodies[before:])  # nothing was answered
 
 
@@ -304,6 +304,7 @@ def test_another_server_does_not_tell_whether_it_has_a_switch(
 ) -> None:
     list(remote(server, thinking=True, engine="openai").answers([talk("a", "a")]))
     assert "cannot be seen from here" in caplog.text and len(server.bodies) == 1
+    assert server.bodies[0]["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True}
 
 
 def test_from_the_command_line(
