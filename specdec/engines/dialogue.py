@@ -26,7 +26,7 @@ NOBODY, FIRST = "no user's turn", "the assistant speaks before any user does"
 
 
 def packed(ids: Sequence[int]) -> str:
-    """Token ids as text: five bytes of memory each, where a list of numbers takes 36."""
+    """Token ids as text: some six bytes of memory each, where a list of numbers takes 36."""
     return " ".join(map(str, ids))
 
 
@@ -61,7 +61,7 @@ class TurnAnswer(NamedTuple):
 class Turn(NamedTuple):
     """What is said before an answer, and the calls in the row's own one."""
 
-    before: list[Message]
+    messages: list[Message]
     calls: list[dict[str, Any]] = []  # noqa: RUF012  never changed
 
 
@@ -123,19 +123,19 @@ class Dialogue:
         left out.
         """
         turns: list[Turn] = []
-        before: list[Message] = []
+        unanswered: list[Message] = []
         cut = None
         for message in [*conversation.messages, END]:
             if message["role"] in ("tool", "function") and not (turns and turns[-1].calls):
                 cut = ORPHAN
                 message = END
             if message["role"] != "assistant":
-                before.append(message)
-            elif any(earlier["role"] != "system" and earlier["role"] != "developer" for earlier in before):
-                turns.append(Turn(before, list(message.get("tool_calls") or [])))
-                before = []
+                unanswered.append(message)
+            elif any(earlier["role"] != "system" and earlier["role"] != "developer" for earlier in unanswered):
+                turns.append(Turn(unanswered, list(message.get("tool_calls") or [])))
+                unanswered = []
             elif turns:
-                turns[-1] = Turn(turns[-1].before, [*turns[-1].calls, *(message.get("tool_calls") or [])])
+                turns[-1] = Turn(turns[-1].messages, [*turns[-1].calls, *(message.get("tool_calls") or [])])
             elif message is not END:
                 return cls(conversation.id, conversation.place, [], conversation.tools, FIRST)
             if cut:
@@ -211,7 +211,7 @@ class Dialogue:
         """
         out: list[Message] = []
         for number, turn in enumerate(self.turns[: len(self.answers) + (not self.done)]):
-            out += turn.before
+            out += turn.messages
             if number < len(self.answers):
                 answer = self.answers[number]
                 out.append(self._message(answer, turn) | (self._tokens(answer) if ids else {}))

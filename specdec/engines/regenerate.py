@@ -61,7 +61,7 @@ def regenerate(config: RegenerateConfig) -> int:
                 answering = Remote(endpoint, model, config)
             left_out: list[str] | None = [] if config.broken == "drop" else None
             conversations = read_conversations(config.data, config.layout, left_out)[: config.limit]
-            rows = [Dialogue.of(one) for one in conversations]
+            rows = list(map(Dialogue.of, conversations))
             if left_out:
                 log.warning("left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0])
             dialogues = "".join(json.dumps([row.id, row.turns, row.tools], sort_keys=True) for row in rows)

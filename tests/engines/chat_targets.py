@@ -294,11 +294,11 @@ def make_chat_target(name: str, folder: Path, steps: int = 200) -> Path:
 def generated(folder: Path, prompts: list[list[int]], most: int) -> list[list[int]]:
     """What transformers itself generates greedily behind each of the prompts, the end token included."""
     model = AutoModelForCausalLM.from_pretrained(folder)
-    found = []
+    answers = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=most, pad_token_id=0
         )
-        found.append(out[0, len(prompt) :].tolist())
-    return found
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers

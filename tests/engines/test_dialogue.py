@@ -29,7 +29,7 @@ TOOL = {"role": "tool", "content": "4"}
 
 
 def read_rows(tmp_path: Path, *rows: Any) -> list[Dialogue]:
-    return [Dialogue.of(one) for one in read_conversations(str(write_jsonl(tmp_path / "rows.jsonl", list(rows))))]
+    return list(map(Dialogue.of, read_conversations(str(write_jsonl(tmp_path / "rows.jsonl", list(rows))))))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def read_rows(tmp_path: Path, *rows: Any) -> list[Dialogue]:
 )
 def test_every_answer_is_due_to_what_was_said_before(messages: list[Any], said: list[Any], tmp_path: Path) -> None:
     (row,) = read_rows(tmp_path, {"messages": messages})
-    assert [turn.before for turn in row.turns] == said and not row.calls_tools
+    assert [turn.messages for turn in row.turns] == said and not row.calls_tools
     assert row.skipped is None
 
 
@@ -68,7 +68,7 @@ def test_results_of_tools_are_answered_too(
     messages: list[Any], said: list[Any], calls: list[int], cut: str | None, tmp_path: Path
 ) -> None:
     (row,) = read_rows(tmp_path, {"messages": messages, "tools": TOOLS})
-    assert [turn.before for turn in row.turns] == said
+    assert [turn.messages for turn in row.turns] == said
     assert [len(turn.calls) for turn in row.turns] == calls
     assert (row.skipped, row.cut, row.tools) == (None, cut, TOOLS)
 
@@ -89,12 +89,13 @@ def test_rows_that_nobody_can_answer(messages: list[Any], skipped: str, tmp_path
 
 
 def test_ids_are_stable_and_unique(tmp_path: Path) -> None:
-    one, two = {"messages": [U, A]}, {"messages": [V, A]}
-    rows = read_rows(tmp_path, one, {"id": "mine", **one}, two, one, {"id": "mine", **two})
+    first = {"messages": [U, A]}
+    second = {"messages": [V, A]}
+    rows = read_rows(tmp_path, first, {"id": "mine", **first}, second, first, {"id": "mine", **second})
     names = [row.id for row in rows]
     assert len(set(names)) == 5
     assert names[3] == f"{names[0]}#2" and (names[1], names[4]) == ("mine", "mine#2")
-    assert [row.id for row in read_rows(tmp_path, two, one)] == [names[2], names[0]]
+    assert [row.id for row in read_rows(tmp_path, second, first)] == [names[2], names[0]]
 
 
 def call(arguments: Any, name: str = "f", **more: Any) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def test_a_run_that_goes_on_writes_the_same_bytes(regenerated: Regenerated, tmp_
     whole = out.read_bytes()
     lines = journal.read_text().splitlines(keepends=True)
     assert len(lines) == 5
-    for kept in (5, 3, 2):
-        journal.write_text("".join(lines[:kept]))
+    for number in (5, 3, 2):
+        journal.write_text("".join(lines[:number]))
         regenerated("gpt_oss", data)
         assert out.read_bytes() == whole
