@@ -5,14 +5,16 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from specdec.data.chat import read_conversations
 from specdec.data.template import template_digest
-from specdec.engines.answers import Dialogue, InProcess, RegenerateConfig, Remote, TurnAnswer
+from specdec.engines.answers import InProcess, RegenerateConfig
 from specdec.engines.client import Endpoint
+from specdec.engines.dialogue import Dialogue, TurnAnswer
+from specdec.engines.remote import Remote
 from specdec.utils.files import sha256, staged, write_json, write_text
 from specdec.utils.journal import Journal
 from specdec.utils.machine import provenance
@@ -22,7 +24,7 @@ from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
-FORMAT = "specdec.regenerate.v3"
+FORMAT = "specdec.regenerate.v4"  # of the record and of the journal
 ASKING = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "thinking")  # what the answers depend on
 MOST_FAILED = 0.1  # of the rows, for the exit status 0
 
@@ -59,11 +61,12 @@ def regenerate(config: RegenerateConfig) -> int:
                 answering = Remote(endpoint, model, config)
             left_out: list[str] | None = [] if config.broken == "drop" else None
             conversations = read_conversations(config.data, config.layout, left_out)[: config.limit]
-            rows = [Dialogue.of(one) for one in conversations]
+            rows = list(map(Dialogue.of, conversations))
             if left_out:
                 log.warning("left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0])
             dialogues = "".join(json.dumps([row.id, row.turns, row.tools], sort_keys=True) for row in rows)
             about: dict[str, Any] = {
+                "format": FORMAT,
                 "target": identity,
                 "asking": {name: getattr(config, name) for name in ASKING},
                 "input": {"rows": len(rows), "sha256": hashlib.sha256(dialogues.encode()).hexdigest()},
@@ -81,11 +84,8 @@ def regenerate(config: RegenerateConfig) -> int:
     if counts["truncated"] and config.truncated == "drop":
         log.warning("rows that ran out of tokens are left out: raise --max_new_tokens, or give --truncated keep")
     if counts["failed"]:
-        first = next(f"{row.place}: {row.failed}" for row in rows if row.failed)
-        log.warning("%s failed; the same command tries again: %s", how_many(counts["failed"], "row"), first)
-    others = ", ".join(f"{counts[name]} {name}" for name in ("truncated", "failed", "skipped"))
-    tokens = how_many(counts["tokens"], "token")
-    sys.stdout.write(f"{out}: {counts['written']:,} of {how_many(counts['rows'], 'row')} ({others}), {tokens}\n")
+        log.warning("%s failed; the same command tries again", how_many(counts["failed"], "row"))
+    sys.stdout.write(_summary(rows, out, counts))
     most = MOST_FAILED * (counts["rows"] - counts["skipped"])
     return 1 if not counts["written"] or counts["failed"] > most else 0
 
@@ -113,10 +113,13 @@ def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str,
     with staged(out) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for row in written:
             tools = {"tools": row.tools} if row.tools else {}
-            stream.write(json.dumps({"id": row.id, "messages": row.messages(), **tools}, ensure_ascii=False) + "\n")
+            messages = row.messages(ids=True)
+            stream.write(json.dumps({"id": row.id, "messages": messages, **tools}, ensure_ascii=False) + "\n")
     answers = [answer for row in due for answer in row.answers if not answer.failed]
     counts = {
         "rows": len(rows),
+        "complete": sum(row.complete for row in due),
+        "ended": sum(bool(row.ended) for row in due),
         "truncated": sum(row.truncated for row in due),
         "failed": sum(bool(row.failed) for row in due),
         "skipped": len(rows) - len(due),
@@ -125,15 +128,41 @@ def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str,
         "tokens": sum(answer.tokens for answer in answers),
     }
     record = {
-        "format": FORMAT,
         "file": out.name,
         "sha256": sha256(out),
         "counts": counts,
         "failed": {row.id: f"{row.place}: {row.failed}" for row in due if row.failed},
-        "skipped": dict(Counter(row.skipped for row in rows if row.skipped)),
+        "ended": _reasons(row.ended for row in due),
+        "skipped": _reasons(row.skipped for row in rows),
         "truncated": truncated,
         **about,
     }
     write_text(sums, f"{record['sha256']}  {out.name}\n")
     write_json(out.with_suffix(".json"), record)
     return counts
+
+
+def _reasons(reasons: Iterable[str | None]) -> dict[str, int]:
+    """How often each is given, the most frequent first."""
+    return dict(Counter(reason for reason in reasons if reason).most_common())
+
+
+def _summary(rows: Sequence[Dialogue], out: Path, counts: dict[str, int]) -> str:
+    """What became of the rows, with the reason of every row that was not answered to its end."""
+    tokens = how_many(counts["tokens"], "token")
+    lines = [f"{out}: {counts['written']:,} of {how_many(counts['rows'], 'row')} written, {tokens}"]
+    lines.append(f"{how_many(counts['complete'], 'row')} answered to the end")
+    lines += [
+        f"{how_many(number, 'row')} ended early, kept up to that answer: {reason}"
+        for reason, number in _reasons(row.ended for row in rows).items()
+    ]
+    if counts["truncated"]:
+        lines.append(f"{how_many(counts['truncated'], 'row')} truncated: an answer ran out of tokens")
+    lines += [
+        f"{how_many(number, 'row')} skipped: {reason}"
+        for reason, number in _reasons(row.skipped for row in rows).items()
+    ]
+    if counts["failed"]:
+        first = next(f"{row.place}: {row.failed}" for row in rows if row.failed)
+        lines.append(f"{how_many(counts['failed'], 'row')} failed, as {first}")
+    return "\n  ".join(lines) + "\n"

@@ -47,6 +47,10 @@ class FakeVllm(ThreadingHTTPServer):
         away: whether every other request is left without an answer.
         finish: of each question, why the answer ends.
         message: more of every chat message.
+        messages: of each question, what is answered: more of its chat message.
+        ids: the token ids of every answer, where they are asked for; None for a server that gives none.
+        switch: the chat template's switch of thinking, of which the prompt's token ids depend.
+        reads_calls: whether it was started with a parser of tool calls.
         delay: seconds before an answer, or before each of its pieces.
     """
 
@@ -66,6 +70,10 @@ class FakeVllm(ThreadingHTTPServer):
         self.finish: dict[str, str] = {}
         self.away = False
         self.message: dict[str, object] = {}
+        self.messages: dict[str, dict[str, object]] = {}
+        self.ids: list[int] | None = [5, 6, 7]
+        self.switch: str | None = None
+        self.reads_calls = True
         self.models: bytes | list[bytes] | None = None
         self.haste = 0.01  # seconds before each entry of a list of bytes
         self.seen: list[tuple[str, dict, dict[str, str]]] = []
@@ -130,17 +138,20 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if len(prompt) > 100:
                 self._whole(400, json.dumps({"error": {"message": "the prompt\nis too long", "code": 400}}))
+            elif body.get("tool_choice") == "auto" and not fake.reads_calls:
+                why = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+                self._whole(400, json.dumps({"error": {"message": why, "code": 400}}))
             elif body.get("stream") and not isinstance(failure, bytes | list):
                 self._stream(prompt, body, chat)
             else:
                 time.sleep(fake.delay)
                 self._done()  # before the answer: whoever reads it may ask again at once
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # whoever asked has left
-                    self._answer(prompt, chat, failure)
+                    self._answer(prompt, body, failure)
         finally:
             self._done()
 
-    def _answer(self, prompt: str, chat: bool, failure: Any) -> None:
+    def _answer(self, prompt: str, body: dict, failure: Any) -> None:
         if failure == "cut":
             self.send_response(200)
             self.send_header("Content-Length", "1000")
@@ -152,12 +163,22 @@ class Handler(BaseHTTPRequestHandler):
         elif failure is not None:
             self._whole(failure, json.dumps({"error": {"message": "not now"}}))
         else:
-            text = f"<{prompt}>"
-            said = (
-                {"message": {"role": "assistant", "content": text, **self.server.message}} if chat else {"text": text}
-            )
-            choice = {**said, "finish_reason": self.server.finish.get(prompt, "stop")}
-            self._whole(200, json.dumps({"choices": [choice], "usage": _usage(len(text))}))
+            self._whole(200, json.dumps(self._response(prompt, body)))
+
+    def _response(self, prompt: str, body: dict) -> dict:
+        fake, text = self.server, f"<{prompt}>"
+        if "messages" not in body:
+            return {"choices": [{"text": text, "finish_reason": "stop"}], "usage": _usage(len(text))}
+        message = {"role": "assistant", "content": text, **fake.message, **fake.messages.get(prompt, {})}
+        choice = {"message": message, "finish_reason": fake.finish.get(prompt, "stop")}
+        if not body.get("return_token_ids") or fake.ids is None:
+            return {"choices": [choice], "usage": _usage(len(text))}
+        switched = body.get("chat_template_kwargs", {}).get(fake.switch)
+        prompt_ids = [len(turn["content"] or "") for turn in body["messages"]] + (
+            [] if switched is None else [switched]
+        )
+        choice["token_ids"] = fake.ids
+        return {"choices": [choice], "prompt_token_ids": list(map(int, prompt_ids)), "usage": _usage(len(fake.ids))}
 
     def _raw(self, body: bytes | list[bytes]) -> None:
         self.send_response(200)

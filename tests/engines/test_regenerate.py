@@ -13,8 +13,7 @@ import pytest
 from specdec.cli import main
 from specdec.data.chat import encode, read_conversations
 from specdec.decoding import PlainDecoder
-from specdec.engines import answers
-from specdec.engines.answers import Dialogue
+from specdec.engines import remote
 from specdec.engines.server import VllmLaunch
 from specdec.target import Target, TargetSource
 from specdec.utils.files import sha256
@@ -35,6 +34,11 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
+def words(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row's messages without their tokens."""
+    return [{name: message[name] for name in message if not name.endswith("token_ids")} for message in row["messages"]]
+
+
 def record(out: Path) -> dict[str, Any]:
     return json.loads(out.with_suffix(".json").read_text())
 
@@ -42,10 +46,10 @@ def record(out: Path) -> dict[str, Any]:
 def test_the_targets_own_words_take_the_place_of_others(chat_target: Path, chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     assert run(chat_target, chats, out) == 0
-    assert rows(out) == [{"id": f"row-{n}", "messages": messages(said)} for n, said in enumerate(LEARNT)]
+    assert {row["id"]: words(row) for row in rows(out)} == {f"row-{n}": messages(s) for n, s in enumerate(LEARNT)}
     told = record(out)
     assert told["counts"] == {
-        "rows": 4, "truncated": 0, "failed": 0, "skipped": 0, "written": 4, "answers": 6,
+        "rows": 4, "complete": 4, "ended": 0, "truncated": 0, "failed": 0, "skipped": 0, "written": 4, "answers": 6,
         "tokens": told["counts"]["tokens"],
     }  # fmt: skip
     assert told["asking"]["temperature"] == 0 and told["asking"]["max_new_tokens"] == 40
@@ -84,25 +88,33 @@ def test_training_sees_the_tokens_that_were_generated(chat_target: Path, chats: 
         assert document.ids_T[document.loss_mask_T].tolist() == expected
 
 
-def test_system_and_tools_stay(chat_target: Path, tmp_path: Path) -> None:
+def test_system_and_tools_stay(chat_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-    more = [{"role": "user", "content": "call"}, call, {"role": "tool", "content": "4"}]
+    more = [{"role": "user", "content": "hello there"}, call, {"role": "tool", "content": "4"}]
     path = write_jsonl(
         tmp_path / "in.jsonl",
         [
             {"conversations": [SYSTEM, *asked(LEARNT[0])], "tools": tools},
             {"messages": [*asked(LEARNT[1]), *more], "tools": tools},
-            {"messages": more},
+            {"messages": more[1:]},
         ],
     )
     out = tmp_path / "out.jsonl"
     assert run(chat_target, path, out) == 0
     first, second = rows(out)
-    assert first["messages"] == [SYSTEM, *messages(LEARNT[0])] and first["tools"] == tools
-    assert second["messages"] == messages(LEARNT[1]) and second["tools"] == tools
+    assert words(first) == [SYSTEM, *messages(LEARNT[0])] and first["tools"] == tools
+    assert words(second)[:5] == [*messages(LEARNT[1]), more[0]] and second["tools"] == tools
+    assert len(second["messages"]) == 6  # the target's own answer, which calls nothing, is the last
     told = record(out)
-    assert told["skipped"] == {"a tool is called in the first answer": 1}
+    assert told["skipped"] == {"the assistant speaks before any user does": 1}
+    assert told["ended"] == {"the target did not call where the row calls a tool": 1}
+    assert capsys.readouterr().out.splitlines() == [
+        f"{out}: 2 of 3 rows written, {told['counts']['tokens']} tokens",
+        "  1 row answered to the end",
+        "  1 row ended early, kept up to that answer: the target did not call where the row calls a tool",
+        "  1 row skipped: the assistant speaks before any user does",
+    ]
 
 
 def test_answers_that_run_out_of_tokens(
@@ -118,6 +130,9 @@ def test_answers_that_run_out_of_tokens(
     assert run(chat_target, chats, out, *short, "--truncated", "keep") == 0
     assert (tmp_path / "out.jsonl.journal").read_text() == before  # nothing is asked again
     whole = {row["id"]: row["messages"] for row in rows(out)}
+    for turn in (turn for said in whole.values() for turn in said if turn["role"] == "assistant"):
+        cut_off = turn.get("finish_reason") == "length"
+        assert (len(turn["token_ids"]) == 6 and turn["token_ids"][-1] != 3) if cut_off else turn["token_ids"][-1] == 3
     assert list(whole) == [f"row-{n}" for n in range(4)]
     ended = whole["row-3"][-1]["content"]  # after its first six tokens
     assert LEARNT[3][1].startswith(ended) and ended != LEARNT[3][1]
@@ -153,74 +168,6 @@ def test_a_target_without_a_chat_template(
 ) -> None:
     assert run(target_directory, chats, tmp_path / "out.jsonl") == 2
     assert "the target's tokenizer has no chat template" in capsys.readouterr().err
-
-
-S, U, V = ({"role": role, "content": text} for role, text in (("system", "be"), ("user", "u"), ("user", "v")))
-A, B = ({"role": "assistant", "content": text} for text in "ab")
-CALL = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "f"}}]}
-TOOL = {"role": "tool", "content": "4"}
-
-
-def read_rows(tmp_path: Path, *rows: Any) -> list[Dialogue]:
-    return [Dialogue.of(one) for one in read_conversations(str(write_jsonl(tmp_path / "rows.jsonl", list(rows))))]
-
-
-@pytest.mark.parametrize(
-    ("messages", "said"),
-    [
-        ([U, A], [[U]]),
-        ([S, U, A, V, B], [[S, U], [V]]),
-        ([U, A, V], [[U], [V]]),  # the last user's turn is answered, too
-        ([U], [[U]]),
-        ([U, A, B, V], [[U], [V]]),  # one answer in two messages
-        ([U, S, V, A], [[U, S, V]]),
-        ([U, A, S], [[U]]),  # nobody waits for an answer
-    ],
-)
-def test_every_answer_is_due_to_what_was_said_before(messages: list[Any], said: list[Any], tmp_path: Path) -> None:
-    (row,) = read_rows(tmp_path, {"messages": messages})
-    assert row.turns == said
-    assert row.skipped is None
-
-
-@pytest.mark.parametrize(
-    ("messages", "said", "skipped"),
-    [
-        ([U, A, V, CALL, TOOL, B], [[U]], None),
-        ([U, A, V, B, TOOL], [[U], [V]], None),
-        ([S, U, CALL, TOOL, B, V, A], [], "a tool is called in the first answer"),
-        ([TOOL, U, A], [], "a tool is called in the first answer"),
-    ],
-)
-def test_a_row_is_cut_before_the_first_tool_call(
-    messages: list[Any], said: list[Any], skipped: str | None, tmp_path: Path
-) -> None:
-    (row,) = read_rows(tmp_path, {"messages": messages, "tools": [{"name": "f"}]})
-    assert (row.turns, row.skipped) == (said, skipped)
-    assert row.tools == [{"name": "f"}]
-
-
-@pytest.mark.parametrize(
-    ("messages", "skipped"),
-    [
-        ([A, U, B], "the assistant speaks before any user does"),
-        ([S, A], "the assistant speaks before any user does"),
-        ([S], "no user's turn"),
-        ([A], "the assistant speaks before any user does"),
-    ],
-)
-def test_rows_that_nobody_can_answer(messages: list[Any], skipped: str, tmp_path: Path) -> None:
-    (row,) = read_rows(tmp_path, {"messages": messages})
-    assert row.skipped == skipped and row.turns == []
-
-
-def test_ids_are_stable_and_unique(tmp_path: Path) -> None:
-    one, two = {"messages": [U, A]}, {"messages": [V, A]}
-    rows = read_rows(tmp_path, one, {"id": "mine", **one}, two, one, {"id": "mine", **two})
-    names = [row.id for row in rows]
-    assert len(set(names)) == 5
-    assert names[3] == f"{names[0]}#2" and (names[1], names[4]) == ("mine", "mine#2")
-    assert [row.id for row in read_rows(tmp_path, two, one)] == [names[2], names[0]]
 
 
 @pytest.fixture
@@ -281,7 +228,7 @@ def test_a_server_that_is_gone_costs_nothing(
     server: FakeVllm, argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(answers, "BACKOFF", 0.01)
+    monkeypatch.setattr(remote, "BACKOFF", 0.01)
     out, more = tmp_path / "out.jsonl", ["--model", "the-target"]
     server.failures, server.away = {f"a {n}": ["cut"] * 99 for n in range(5, 30)}, True
     assert main([*argv, "--out", str(out), *more]) == 2
@@ -312,6 +259,19 @@ def test_other_settings_are_refused(
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
     assert before == (sha256(out), sha256(tmp_path / "out.jsonl.journal"))
+
+
+def test_a_vllm_whose_template_has_no_switch_is_refused_at_once(
+    server: FakeVllm, argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    vllm = ["--engine", "vllm", "--thinking", "true", "--out", str(out)]
+    assert main([*argv, *vllm]) == 2
+    err = capsys.readouterr().err
+    assert "has no switch for thinking" in err and err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+    server.switch = "thinking"
+    assert main([*argv, *vllm]) == 0
 
 
 def test_what_the_answers_do_not_depend_on_may_differ(server: FakeVllm, argv: list[str], tmp_path: Path) -> None:
@@ -393,7 +353,8 @@ def test_a_real_vllm_says_what_the_target_says_here(
     with launch.server(None, tmp_path / "log") as server:
         assert main(command(chat_target, data, there, *more, "--engine", "vllm", "--url", server.url)) == 0
     ours, theirs = (json.loads(path.with_suffix(".json").read_text()) for path in (here, there))
-    assert here.read_text() == there.read_text() and ours["counts"] == theirs["counts"]
+    pairs = list(zip(rows(here), rows(there), strict=True))
+    assert all(one == other for one, other in pairs) and ours["counts"] == theirs["counts"]
     assert ours["counts"]["tokens"] > 0
-    done = [row["messages"] for row in map(json.loads, there.read_text().splitlines())]
+    done = [words(row) for _, row in pairs]
     assert done[0] == messages(LEARNT[0]) and done[1] == [SYSTEM, *messages(LEARNT[1])]
