@@ -49,6 +49,7 @@ class TokenData(pl.LightningDataModule):
         check_numbers(TokenData.__init__, {"seq_len": seq_len, "batch_size": batch_size, "seed": seed}, "data.")
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
         self.reader: Reader | None = None  # of the loaders that are made from now on
+        self.prefix: list[int] = []  # begins every document, and again what goes on in the next row, unsupervised there
         self._splits: Splits | None = None
 
     def documents(self, tokenizer: Any) -> tuple[Sequence[Document], Sequence[Document]]:
@@ -165,12 +166,11 @@ class TextData(TokenData):
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, seed)
         self.train, self.val, self.val_fraction = train, val, val_fraction
-        self._prefix: list[int] = []  # of the tokenizer that made the documents
 
     def documents(self, tokenizer: Any) -> tuple[Encoded, Encoded]:
         """(training, validation) documents."""
         with tokenizing():
-            self._prefix = text_prefix(tokenizer)
+            self.prefix = text_prefix(tokenizer)
         train = self._encoded(self.train, tokenizer)
         if self.val is None:
             return train.split(lambda count: held_out(count, self.val_fraction, self.seed))
@@ -179,7 +179,7 @@ class TextData(TokenData):
 
     def pack(self, documents: Sequence[Document]) -> Batch:
         """Documents one after another; all of them, and what goes on in the next row, begin with the prefix."""
-        return pack_stream(documents, self.seq_len, self._prefix)
+        return pack_stream(documents, self.seq_len, self.prefix)
 
     def _encoded(self, patterns: str | list[str], tokenizer: Any) -> Encoded:
         """Every document of the sources as tokens, from specdec's cache if it has them."""

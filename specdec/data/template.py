@@ -25,6 +25,7 @@ import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from specdec.data.layouts import ChatConversation, Message
+from specdec.data.prefix import text_prefix, undoubled
 from specdec.utils.text import printable
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -185,8 +186,8 @@ def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], **more: Any) -> 
     """The token ids that a target is to continue.
 
     Args:
-        prompt: text, used as it is behind the special tokens that the tokenizer adds (BOS); or a conversation, in the
-            chat template and with its generation prompt.
+        prompt: text, used as it is behind the special tokens that the tokenizer adds (BOS), once where it begins with
+            them itself; or a conversation, in the chat template and with its generation prompt.
         more: the template's, as ``enable_thinking``.
 
     Raises:
@@ -198,6 +199,8 @@ def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], **more: Any) -> 
     with tokenizing():
         # the template writes the special tokens itself: adding them again would double the first one
         ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str))
+        if isinstance(prompt, str):
+            ids = undoubled(ids, text_prefix(tokenizer))
     if not ids:
         raise ValueError("the tokenizer makes no tokens of it")
     return list(ids)
