@@ -14,7 +14,7 @@ from specdec.data.layouts import TRAINING, named
 from specdec.data.loader import Batch, Document, Reader, ResumableLoader, held_out, order
 from specdec.data.packing import pack_stream, pack_whole
 from specdec.data.prefix import text_prefix, undoubled
-from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
+from specdec.data.rows import DataRow, find_sources, has_rows, read_plain_text, read_rows, warn_of_overlap
 from specdec.data.template import check_tokenizer, tokenizing
 from specdec.data.tokens import Encoded, EncodedDocument, cached, determinants
 from specdec.utils.numbers import RowTokens, Seed, Side, check_numbers
@@ -264,7 +264,7 @@ def iter_texts(patterns: str | list[str]) -> Iterator[Text]:
     count = 0
     empty = 0
     for source in find_sources(patterns):
-        for item in read_rows(source, text_of) if has_rows(source) else [Text(source, read_text(Path(source)))]:
+        for item in read_rows(source, text_of) if has_rows(source) else [Text(source, read_plain_text(Path(source)))]:
             if item.text.strip():
                 count += 1
                 yield item
