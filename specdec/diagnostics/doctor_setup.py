@@ -313,7 +313,7 @@ def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
 
     left_out: list[str] | None = [] if data.broken == "drop" else None
     read = partial(conversation, layout=data.layout)
-    found = (one for source in find_sources(data.train) for one in read_rows(source, read, left_out))
+    found = (one for source in find_sources(data.patterns) for one in read_rows(source, read, left_out))
     made = encode(islice(found, CONVERSATIONS), setup.module.tokenizer, data.seq_len, left_out=left_out)
     known = {key(one.ids_T): one.loss_mask_T for one in made}
     for batch in ResumableLoader(data.splits.train, data.batch_size, shuffle=False):

@@ -8,7 +8,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specdec.data.loader import Batch, Document
-from specdec.data.module import ChatData, TextData, TokenData, encode_texts, iter_texts
+from specdec.data.module import ChatData, TextData, TokenData
+from specdec.data.texts import encode_texts, iter_texts
 from specdec.evaluation.callback import document_prompts
 from tests.data.test_prefix import beginning
 from tests.data.tiny import CHATML, tiny_tokenizer, write_jsonl
@@ -134,7 +135,7 @@ def words(data: TextData, part: int) -> list[str]:
 
 def test_texts_are_closed_once_and_wholly_supervised(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
-    monkeypatch.setattr("specdec.data.module.CHUNK", 1)
+    monkeypatch.setattr("specdec.data.texts.CHUNK", 1)
     documents = list(encode_texts(["the sky", "is blue<|eos|>"], tokenizer))
     assert [tokenizer.decode(document.ids_T) for document in documents] == ["the sky<|eos|>", "is blue<|eos|>"]
     assert all(document.loss_mask_T.all() for document in documents)

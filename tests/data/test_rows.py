@@ -12,8 +12,8 @@ from datasets.exceptions import DatasetNotFoundError
 from pyarrow import parquet
 
 from specdec.data.chat import read_conversations
-from specdec.data.module import iter_texts
 from specdec.data.rows import DataRow, find_sources, read_rows, stem, warn_of_overlap
+from specdec.data.texts import iter_texts
 
 CALL = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": [{"name": "f"}]}]
 ROWS: list[dict[str, Any]] = [{"id": "a", "messages": CALL}, {"id": "b", "messages": CALL[:1], "note": "n"}]

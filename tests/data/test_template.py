@@ -14,8 +14,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from specdec.data import template
-from specdec.data.module import encode_texts
 from specdec.data.template import prompt_ids, rendered
+from specdec.data.texts import encode_texts
 from tests.data import tiny
 from tests.data.tiny import tiny_tokenizer
 
