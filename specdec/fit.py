@@ -195,7 +195,8 @@ class DrafterCLI(LightningCLI):
         path, rows = self.out / "validation_prompts.jsonl", list[dict[str, str]]()
         with contextlib.suppress(ValueError):  # no such documents, no tokenizer
             validation, tokenizer = self.datamodule.splits.validation, self.model.tokenizer
-            for number, ids in enumerate(document_prompts(validation, PROMPTS, PROMPT_TOKENS, self.datamodule.seq_len)):
+            room, prefix = self.datamodule.seq_len, self.datamodule.prefix
+            for number, ids in enumerate(document_prompts(validation, PROMPTS, PROMPT_TOKENS, room, prefix)):
                 text = tokenizer.decode(ids[ids[0] == tokenizer.bos_token_id :])
                 if tokenizer.encode(text) == ids:  # as evaluate will read it
                     rows.append({"prompt_id": f"document-{number}", "prompt": text})

@@ -1,6 +1,7 @@
 """Rows of data, conversations and their masks, packing, and the data modules."""
 
 from specdec.data.loader import Batch, Document
+from specdec.data.mixes import MixSource
 from specdec.data.module import ChatData, TextData, TokenData
 
-__all__ = ["Batch", "ChatData", "Document", "TextData", "TokenData"]
+__all__ = ["Batch", "ChatData", "Document", "MixSource", "TextData", "TokenData"]

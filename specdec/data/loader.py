@@ -10,6 +10,7 @@ Legend: B rows, T tokens of a row, N documents.
 import functools
 import hashlib
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -42,10 +43,15 @@ class Batch(NamedTuple):
         """As a model takes it."""
         return Batch(self.ids_BT.long(), self.loss_mask_BT, self.documents_BT.long())
 
+    def sections(self, sizes: Sequence[int]) -> Iterator["Batch"]:
+        """So many rows each, one after another, without a copy."""
+        for columns in zip(*(column.split(list(sizes)) for column in self), strict=True):
+            yield Batch(*columns)
+
     def pieces(self, rows: int = 1 << 10) -> Iterator["Batch"]:
         """So many rows at a time: what is computed of rows that are mapped must not take the memory of all."""
-        for columns in zip(*(column.split(rows) for column in self), strict=True):
-            yield Batch(*columns)
+        count = len(self.ids_BT)
+        return self.sections([min(rows, count - start) for start in range(0, count, rows)])
 
 
 def generator(*key: int) -> torch.Generator:
@@ -85,6 +91,35 @@ def order(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=generator(seed, epoch))
 
 
+class Mix(NamedTuple):
+    """Rows of several sources, one source after another, of which an epoch draws so many of each."""
+
+    rows: tuple[int, ...]  # of each source
+    drawn: tuple[int, ...]  # in an epoch; as many as there are rows in all
+
+    def order(self, seed: int, epoch: int) -> Tensor:
+        """The numbers of an epoch's rows as they are drawn.
+
+        A source is gone through again and again, each time in another order; an epoch goes on where the last stopped.
+        """
+        parts = []
+        first_row = 0
+        for source, (rows, drawn) in enumerate(zip(self.rows, self.drawn, strict=True)):
+            begin = epoch * drawn
+            passes = range(begin // rows, (begin + drawn - 1) // rows + 1)
+            through = [torch.randperm(rows, generator=generator(seed, source, turn)) for turn in passes]
+            begin -= passes.start * rows
+            parts.append(first_row + torch.cat(through)[begin : begin + drawn])
+            first_row += rows
+        return torch.cat(parts)[order(first_row, seed, epoch)]
+
+
+def batch_counts(sections: Sequence[int], batch_size: int, world_size: int) -> list[int]:
+    """Batches that each section of rows makes, whose batches hold no row of another one."""
+    shares = [math.ceil(rows / world_size) for rows in sections]
+    return [math.ceil(share / batch_size) for share in shares]
+
+
 class Reader(Protocol):
     """Told of batches before they are handed out, so that it can fetch what belongs to them."""
 
@@ -111,6 +146,8 @@ class ResumableLoader:
     Args:
         shuffle: False gives the rows in their own order in every epoch.
         reader: told of every batch of an epoch; None tells nobody.
+        mix: of which sources the rows are, and how many of each an epoch draws; None draws every row once.
+        sections: rows of each section where, without ``shuffle``, no batch may hold rows of two; empty for one section.
 
     Raises:
         ValueError: there are no rows, or ``batch_size`` is below 1.
@@ -118,7 +155,7 @@ class ResumableLoader:
 
     def __init__(
         self, rows: Batch, batch_size: int, seed: int = 0, shuffle: bool = True, rank: int = 0, world_size: int = 1,
-        reader: Reader | None = None,
+        reader: Reader | None = None, mix: Mix | None = None, sections: Sequence[int] = (),
     ) -> None:  # fmt: skip
         if batch_size < 1 or not len(rows.ids_BT):
             raise ValueError(
@@ -126,14 +163,26 @@ class ResumableLoader:
             )
         self.rows, self.batch_size, self.seed, self.shuffle = rows, batch_size, seed, shuffle
         self.rank, self.world_size, self.reader = rank, world_size, reader
+        self.mix = mix if shuffle else None
+        self.sections = [len(rows.ids_BT)] if shuffle or not sections else list(sections)
         self.epoch = self.batches = 0  # the place: batches drawn in this epoch
         self.moved = False  # since the last iteration began, or since the place was restored
 
     def numbers(self, epoch: int) -> Tensor:
         """This process's rows in that epoch, int64; -1 is a blank one."""
+        return torch.cat(self._shares(epoch))
+
+    def _shares(self, epoch: int) -> list[Tensor]:
+        """This process's rows of each section."""
         count = len(self.rows.ids_BT)
-        rows = order(count, self.seed, epoch) if self.shuffle else torch.arange(count)
-        return torch.cat([rows, torch.full((-count % self.world_size,), BLANK)])[self.rank :: self.world_size]
+        if self.mix is not None:
+            rows = self.mix.order(self.seed, epoch)
+        else:
+            rows = order(count, self.seed, epoch) if self.shuffle else torch.arange(count)
+        return [
+            torch.cat([part, torch.full((-len(part) % self.world_size,), BLANK)])[self.rank :: self.world_size]
+            for part in rows.split(self.sections)
+        ]
 
     def fetch(self, numbers_B: Tensor) -> Batch:
         """Rows by their numbers."""
@@ -143,13 +192,13 @@ class ResumableLoader:
         return batch.int64()
 
     def __len__(self) -> int:
-        share = -(-len(self.rows.ids_BT) // self.world_size)
-        return -(-share // self.batch_size)
+        return sum(batch_counts(self.sections, self.batch_size, self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
         if self.moved or self.batches == len(self):
             self.epoch, self.batches, self.moved = self.epoch + 1, 0, False
-        left = map(self.fetch, self.numbers(self.epoch).split(self.batch_size)[self.batches :])
+        batches = [numbers_B for share in self._shares(self.epoch) for numbers_B in share.split(self.batch_size)]
+        left = map(self.fetch, batches[self.batches :])
         announced: deque[Batch] = deque()
         try:
             while True:
@@ -184,7 +233,7 @@ class ResumableLoader:
         return {
             "epoch": self.epoch, "batches": self.batches, "rows": len(self.rows.ids_BT), "seed": self.seed,
             "shuffle": self.shuffle, "processes": self.world_size, "batch_size": self.batch_size,
-            "content": self._content,
+            "content": self._content, "mix": None if self.mix is None else [list(self.mix.rows), list(self.mix.drawn)],
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -197,6 +246,6 @@ class ResumableLoader:
             if name not in ("epoch", "batches") and state.get(name) != now:
                 raise ValueError(
                     f"the data cannot be resumed: {name} was {state.get(name)} in the checkpoint and is {now} now; "
-                    "resume with the same data, seq_len, batch_size, seed and number of processes"
+                    "resume with the same data, weights, seq_len, batch_size, seed and number of processes"
                 )
         self.epoch, self.batches, self.moved = state["epoch"], state["batches"], False

@@ -1,9 +1,10 @@
 """The data's side of a Lightning run: documents in, resumable loaders of packed rows out."""
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import lightning.pytorch as pl
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from specdec.data.chat import Report, encode, iter_conversations
 from specdec.data.layouts import TRAINING, named
-from specdec.data.loader import Batch, Document, Reader, ResumableLoader, held_out, order
-from specdec.data.packing import pack_stream, pack_whole
-from specdec.data.prefix import text_prefix, undoubled
-from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
+from specdec.data.loader import Batch, Document, Mix, Reader, ResumableLoader, batch_counts, held_out, order
+from specdec.data.mixes import MixSource, Part, mix_of, read_mix, shares
+from specdec.data.packing import pack_stream, packed, stream_rows, whole_rows
+from specdec.data.prefix import text_prefix
+from specdec.data.rows import find_sources, warn_of_overlap
 from specdec.data.template import check_tokenizer, tokenizing
+from specdec.data.texts import encode_texts, iter_texts
 from specdec.data.tokens import Encoded, EncodedDocument, cached, determinants
 from specdec.data.turns import Turns
 from specdec.utils.numbers import RowTokens, Seed, Side, check_numbers
@@ -24,8 +27,7 @@ from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
-CHUNK = 256  # texts tokenised in one call, at most
-CHARACTERS = 1 << 20  # and characters, from which on there are enough
+Sources = str | list[str] | MixSource | list[MixSource]
 
 
 class Splits(NamedTuple):
@@ -51,6 +53,10 @@ class TokenData(pl.LightningDataModule):
         check_numbers(TokenData.__init__, {"seq_len": seq_len, "batch_size": batch_size, "seed": seed}, "data.")
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
         self.reader: Reader | None = None  # of the loaders that are made from now on
+        self.prefix: list[int] = []  # begins every document, and again what goes on in the next row, unsupervised there
+        self.mix: Mix | None = None  # of the training rows; None: an epoch draws every row once
+        self.shares: list[dict[str, Any]] = []  # what each source of a mix is of an epoch, JSON-ready
+        self.validation_sections: dict[str, int] = {}  # rows of validation by the names of their sources, in order
         self._splits: Splits | None = None
 
     def documents(self, tokenizer: Any) -> tuple[Sequence[Document], Sequence[Document]]:
@@ -83,7 +89,7 @@ class TokenData(pl.LightningDataModule):
         if self._splits is not None:
             return
         log.info("reading the data")
-        self._splits = Splits(*(self.pack(part) for part in self.documents(tokenizer)))
+        self._splits = self.packed(tokenizer)
         for name, rows in self._splits._asdict().items():
             tokens = rows.ids_BT.numel()
             supervised = 100 * sum(int(piece.loss_mask_BT.sum()) for piece in rows.pieces()) / tokens
@@ -92,6 +98,16 @@ class TokenData(pl.LightningDataModule):
                 "%s: %s of %d tokens, %.1f %% supervised, %.1f %% padding", name, how_many(len(rows.ids_BT), "row"),
                 rows.ids_BT.shape[1], supervised, padding,
             )  # fmt: skip
+        for share in self.shares:
+            log.info(
+                "train: %s: %s, %d of an epoch (%.1f %%), %.1f %% of its supervised tokens", share["name"],
+                how_many(share["rows"], "row"), share["rows_of_an_epoch"], 100 * share["share_of_rows"],
+                100 * share["share_of_supervised_tokens"],
+            )  # fmt: skip
+
+    def packed(self, tokenizer: Any) -> Splits:
+        """The documents as rows; what has sources sets :attr:`mix`, :attr:`shares` and :attr:`validation_sections`."""
+        return Splits(*(self.pack(part) for part in self.documents(tokenizer)))
 
     @property
     def splits(self) -> Splits:
@@ -109,28 +125,40 @@ class TokenData(pl.LightningDataModule):
         for name, rows in self.splits._asdict().items():
             wrong = [piece.ids_BT[(piece.ids_BT < 0) | (piece.ids_BT >= vocab_size)] for piece in rows.pieces()]
             if len(wrong_S := torch.cat(wrong)):
+                place = self.place_of(name, vocab_size)
                 raise ValueError(
-                    f"the {name} data holds token id {int(wrong_S[0])} ({len(wrong_S)} such "
-                    f"tokens), but the vocabulary has {vocab_size} ids: the tokenizer does not belong to this target"
+                    f"the {name} data holds token id {int(wrong_S[0])} ({len(wrong_S)} such tokens), but the "
+                    f"vocabulary has {vocab_size} ids: {place}the tokenizer does not belong to this target"
                 )
 
+    def place_of(self, split: str, vocab_size: int) -> str:
+        """For a message: where the first id stands that is outside the vocabulary; empty if that is not known."""
+        return ""
+
     def supervised_counts(self, vocab_size: int) -> Tensor:
-        """How often each id is supervised in the packed training data; (V,) int64.
+        """How often each id is supervised in the packed training data, of a mix in an epoch; (V,) int64.
 
         Raises:
             ValueError: an id is negative or not below ``vocab_size``.
         """
         self.check_vocabulary(vocab_size)
         counts_V = torch.zeros(vocab_size, dtype=torch.int64)
-        for piece in self.splits.train.pieces():
-            counts_V += torch.bincount(piece.ids_BT[piece.loss_mask_BT], minlength=vocab_size)
+        rows, drawn = ([len(self.splits.train.ids_BT)], [1]) if self.mix is None else self.mix
+        for source, times in zip(self.splits.train.sections(rows), drawn, strict=True):
+            source_V = torch.zeros_like(counts_V)
+            for piece in source.pieces():
+                source_V += torch.bincount(piece.ids_BT[piece.loss_mask_BT], minlength=vocab_size)
+            often = 1 if self.mix is None else times / len(source.ids_BT)
+            counts_V += (source_V * often).ceil().long()  # what occurs at all stays
         return counts_V
 
     def first_rows(self, count: int | None) -> Batch:
         """The training rows that the first epoch draws first, shuffled, of all processes together; None gives all."""
         if count is None:
             return self.splits.train
-        first = order(len(self.splits.train.ids_BT), self.seed, epoch=0)[:count]
+        rows = len(self.splits.train.ids_BT)
+        drawn = order(rows, self.seed, epoch=0) if self.mix is None else self.mix.order(self.seed, epoch=0)
+        first = drawn[:count]
         return Batch(*(column[first] for column in self.splits.train))
 
     def train_dataloader(self) -> ResumableLoader:
@@ -139,63 +167,180 @@ class TokenData(pl.LightningDataModule):
         return self._loader(self.splits.train, shuffle=not overfit)
 
     def val_dataloader(self) -> ResumableLoader:
-        """Validation rows in order."""
-        return self._loader(self.splits.validation, shuffle=False)
+        """Validation rows in order; no batch has rows of two sources with names."""
+        return self._loader(self.splits.validation, shuffle=False, sections=list(self.validation_sections.values()))
 
-    def _loader(self, rows: Batch, shuffle: bool) -> ResumableLoader:
+    def validation_source(self, batch: int) -> str | None:
+        """The name of the source whose rows the validation batch of that number has, on every process; None if it has
+        none."""
+        world_size = 1 if self.trainer is None else self.trainer.world_size
+        batches = batch_counts(list(self.validation_sections.values()), self.batch_size, world_size)
+        ends = zip(self.validation_sections, itertools.accumulate(batches), strict=True)
+        return next((name for name, end in ends if batch < end), None)
+
+    def _loader(self, rows: Batch, shuffle: bool, sections: Sequence[int] = ()) -> ResumableLoader:
         rank, world_size = 0, 1
         if self.trainer is not None:
             rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        return ResumableLoader(rows, self.batch_size, self.seed, shuffle, rank, world_size, self.reader)
+        return ResumableLoader(
+            rows, self.batch_size, self.seed, shuffle, rank, world_size, self.reader, self.mix, sections
+        )
 
 
-class TextData(TokenData):
+class SourceData(TokenData):
+    """Base of the data that is read from files and the Hub: one source, or a mix of several with names."""
+
+    def __init__(
+        self, train: Sources, val: Sources | None, val_fraction: float, seq_len: int, batch_size: int, seed: int
+    ) -> None:
+        super().__init__(seq_len, batch_size, seed)
+        self.train, self.val, self.val_fraction = train, val, val_fraction
+        self._train = read_mix(train, "data.train")
+        self._val = None if val is None else read_mix(val, "data.val")
+        if any(source.weight is not None for source in self._val or ()):
+            raise ValueError("data.val: validation reads every row once and takes no weights: remove them")
+        self._parts: dict[str, list[Part]] = {}
+
+    @property
+    def patterns(self) -> list[str]:
+        """Paths, globs and names on the Hub of all training data."""
+        return [pattern for source in self._train for pattern in source.patterns]
+
+    @property
+    def rows_of(self) -> partial[Iterator[Batch]]:
+        """How documents are packed."""
+        raise NotImplementedError
+
+    def encoded(self, patterns: list[str], tokenizer: Any) -> Encoded:
+        """Every document of the files, as tokens."""
+        raise NotImplementedError
+
+    def place(self, patterns: list[str], number: int) -> str:
+        """Where the conversation or text of that number stands."""
+        raise NotImplementedError
+
+    def usable(self, documents: Encoded, name: str) -> Encoded:
+        """The documents that can be trained on."""
+        return documents
+
+    def parts(self, tokenizer: Any) -> dict[str, list[Part]]:
+        """Every document by source, of ``train`` and ``validation``, those that cannot be used included.
+
+        Raises:
+            ValueError: a source is missing, broken or too small to be split.
+        """
+        train = [Part(source, self.encoded(source.patterns, tokenizer)) for source in self._train]
+        if self._val is not None:
+            patterns = [pattern for source in self._val for pattern in source.patterns]
+            warn_of_overlap(find_sources(self.patterns), find_sources(patterns))
+            validation = [Part(source, self.encoded(source.patterns, tokenizer)) for source in self._val]
+            return {"train": train, "validation": validation}
+        halves = []
+        for source, documents in train:
+            try:
+                halves.append(documents.split(lambda count: held_out(count, self.val_fraction, self.seed)))
+            except ValueError as error:
+                raise ValueError(f"{source.name}: {error}" if source.name else str(error)) from error
+        return {
+            name: [Part(source, half[number]) for source, half in zip(self._train, halves, strict=True)]
+            for number, name in enumerate(("train", "validation"))
+        }
+
+    def _usable(self, tokenizer: Any) -> dict[str, list[Part]]:
+        self._parts = {
+            split: [
+                Part(source, self.usable(documents, f"{split}, {source.name}" if source.name else split))
+                for source, documents in parts
+            ]
+            for split, parts in self.parts(tokenizer).items()
+        }
+        return self._parts
+
+    def documents(self, tokenizer: Any) -> tuple[Sequence[Document], Sequence[Document]]:
+        """(training, validation) documents that can be trained on, source by source."""
+        train, validation = (
+            parts[0].documents if len(parts) == 1 else [document for part in parts for document in part.documents]
+            for parts in self._usable(tokenizer).values()
+        )
+        return train, validation
+
+    def pack(self, documents: Sequence[Document]) -> Batch:
+        """All documents as rows of ``seq_len`` tokens."""
+        return packed([documents], self.rows_of).rows
+
+    def packed(self, tokenizer: Any) -> Splits:
+        """The documents as rows, packed source by source."""
+        if not any(source.name for source in [*self._train, *(self._val or ())]):
+            return super().packed(tokenizer)
+        splits = self._usable(tokenizer)
+        train, validation = (packed([part.documents for part in parts], self.rows_of) for parts in splits.values())
+        if self._train[0].name:
+            self.mix = mix_of(self._train, train.counts)
+            supervised = [
+                sum(int(piece.loss_mask_BT.sum()) for piece in source.pieces())
+                for source in train.rows.sections(train.counts)
+            ]
+            self.shares = shares(self._train, train.counts, torch.tensor(supervised))
+        sources = [part.source.name for part in splits["validation"]]
+        self.validation_sections = {name: rows for name, rows in zip(sources, validation.counts, strict=True) if name}
+        return Splits(train.rows, validation.rows)
+
+    def place_of(self, split: str, vocab_size: int) -> str:
+        """For a message: where the first id stands that is outside the vocabulary."""
+        for source, documents in self._parts.get(split, ()):
+            for index, number in enumerate(documents.column("conversations").tolist()):
+                ids, _ = documents.arrays(index)
+                wrong = ids[(ids < 0) | (ids >= vocab_size)]
+                if len(wrong):
+                    return f"correct {self.place(source.patterns, number)}, which has id {wrong[0]}, or "
+        return ""
+
+
+class TextData(SourceData):
     """Plain text, of which every token is supervised, closed by the tokenizer's end-of-sequence token if it has one.
 
     Rows of data (JSON, Parquet, the Hub) are a document each (their ``text``), any other file is one.
 
     Args:
-        train: paths, globs and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
-        val: the same; None sets ``val_fraction`` of the training documents aside.
+        train: paths, globs and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, or a mix: a list of sources, each with a
+            ``name`` and a ``weight``, its share of an epoch's rows.
+        val: the same, without weights; None sets ``val_fraction`` of the training documents of every source aside.
         val_fraction: share of documents set aside, chosen by ``seed``; at least one. No file of plain text is
             ever cut in two by it.
     """
 
     def __init__(
-        self, train: str | list[str], val: str | list[str] | None = None, val_fraction: float = 0.05,
+        self, train: str | list[str] | MixSource | list[MixSource],
+        val: str | list[str] | MixSource | list[MixSource] | None = None, val_fraction: float = 0.05,
         seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0,
     ) -> None:  # fmt: skip
-        super().__init__(seq_len, batch_size, seed)
-        self.train, self.val, self.val_fraction = train, val, val_fraction
-        self._prefix: list[int] = []  # of the tokenizer that made the documents
+        super().__init__(train, val, val_fraction, seq_len, batch_size, seed)
 
-    def documents(self, tokenizer: Any) -> tuple[Encoded, Encoded]:
-        """(training, validation) documents."""
+    @property
+    def rows_of(self) -> partial[Iterator[Batch]]:
+        """Texts one after another; each, and what goes on in the next row, begins with the prefix."""
+        return partial(stream_rows, seq_len=self.seq_len, prefix=self.prefix)
+
+    def encoded(self, patterns: list[str], tokenizer: Any) -> Encoded:
+        """Every text as tokens, from specdec's cache if it has them."""
         with tokenizing():
-            self._prefix = text_prefix(tokenizer)
-        train = self._encoded(self.train, tokenizer)
-        if self.val is None:
-            return train.split(lambda count: held_out(count, self.val_fraction, self.seed))
-        warn_of_overlap(find_sources(self.train), find_sources(self.val))
-        return train, self._encoded(self.val, tokenizer)
-
-    def pack(self, documents: Sequence[Document]) -> Batch:
-        """Documents one after another; all of them, and what goes on in the next row, begin with the prefix."""
-        return pack_stream(documents, self.seq_len, self._prefix)
-
-    def _encoded(self, patterns: str | list[str], tokenizer: Any) -> Encoded:
-        """Every document of the sources as tokens, from specdec's cache if it has them."""
+            self.prefix = text_prefix(tokenizer)
         determined_by = ["text", *determinants(patterns, None, "refuse", tokenizer, 0)]
         texts = (item.text for item in iter_texts(patterns))
         return cached(determined_by, lambda: encode_texts(texts, tokenizer), "document")
 
+    def place(self, patterns: list[str], number: int) -> str:
+        """Where the text of that number stands."""
+        return next(itertools.islice(iter_texts(patterns), number, None)).place
 
-class ChatData(TokenData):
+
+class ChatData(SourceData):
     """Conversations, rendered by the target's own template; longer ones are cut to ``seq_len``.
 
     Args:
-        train: files (JSON lines, JSON, Parquet), globs of them, and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
-        val: the same; None sets ``val_fraction`` of the training conversations aside.
+        train: files (JSON lines, JSON, Parquet), globs of them, and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, or a
+            mix: a list of sources, each with a ``name`` and a ``weight``, its share of an epoch's rows.
+        val: the same, without weights; None sets ``val_fraction`` of the conversations of every source aside.
         layout: of all rows: messages, sharegpt, alpaca or prompt_response; None recognises each row's by its columns.
         broken: what happens to a row that is malformed, or of which no turn can be supervised: "refuse" stops there,
             "drop" leaves it out, and the log says how many rows were left out and why.
@@ -206,36 +351,28 @@ class ChatData(TokenData):
     """
 
     def __init__(
-        self, train: str | list[str], val: str | list[str] | None = None, val_fraction: float = 0.05,
+        self, train: str | list[str] | MixSource | list[MixSource],
+        val: str | list[str] | MixSource | list[MixSource] | None = None, val_fraction: float = 0.05,
         layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", turns: Turns = "auto",
         seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0,
     ) -> None:  # fmt: skip
-        super().__init__(seq_len, batch_size, seed)
+        super().__init__(train, val, val_fraction, seq_len, batch_size, seed)
         named([] if layout is None else [layout], TRAINING)  # refuses one that is unknown
-        self.train, self.val, self.val_fraction, self.layout, self.broken = train, val, val_fraction, layout, broken
+        self.layout = layout
+        self.broken = broken
         self.turns = turns
 
-    def documents(self, tokenizer: Any) -> tuple[Encoded, Encoded]:
-        """(training, validation) conversations as documents; those without a supervised token are left out."""
-        if self.val is not None:
-            warn_of_overlap(find_sources(self.train), find_sources(self.val))
-        train, validation = (one.usable(self.seq_len, name) for name, one in self.conversations(tokenizer).items())
-        return train, validation
-
-    def conversations(self, tokenizer: Any) -> dict[str, Encoded]:
-        """Every conversation of ``train`` and ``validation``, those without a supervised token included."""
-        train = self._encoded(self.train, tokenizer)
-        if self.val is not None:
-            return {"train": train, "validation": self._encoded(self.val, tokenizer)}
-        parts = train.split(lambda count: held_out(count, self.val_fraction, self.seed))
-        return dict(zip(("train", "validation"), parts, strict=True))
-
-    def pack(self, documents: Sequence[Document]) -> Batch:
+    @property
+    def rows_of(self) -> partial[Iterator[Batch]]:
         """As many whole conversations to a row as fit."""
-        return pack_whole(documents, self.seq_len)
+        return partial(whole_rows, seq_len=self.seq_len)
 
-    def _encoded(self, patterns: str | list[str], tokenizer: Any) -> Encoded:
-        """Every conversation of the sources as tokens, from specdec's cache if it has them."""
+    def usable(self, documents: Encoded, name: str) -> Encoded:
+        """Those that have a supervised token."""
+        return documents.usable(self.seq_len, name)
+
+    def encoded(self, patterns: list[str], tokenizer: Any) -> Encoded:
+        """Every conversation as tokens, from specdec's cache if it has them."""
         check_tokenizer(tokenizer)
 
         report = Report()
@@ -251,67 +388,7 @@ class ChatData(TokenData):
         Report(**encoded.about).log()
         return encoded
 
-
-class Text(NamedTuple):
-    """A document of :class:`TextData`."""
-
-    place: str  # for messages: "books.jsonl, line 7"
-    text: str
-
-
-def iter_texts(patterns: str | list[str]) -> Iterator[Text]:
-    """Every document of the sources that is not empty, as it comes.
-
-    Raises:
-        ValueError: a source is missing or undecodable, a row is broken, or there is no document.
-    """
-
-    def text_of(row: DataRow) -> Text:
-        if not isinstance(row.values.get("text"), str):
-            raise ValueError(f"{row.place}: a row of text needs a string 'text', this has only {sorted(row.values)}")
-        return Text(row.place, row.values["text"])
-
-    count = 0
-    empty = 0
-    for source in find_sources(patterns):
-        for item in read_rows(source, text_of) if has_rows(source) else [Text(source, read_text(Path(source)))]:
-            if item.text.strip():
-                count += 1
-                yield item
-            else:
-                empty += 1
-    if not count:
-        raise ValueError(f"no documents in {patterns}: every file is empty")
-    if empty:
-        log.warning("left out %s, %d remain", how_many(empty, "empty document"), count)
-
-
-def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[EncodedDocument]:
-    """Texts with the tokenizer's special tokens, closed by its end-of-sequence token where it has one."""
-    with tokenizing():
-        prefix = text_prefix(tokenizer)
-    number = 0
-    for chunk in _chunks(texts):
-        with tokenizing():
-            encoded = tokenizer(chunk, add_special_tokens=True, return_attention_mask=False, verbose=False)
-        for found in encoded["input_ids"]:
-            ids = undoubled(found, prefix)
-            if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
-                ids.append(tokenizer.eos_token_id)
-            ids_T = torch.tensor(ids, dtype=torch.int32)
-            yield EncodedDocument(ids_T, torch.ones_like(ids_T, dtype=torch.bool), len(ids), len(ids), number)
-            number += 1
-
-
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    characters = 0
-    for text in texts:
-        chunk.append(text)
-        characters += len(text)
-        if len(chunk) == CHUNK or characters >= CHARACTERS:
-            yield chunk
-            chunk = []
-            characters = 0
-    if chunk:
-        yield chunk
+    def place(self, patterns: list[str], number: int) -> str:
+        """Where the conversation of that number stands."""
+        left_out: list[str] | None = [] if self.broken == "drop" else None
+        return next(itertools.islice(iter_conversations(patterns, self.layout, left_out), number, None)).place

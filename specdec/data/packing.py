@@ -6,61 +6,46 @@ grow with them; any others are packed in memory. No token of a document is lost,
 Legend: B rows, T tokens of a row, N documents.
 """
 
+import contextlib
 import itertools
 import logging
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from specdec.data.loader import PAD_DOCUMENT, Batch, Document
 from specdec.data.tokens import Encoded, entry, sound
+from specdec.utils.files import read_json, write_json
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
 VERSION = 1  # of packed rows on disk
 PIECE = 1 << 20  # tokens that are packed at once
+COUNTS = "counts.json"  # rows of each source
 DTYPES = {"ids": torch.int32, "loss_mask": torch.bool, "documents": torch.int32}  # of a batch at rest, by file
 
 
+class Packed(NamedTuple):
+    """Rows of several sources, one source after another."""
+
+    rows: Batch
+    counts: list[int]  # of each source
+
+
 def pack_stream(documents: Sequence[Document], seq_len: int, prefix: Sequence[int] = ()) -> Batch:
-    """Documents one after another, cut wherever a row is full.
-
-    A document that goes on in the next row counts as a new document there, and has the prefix in front, which is not
-    supervised. Only the last row is padded; with a prefix also one that has no room for it and a token behind.
-
-    Args:
-        prefix: with which the tokenizer begins a text, BOS as a rule; the documents begin with it themselves.
-
-    Raises:
-        ValueError: there is no token, or a row has no room behind the prefix.
-    """
-    if seq_len <= len(prefix):
-        raise ValueError(
-            f"data.seq_len is {seq_len}, and the tokenizer puts {how_many(len(prefix), 'token')} in front of every "
-            "text: raise it"
-        )
-    _sizes(documents)
-    return _at_rest(_stream(documents, seq_len, prefix), documents, seq_len, ["stream", list(prefix)])
+    """The rows of :func:`stream_rows`."""
+    return packed([documents], partial(stream_rows, seq_len=seq_len, prefix=prefix)).rows
 
 
 def pack_whole(documents: Sequence[Document], seq_len: int) -> Batch:
-    """Whole documents, as many to a row as fit: first-fit decreasing.
-
-    Raises:
-        ValueError: there is no token, or a document is longer than a row.
-    """
-    sizes = _sizes(documents)
-    if sizes.max() > seq_len:
-        raise ValueError(
-            f"document {sizes.argmax()} has {sizes.max()} tokens and a row holds {seq_len}: "
-            "truncate the documents or raise seq_len"
-        )
-    return _at_rest(_whole(documents, sizes, seq_len), documents, seq_len, ["whole"])
+    """The rows of :func:`whole_rows`."""
+    return packed([documents], partial(whole_rows, seq_len=seq_len)).rows
 
 
 def first_fit_decreasing(lengths_N: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
@@ -153,7 +138,24 @@ class _Rows:
             self._begin()
 
 
-def _stream(documents: Sequence[Document], seq_len: int, prefix: Sequence[int]) -> Iterator[Batch]:
+def stream_rows(documents: Sequence[Document], seq_len: int, prefix: Sequence[int] = ()) -> Iterator[Batch]:
+    """Documents one after another, cut wherever a row is full; pieces of the rows.
+
+    A document that goes on in the next row counts as a new document there, and has the prefix in front, which is not
+    supervised. Only the last row is padded; with a prefix also one that has no room for it and a token behind.
+
+    Args:
+        prefix: with which the tokenizer begins a text, BOS as a rule; the documents begin with it themselves.
+
+    Raises:
+        ValueError: there is no token, or a row has no room behind the prefix.
+    """
+    if seq_len <= len(prefix):
+        raise ValueError(
+            f"data.seq_len is {seq_len}, and the tokenizer puts {how_many(len(prefix), 'token')} in front of every "
+            "text: raise it"
+        )
+    _sizes(documents)
     rows = _Rows(seq_len)
     for index in range(len(documents)):
         ids, loss_mask = _arrays(documents, index)
@@ -173,7 +175,18 @@ def _stream(documents: Sequence[Document], seq_len: int, prefix: Sequence[int]) 
     yield from rows.rest()
 
 
-def _whole(documents: Sequence[Document], sizes: np.ndarray, seq_len: int) -> Iterator[Batch]:
+def whole_rows(documents: Sequence[Document], seq_len: int) -> Iterator[Batch]:
+    """Whole documents, as many to a row as fit: first-fit decreasing; pieces of the rows.
+
+    Raises:
+        ValueError: there is no token, or a document is longer than a row.
+    """
+    sizes = _sizes(documents)
+    if sizes.max() > seq_len:
+        raise ValueError(
+            f"document {sizes.argmax()} has {sizes.max()} tokens and a row holds {seq_len}: "
+            "truncate the documents or raise seq_len"
+        )
     rows = _Rows(seq_len)
     items_N, starts = first_fit_decreasing(sizes, seq_len)
     for start, end in itertools.pairwise([*starts, len(items_N)]):
@@ -183,11 +196,19 @@ def _whole(documents: Sequence[Document], sizes: np.ndarray, seq_len: int) -> It
     yield from rows.rest()
 
 
-def _at_rest(pieces: Iterable[Batch], documents: Sequence[Document], seq_len: int, how: list[Any]) -> Batch:
-    """All rows: in a file where the documents lie in one, else in memory."""
-    if not isinstance(documents, Encoded):
-        return Batch(*(torch.cat(columns) for columns in zip(*pieces, strict=True)))
-    folder = entry("rows", [VERSION, documents.key, seq_len, how], lambda folder: _write(pieces, folder))
+def packed(sources: Sequence[Sequence[Document]], rows_of: partial[Iterator[Batch]]) -> Packed:
+    """All rows of the sources: in a file where the documents lie in files, else in memory.
+
+    Args:
+        rows_of: one of the functions above, and its settings, which a source's documents are passed to.
+    """
+    files = [documents.key for documents in sources if isinstance(documents, Encoded)]
+    if len(files) < len(sources):
+        pieces = [list(rows_of(documents)) for documents in sources]
+        columns = [torch.cat(column) for column in zip(*itertools.chain(*pieces), strict=True)]
+        return Packed(Batch(*columns), [sum(len(piece.ids_BT) for piece in part) for part in pieces])
+    determined_by = [VERSION, files, rows_of.func.__name__, rows_of.keywords]
+    folder = entry("rows", determined_by, lambda folder: _write(map(rows_of, sources), folder))
     sound(folder)
     log.info("packed rows: %s", folder)
     columns = []
@@ -195,18 +216,19 @@ def _at_rest(pieces: Iterable[Batch], documents: Sequence[Document], seq_len: in
         size = (folder / name).stat().st_size // dtype.itemsize
         # private: nobody else sees what would be written there, and a file that may only be read will do
         mapped = torch.from_file(str(folder / name), shared=False, size=size, dtype=dtype)
-        columns.append(mapped.view(-1, seq_len))
-    return Batch(*columns)
+        columns.append(mapped.view(-1, rows_of.keywords["seq_len"]))
+    return Packed(Batch(*columns), read_json(folder / COUNTS))
 
 
-def _write(pieces: Iterable[Batch], folder: Path) -> None:
-    """Write rows to the folder's files as they come."""
-    with (
-        (folder / "ids").open("wb") as ids,
-        (folder / "loss_mask").open("wb") as loss_mask,
-        (folder / "documents").open("wb") as documents,
-    ):
-        files = (ids, loss_mask, documents)
-        for piece in pieces:
-            for file, column in zip(files, piece, strict=True):
-                file.write(column.contiguous().numpy().data)
+def _write(sources: Iterable[Iterable[Batch]], folder: Path) -> None:
+    """Write the rows of sources to the folder's files as they come."""
+    counts = []
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context((folder / name).open("wb")) for name in DTYPES]
+        for pieces in sources:
+            counts.append(0)
+            for piece in pieces:
+                counts[-1] += len(piece.ids_BT)
+                for file, column in zip(files, piece, strict=True):
+                    file.write(column.contiguous().numpy().data)
+    write_json(folder / COUNTS, counts)

@@ -12,8 +12,12 @@ from specdec.utils.files import check_sum, explained, read_bytes, sha256
 
 log = logging.getLogger(__name__)
 
+READING = (OSError, ValueError, KeyError, TypeError, RuntimeError)  # pyarrow's errors are among them
 HUB = "hub:"
 HUB_NAME = re.compile(r"hub:([^:@]+)(?:@([^:]+))?:([^:]+):(.+)")
+JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
+"""How the names of files end that have an object on every line."""
+ROW_FILES = (*JSON_LINES, ".json", ".parquet")
 ID_COLUMNS = ("question_id", "prompt_id", "conversation_id", "task_id", "id")  # the first of them in a row is its id
 
 
@@ -66,7 +70,7 @@ def warn_of_overlap(train: Sequence[str], val: Sequence[str]) -> None:
 def has_rows(source: str) -> bool:
     """Whether a source holds rows; any other file is plain text."""
     path = Path(source)
-    return source.startswith(HUB) or _is_saved(path) or path.suffix.lower() in (".jsonl", ".json", ".parquet")
+    return source.startswith(HUB) or _is_saved(path) or path.suffix.lower() in ROW_FILES
 
 
 def _is_saved(path: Path) -> bool:
@@ -85,8 +89,9 @@ def read_rows(
     """What ``of`` makes of every row, by default the row: of a file, ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, or a
     folder that ``Dataset.save_to_disk`` made.
 
-    A ``.jsonl`` file has an object on every line, a ``.json`` file is a list of rows, ``.parquet`` is a table; any
-    other file is plain text, a ``prompt`` on every line that is not blank. A split may be a slice, as ``test[:80]``.
+    A ``.jsonl``, ``.ndjson`` or ``.jsonlines`` file has an object on every line, a ``.json`` file is a list of rows,
+    ``.parquet`` is a table; any other file is plain text, a ``prompt`` on every line that is not blank. A split may be
+    a slice, as ``test[:80]``.
 
     Args:
         left_out: gets what is wrong with each row that is broken or that ``of`` refuses; None stops at the first.
@@ -115,6 +120,28 @@ def read_text(path: Path) -> str:
         return _decoded(read_bytes(path), str(path))
 
 
+def read_plain_text(path: Path) -> str:
+    """A whole file of plain text.
+
+    Raises:
+        ValueError: as of :func:`read_text`, or the file holds JSON lines, which its name does not say.
+    """
+    text = read_text(path)
+    lines = (line for line in text.split("\n") if line.strip())
+    if text.strip() and all(map(_is_object, lines)):
+        raise ValueError(f"{path}: every line is a JSON object: name the file .jsonl, and its rows are read")
+    return text
+
+
+def _is_object(line: str) -> bool:
+    if not (line.lstrip().startswith("{") and line.rstrip().endswith("}")):
+        return False
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def hub_rows(source: str) -> Any:
     """The rows of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, a ``datasets.Dataset``, from the Hub or its local cache.
 
@@ -129,7 +156,7 @@ def hub_rows(source: str) -> Any:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
-    kind = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}.get(Path(config).suffix)
+    kind = (dict.fromkeys((*JSON_LINES, ".json"), "json") | {".parquet": "parquet"}).get(Path(config).suffix)
     place = name if Path(name).is_dir() else f"hf://datasets/{name}" + (f"@{revision}" if revision else "")
     try:
         if kind:
@@ -172,7 +199,7 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
     if source.startswith(HUB) or suffix == ".parquet" or _is_saved(path):
         table = hub_rows(source) if source.startswith(HUB) else _stored_rows(path)
         yield from ((f"row {number}", _present(value)) for number, value in enumerate(table, 1))
-    elif suffix == ".jsonl":
+    elif suffix in JSON_LINES:
         check_sum(path)
         with explained(path), path.open("rb") as stream:
             yield from ((f"line {number}", line) for number, line in enumerate(stream, 1) if line.strip())
@@ -182,7 +209,7 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
             raise ValueError(f"{source}: must be a list of rows, not {type(items).__name__}; or name JSON lines .jsonl")
         yield from ((f"row {number}", item) for number, item in enumerate(items, 1))
     else:  # not splitlines: the other line separators of Unicode may stand in a prompt
-        lines = enumerate(read_text(path).split("\n"), 1)
+        lines = enumerate(read_plain_text(path).split("\n"), 1)
         yield from ((f"line {number}", {"prompt": line.rstrip("\r")}) for number, line in lines if line.strip())
 
 
@@ -196,15 +223,29 @@ def _stored_rows(path: Path) -> Iterable[dict[str, Any]]:
 
             found = load_from_disk(str(path))
         else:
-            from pyarrow import parquet
-
-            return parquet.read_table(path).to_pylist()
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # pyarrow's are among them
-        kind = "folder of save_to_disk" if path.is_dir() else "Parquet file"
-        raise ValueError(f"{path}: not a readable {kind}: {' '.join(str(error).split())}") from error
+            return _table_rows(path)
+    except READING as error:
+        raise _unreadable(path, error) from error
     if isinstance(found, DatasetDict):
         raise ValueError(f"{path}: holds the splits {', '.join(found)}: name one of the folders in it")
     return found
+
+
+def _table_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file, of which no more than some are in memory."""
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
+    except READING as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    kind = "folder of save_to_disk" if path.is_dir() else "Parquet file"
+    return ValueError(f"{path}: not a readable {kind}: {' '.join(str(error).split())}")
 
 
 def _present(value: Any) -> Any:

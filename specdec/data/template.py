@@ -34,6 +34,7 @@ from specdec.data.form import (
     trial_tools,
 )
 from specdec.data.layouts import Message
+from specdec.data.prefix import text_prefix, undoubled
 from specdec.data.rendering import ChatTemplateError, Renderer, template_digest
 from specdec.utils.text import printable
 
@@ -101,10 +102,7 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
         ValueError: the tokenizer makes no tokens of the text.
     """
     with tokenizing():
-        ids = list(tokenizer.encode(text, add_special_tokens=True))
-        plain = list(tokenizer.encode(text, add_special_tokens=False))
-    if plain and plain[0] == tokenizer.bos_token_id:
-        ids = plain
+        ids = undoubled(tokenizer.encode(text, add_special_tokens=True), text_prefix(tokenizer))
     if not ids:
         raise ValueError("the tokenizer makes no tokens of it")
     return ids

@@ -278,6 +278,9 @@ def masks(setup: SetUp) -> Iterator[Finding]:
     what = f"share of supervised tokens in the loader's rows of {type(data).__name__}"
     yield judged(what, share, ">", 0, "nothing is supervised: the template marks no answer, or the mask was lost")
     if isinstance(data, TextData | EmbeddedData):
+        size = len(data.prefix)
+        behind_BT = real_BT[:, size:] & (batch.documents_BT[:, size:] == batch.documents_BT.roll(size, 1)[:, size:])
+        share = float(batch.loss_mask_BT[:, size:][behind_BT].double().mean())
         yield judged(what, share, ">=", 1, "text is supervised whole: the mask is shifted or cut where it is batched")
     padding = float((batch.loss_mask_BT & ~real_BT).sum())
     yield judged("supervised tokens in padding", padding, "<=", 0, "padding is trained on: mask it out")
@@ -310,7 +313,7 @@ def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
 
     left_out: list[str] | None = [] if data.broken == "drop" else None
     read = partial(conversation, layout=data.layout)
-    found = (one for source in find_sources(data.train) for one in read_rows(source, read, left_out))
+    found = (one for source in find_sources(data.patterns) for one in read_rows(source, read, left_out))
     made = encode(
         islice(found, CONVERSATIONS), setup.module.tokenizer, data.seq_len, turns=data.turns, left_out=left_out
     )

@@ -197,7 +197,8 @@ class AcceptanceLength(pl.Callback):
         if not self._prompts:
             rows: Batch = trainer.datamodule.splits.validation  # type: ignore[attr-defined]
             room = module.target.config.max_position_embeddings - self.max_new_tokens
-            self._prompts = document_prompts(rows, self.count, self.prompt_tokens, room)
+            prefix = trainer.datamodule.prefix  # type: ignore[attr-defined]
+            self._prompts = document_prompts(rows, self.count, self.prompt_tokens, room, prefix)
 
 
 def decoding_copy(drafter: Drafter, target: Target) -> Drafter:
@@ -248,12 +249,14 @@ def best_and_last(best: dict[str, Any], last: dict[str, Any]) -> str:
     return f"{both}; the intervals are apart"
 
 
-def document_prompts(rows: Batch, count: int, prompt_tokens: int, room: int) -> list[list[int]]:
+def document_prompts(
+    rows: Batch, count: int, prompt_tokens: int, room: int, prefix: Sequence[int] = ()
+) -> list[list[int]]:
     """The first ``count`` prompts that packed documents make, in their order; ValueError if none makes one.
 
-    A document that is supervised from its first token on is text: its first ``prompt_tokens`` tokens, at most half of
-    it, are the prompt. Any other is a conversation: all that stands before the first supervised token. No prompt is
-    longer than ``room``: a text's is cut, a conversation is left out.
+    A document that is supervised from its first token on, or from behind the ``prefix`` of a text, is text: its first
+    ``prompt_tokens`` tokens, at most half of it, are the prompt. Any other is a conversation: all that stands before
+    the first supervised token. No prompt is longer than ``room``: a text's is cut, a conversation is left out.
     """
     out: list[list[int]] = []
     for ids_T, mask_T, documents_T in zip(*rows, strict=True):
@@ -263,7 +266,7 @@ def document_prompts(rows: Batch, count: int, prompt_tokens: int, room: int) -> 
             if True not in mask:
                 continue
             length, least = mask.index(True), 1
-            if length == 0:
+            if length == 0 or ids[:length] == list(prefix):
                 length, least = min(prompt_tokens, len(ids) // 2, room), SHORTEST
             if least <= length <= room:
                 out.append(ids[:length])

@@ -29,7 +29,7 @@ class MeasurementConfig:
     """On which prompts and where a saved drafter is measured.
 
     Args:
-        prompts: .jsonl, .json or .parquet rows of a known layout, text with one prompt a line, or
+        prompts: rows (.jsonl, .ndjson, .json, .parquet) of a known layout, text with one prompt a line, or
             hub:REPOSITORY:CONFIG:SPLIT.
         target: the model that the drafter drafts for: ``embedded``, a directory or a Hub id.
         max_new_tokens: new tokens per answer.

@@ -52,7 +52,7 @@ class EvaluationConfig(MeasurementConfig):
 
     Args:
         drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub.
-        prompts: .jsonl, .json or .parquet rows of a known layout, text with one prompt a line, or
+        prompts: rows (.jsonl, .ndjson, .json, .parquet) of a known layout, text with one prompt a line, or
             hub:REPOSITORY:CONFIG:SPLIT.
         suite: benchmarks by name in place of prompts, as mt_bench, spec_bench or nine, or NAME=FILE; a folder for each
             and each temperature.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec.data.layouts import PROMPTS, named
-from specdec.data.rows import HUB, has_rows, read_rows
+from specdec.data.rows import HUB, ROW_FILES, has_rows, read_rows
 from specdec.evaluation.prompts import Prompt, load_prompts
 
 TEMPERATURES = (0.0, 1.0)
@@ -154,8 +154,8 @@ def find_suites(asked: Sequence[str], directory: Path | None) -> list[FoundSuite
 
 
 def _place(name: str, directory: Path | None) -> str:
-    """The file of a suite in a folder: NAME.jsonl, .json or .parquet, or NAME/question.jsonl as EAGLE has them; without
-    a folder the rows on the Hub."""
+    """The file of a suite in a folder: NAME.jsonl (.ndjson, .jsonlines), .json or .parquet, or NAME/question.jsonl as
+    EAGLE has them; without a folder the rows on the Hub."""
     suite = SUITES[name]
     if directory is None:
         if suite.hub is None:
@@ -164,7 +164,7 @@ def _place(name: str, directory: Path | None) -> str:
     if not directory.is_dir():
         raise ValueError(f"suite_dir {directory}: there is no such directory")
     names = (name, *suite.files)
-    files = [f"{each}{ending}" for each in names for ending in (".jsonl", ".json", ".parquet", "/question.jsonl")]
+    files = [f"{each}{ending}" for each in names for ending in (*ROW_FILES, "/question.jsonl")]
     found = [directory / file for file in files if (directory / file).is_file()]
     if len(found) != 1:
         what = f"there are {' and '.join(map(str, found))}" if found else f"there is no {files[0]} in {directory}"
@@ -175,7 +175,7 @@ def _place(name: str, directory: Path | None) -> str:
 
 def _found(name: str, source: str) -> FoundSuite:
     if not has_rows(source):
-        raise ValueError(f"suite {name}: {source} must be .jsonl, .json, .parquet or {HUB}REPOSITORY:CONFIG:SPLIT")
+        raise ValueError(f"suite {name}: {source} must be {', '.join(ROW_FILES)} or {HUB}REPOSITORY:CONFIG:SPLIT")
     words = named(SUITES[name].layouts, PROMPTS)
     first = next(iter(read_rows(source)), None)
     layouts = [layout.name for layout in words if first is not None and layout.fits(first.values)]  # not of turns

@@ -94,11 +94,18 @@ def trained(directory: Path) -> Record | None:
     sources = data.get("train") or full["data"]["class_path"].rpartition(".")[2]
     return {
         "steps": steps, "tokens": tokens or None, "resumed": resumed, "chosen_by": chosen,
-        "data": [sources] if isinstance(sources, str) else list(sources),
+        "data": _paths(sources), "mix": made.get("mix", []),
         "loss": words(canonical(full["model"]["loss"])), "ttt_steps": full["model"]["ttt_steps"],
         **{name: made[name] for name in ("seed", "command", "date", "cpu", "gpus", "git_commit")},
         "versions": {name: made["versions"][name] for name in ("specdec", "torch", "transformers")},
     }  # fmt: skip
+
+
+def _paths(sources: Any) -> list[str]:
+    """Of ``data.train`` as a config has it: a path, a source of a mix, or a list of these."""
+    if isinstance(sources, dict):
+        return _paths(sources["source"])
+    return [sources] if isinstance(sources, str) else [path for source in sources for path in _paths(source)]
 
 
 def hub_id(source: str) -> str | None:
@@ -307,11 +314,17 @@ def _training(training: Record | None) -> Iterator[str]:
     )  # fmt: skip
     tokens = f", {training['tokens']:,} tokens with padding" if training["tokens"] else ""
     data = ", ".join(source if HUB_NAME.fullmatch(source) else Path(source).name for source in training["data"])
+    shares = [
+        f"{part['name']} {part['share_of_rows']:.1%} of the rows and {part['share_of_supervised_tokens']:.1%} of the "
+        "supervised tokens"
+        for part in training.get("mix", [])
+    ]
+    mix = f" ({', '.join(shares)})" if shares else ""
     resumed = f", resumed {how_many(training['resumed'], 'time')}" if training["resumed"] else ""
     machine = training["gpus"][0] if training["gpus"] else training["cpu"]
     versions = ", ".join(f"{name} {version}" for name, version in training["versions"].items())
     yield (
-        f"{steps}{tokens}, on {data}; {how_many(training['ttt_steps'], 'unrolled step')}, loss {training['loss']}, "
-        f"seed {training['seed']}{resumed}. {training['date'][:10]}, {machine}, {versions}, "
+        f"{steps}{tokens}, on {data}{mix}; {how_many(training['ttt_steps'], 'unrolled step')}, "
+        f"loss {training['loss']}, seed {training['seed']}{resumed}. {training['date'][:10]}, {machine}, {versions}, "
         f"commit {training['git_commit'] or 'unknown'}.{best}\n\n```bash\n{training['command']}\n```\n"
     )

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specdec.data import Batch, TokenData
+from specdec.data import Batch, MixSource, TokenData
 from specdec.target import Target, TargetOutput
 from specdec.utils.config import class_name, pairs, words
 from specdec.utils.files import explained, read_json, sha256, write_json
@@ -151,7 +151,12 @@ def described(data: TokenData) -> dict[str, Any]:
     """The arguments that decide which rows there are."""
     names = [name for name in inspect.signature(type(data).__init__).parameters if name not in INCIDENTAL]
     found = {name: vars(data)[name] for name in names if name in vars(data)}
-    return json.loads(json.dumps(found | {"class": class_name(type(data))}, default=str))
+    return json.loads(json.dumps(found | {"class": class_name(type(data))}, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """A source of a mix as its settings, anything else as text."""
+    return vars(value) if isinstance(value, MixSource) else str(value)
 
 
 class PackedRow(NamedTuple):

@@ -18,7 +18,7 @@ import yaml
 from lightning.pytorch.callbacks import RichProgressBar, Timer
 from torch import Tensor
 
-from specdec.data import Batch
+from specdec.data import Batch, TokenData
 from specdec.drafter import save_drafter
 from specdec.training.checkpoint import ends_all
 from specdec.training.distributed import is_sharded, unsharded
@@ -35,8 +35,8 @@ BEST, CHOSEN_BY = "drafter_best", "chosen_by"  # a run's folder, and a key of th
 class RunRecord(pl.Callback):
     """Writes what a run is, and what becomes of it, into its directory; and seeds every batch.
 
-    * ``config.yaml`` and ``provenance.json``, once target, drafter and data stand; ``config.1.yaml`` and so on when the
-      run is resumed. The config lies in every checkpoint too.
+    * ``config.yaml`` and ``provenance.json``, once target, drafter and data stand, with each source's share of a mix;
+      ``config.1.yaml`` and so on when the run is resumed. The config lies in every checkpoint too.
     * ``losses.txt``: ``step part loss checksum`` for every batch of the first process, the loss in hexadecimal, so
       that no bit is lost, and the CRC-32 of what stands before it. ``step`` counts optimizer steps, ``part`` the
       batches of one. Losses stay on the device until the next logged step or checkpoint; a resumed run forgets those
@@ -75,7 +75,9 @@ class RunRecord(pl.Callback):
             times = len(list(self.directory.glob("config*.yaml")))  # a resumed run keeps what it was before
             mark = f".{times}" if times else ""
             write_text(self.directory / f"config{mark}.yaml", self.config)
-            write_json(self.directory / f"provenance{mark}.json", self.provenance)
+            data = trainer.datamodule  # type: ignore[attr-defined]
+            mix = {"mix": data.shares} if isinstance(data, TokenData) and data.shares else {}
+            write_json(self.directory / f"provenance{mark}.json", self.provenance | mix)
             write_run_sums(self.directory)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

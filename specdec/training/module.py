@@ -45,6 +45,7 @@ from specdec.utils.numbers import Depth, PositiveShare, Share, check_numbers
 log = logging.getLogger(__name__)
 
 STAGES = ("train", "val")
+BY_SOURCE = ("loss", "prefix_proxy", "coverage")  # figures of validation that are logged for every source
 NEVER = torch.iinfo(torch.int64).max  # a step that does not come
 NO_LENGTH = (
     "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
@@ -174,6 +175,7 @@ class DrafterModule(pl.LightningModule):
         self.compile_parts = compile
         self.train_step: TrainStep | None = None  # drafter and objective, from :meth:`configure_model` on
         self.metrics = torch.nn.ModuleList(UnrollMetrics(terms(loss), step_weights.factors(ttt_steps)) for _ in STAGES)
+        self.source_metrics = torch.nn.ModuleDict()  # of validation, by the numbers of the sources that have names
         self._products = contextlib.ExitStack()
         self._sums = torch.zeros(2)  # rows, and their losses, of the batches since the last optimizer step
         self._first_bad = torch.tensor(NEVER)  # the first step whose loss is not finite, on the loss's device
@@ -424,6 +426,16 @@ class DrafterModule(pl.LightningModule):
             self.metrics[STAGES.index(stage)].update(out.counts)  # type: ignore[operator]
         return out
 
+    def _metrics_of(self, source: str) -> UnrollMetrics:
+        """The figures of a source of validation; every process asks for the same ones in the same order."""
+        number = str(list(self._data.validation_sections).index(source))  # a name may hold a dot
+        if number not in self.source_metrics:
+            metrics = UnrollMetrics(terms(self.objective.loss), self.objective.weights.factors(self.objective.steps))
+            self.source_metrics[number] = metrics.to(self.device)
+        found = self.source_metrics[number]
+        assert isinstance(found, UnrollMetrics)
+        return found
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One unrolled loss; figures are measured on the steps that are logged."""
         logged = self._is_logged
@@ -489,12 +501,20 @@ class DrafterModule(pl.LightningModule):
             _local(gradient).mul_(scale)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """The same loss and figures on held-out rows."""
-        self._run(batch, "val")
+        """The same loss and figures on held-out rows, of all together and of each source that has a name."""
+        counts = self._run(batch, "val").counts
+        if counts is not None and (source := self._data.validation_source(batch_idx)) is not None:
+            self._metrics_of(source).update(counts)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the loss and the figures of every depth."""
+        """Log the loss and the figures of every depth, and those of all depths by source."""
         self._report("val")
+        for source in self._data.validation_sections:
+            metrics = self._metrics_of(source)
+            if metrics.update_called:  # a validation that is cut short may not come to it
+                values = metrics.compute()
+                self.log_dict({f"val/{name}/{source}": values[name] for name in BY_SOURCE})
+                metrics.reset()
 
     def _report(self, stage: str) -> None:
         metric = self.metrics[STAGES.index(stage)]

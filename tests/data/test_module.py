@@ -8,7 +8,10 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specdec.data.loader import Batch, Document
-from specdec.data.module import ChatData, TextData, TokenData, encode_texts, iter_texts
+from specdec.data.module import ChatData, TextData, TokenData
+from specdec.data.texts import encode_texts, iter_texts
+from specdec.evaluation.callback import document_prompts
+from tests.data.test_prefix import beginning
 from tests.data.tiny import CHATML, tiny_tokenizer, write_jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")  # a resumed run saves elsewhere
@@ -132,12 +135,36 @@ def words(data: TextData, part: int) -> list[str]:
 
 def test_texts_are_closed_once_and_wholly_supervised(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
-    monkeypatch.setattr("specdec.data.module.CHUNK", 1)
+    monkeypatch.setattr("specdec.data.texts.CHUNK", 1)
     documents = list(encode_texts(["the sky", "is blue<|eos|>"], tokenizer))
     assert [tokenizer.decode(document.ids_T) for document in documents] == ["the sky<|eos|>", "is blue<|eos|>"]
     assert all(document.loss_mask_T.all() for document in documents)
     bare = tiny_tokenizer(eos=False)
     assert bare.decode(next(encode_texts(["the sky"], bare)).ids_T) == "the sky"
+
+
+@pytest.mark.parametrize("prefix", ["<|bos|>", "<|im_start|> <|bos|>"])
+def test_every_piece_of_a_text_begins_as_the_tokenizer_begins_one(tmp_path: Path, prefix: str) -> None:
+    tokenizer = beginning(prefix)
+    front = tokenizer.convert_tokens_to_ids(prefix.split())
+    texts = ["the sky is blue and the grass is green " * 5, prefix.replace(" ", "") + "two", "four"]
+    path = str(write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts]))
+    data = TextData(path, path, seq_len=16)
+    data.prepare(tokenizer)
+    rows = data.splits.train
+    said: list[int] = []
+    for ids_T, documents_T in zip(rows.ids_BT, rows.documents_BT, strict=True):
+        for number in range(int(documents_T.max()) + 1):
+            ids = ids_T[documents_T == number].tolist()
+            assert ids[: len(front)] == front and ids[len(front)] != front[0]
+            said += ids[len(front) :]
+    bare = [tokenizer.encode(text, add_special_tokens=False) for text in (texts[0], "two", "four")]
+    assert said == [id_ for ids in bare for id_ in [*ids, tokenizer.eos_token_id]]
+    goes_on = len(rows.ids_BT) - 1  # rows that begin within the first text
+    context = int((~rows.loss_mask_BT & (rows.documents_BT >= 0)).sum())
+    assert 0 < context <= goes_on * len(front) and context % len(front) == 0
+    prompts = document_prompts(rows, 9, 64, 64, data.prefix)
+    assert all(len(front) < len(prompt) and prompt[: len(front)] == front for prompt in prompts) and len(prompts) > 2
 
 
 def test_whole_files_are_set_aside(tmp_path: Path) -> None:

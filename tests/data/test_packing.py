@@ -92,3 +92,39 @@ def test_nothing_to_pack_is_refused(pack) -> None:
 def test_a_document_longer_than_a_row_is_refused() -> None:
     with pytest.raises(ValueError, match="document 1 has 5 tokens and a row holds 4"):
         pack_whole(make([2, 5]), 4)
+
+
+@given(fitting, st.integers(3, 9), st.integers(1, 2))
+@settings(max_examples=60, deadline=None)
+def test_all_pieces_of_a_text_begin_with_the_prefix(lengths: list[int], seq_len: int, size: int) -> None:
+    prefix = list(range(-size, 0))
+    documents = []
+    for ids_T, _ in make(lengths):
+        ids_T = torch.cat([torch.tensor(prefix), ids_T])
+        documents.append(Document(ids_T, torch.ones_like(ids_T, dtype=torch.bool)))
+    rows = pack_stream(documents, seq_len, prefix)
+    said: list[int] = []
+    for ids_T, mask_T, documents_T in zip(*rows, strict=True):
+        for number in range(int(documents_T.max()) + 1):
+            ids, mask = ids_T[documents_T == number].tolist(), mask_T[documents_T == number].tolist()
+            assert ids[:size] == prefix and len(ids) > size
+            goes_on = bool(said) and said[-1] not in ends(lengths)
+            assert mask == [not goes_on] * size + [True] * (len(ids) - size)
+            said += ids[size:]
+        assert int((documents_T < 0).sum()) <= size or said[-1] == sum(lengths)
+    assert said == list(range(1, sum(lengths) + 1))
+
+
+def ends(lengths: list[int]) -> set[int]:
+    return set(torch.tensor(lengths).cumsum(0).tolist())
+
+
+def test_a_prefix_by_hand() -> None:
+    rows = pack_stream(
+        [Document(torch.tensor(ids), torch.ones(len(ids)) > 0) for ids in ([9, 1, 2, 3], [9, 4])], 3, [9]
+    )
+    assert rows.ids_BT.tolist() == [[9, 1, 2], [9, 3, 0], [9, 4, 0]]
+    assert rows.loss_mask_BT.tolist() == [[True] * 3, [False, True, False], [True, True, False]]
+    assert rows.documents_BT.tolist() == [[0, 0, 0], [0, 0, -1], [0, 0, -1]]
+    with pytest.raises(ValueError, match=r"data.seq_len is 3, and the tokenizer puts 3 tokens in front of every text"):
+        pack_stream(make([2]), 3, [7, 8, 9])

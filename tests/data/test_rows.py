@@ -1,6 +1,7 @@
 """Where rows are read from."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ from pyarrow import parquet
 
 from specdec.data.chat import read_conversations
 from specdec.data.rows import DataRow, find_sources, read_rows, stem, warn_of_overlap
+from specdec.data.texts import iter_texts
 
 CALL = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": [{"name": "f"}]}]
 CALLED = {"type": "function", "function": {"name": "f", "arguments": {}}}
 CALL_AS_MESSAGES = [CALL[0], CALL[1] | {"tool_calls": [CALLED]}]
 ROWS: list[dict[str, Any]] = [{"id": "a", "messages": CALL}, {"id": "b", "messages": CALL[:1], "note": "n"}]
+
+
+LINES = "line 1, line 3"
 
 
 def write(path: Path) -> str:
@@ -26,7 +31,7 @@ def write(path: Path) -> str:
         parquet.write_table(table, path)
     elif path.suffix == ".json":
         path.write_text(json.dumps(ROWS, indent=1))
-    elif path.suffix == ".jsonl":
+    elif path.suffix.lower() in (".jsonl", ".ndjson", ".jsonlines"):
         path.write_text("\n\n".join(map(json.dumps, ROWS)))
     else:
         datasets.Dataset(table).save_to_disk(path)
@@ -35,7 +40,15 @@ def write(path: Path) -> str:
 
 @pytest.mark.parametrize(
     ("name", "places"),
-    [("a.jsonl", "line 1, line 3"), ("a.json", ""), ("a.parquet", ""), ("saved", "")],
+    [
+        ("a.jsonl", LINES),
+        ("a.ndjson", LINES),
+        ("a.jsonlines", LINES),
+        ("a.JSONL", LINES),
+        ("a.json", ""),
+        ("a.parquet", ""),
+        ("saved", ""),
+    ],
 )
 def test_every_source_holds_the_same_rows(tmp_path: Path, name: str, places: str) -> None:
     source = write(tmp_path / name)
@@ -53,6 +66,30 @@ def test_plain_text_is_rows_of_prompts(tmp_path: Path) -> None:
     assert [(row.name, row.values) for row in read_rows(str(tmp_path / "a.txt"))] == [
         ("line-1", {"prompt": "x"}), ("line-3", {"prompt": " y\u2028"}),
     ]  # fmt: skip
+
+
+def test_json_lines_by_another_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text('{"prompt": "x"}\n\n {"prompt": "y"} \r\n')
+    for read in (lambda: list(read_rows(str(path))), lambda: list(iter_texts(str(path)))):
+        with pytest.raises(ValueError, match=r"a\.txt: every line is a JSON object: name the file \.jsonl"):
+            read()
+    for text in ('{"prompt": "x"}\nand more', "{}\n[1]\n", "{a}", "1\n2\n"):
+        path.write_text(text)
+        assert [row.values["prompt"] for row in read_rows(str(path))] == text.split("\n")[
+            : 1 + text.rstrip().count("\n")
+        ]
+
+
+def test_a_parquet_file_is_not_held_in_memory(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"text": ["x" * 1000] * 20_000}), tmp_path / "a.parquet", row_group_size=1000)
+    rows = read_rows(str(tmp_path / "a.parquet"))
+    tracemalloc.start()
+    try:
+        assert sum(len(row.values["text"]) for row in rows) == 20_000_000
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_sources_are_found_once_and_in_order(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from specdec.data import rendering
-from specdec.data.module import encode_texts
 from specdec.data.rendering import Renderer
 from specdec.data.template import text_ids
+from specdec.data.texts import encode_texts
 from tests.data import tiny
 from tests.data.tiny import tiny_tokenizer
 

@@ -102,7 +102,7 @@ def test_rows_in_the_hub_s_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["spec_bench"], "there is no spec_bench.jsonl in .*; give spec_bench=FILE$"),
         (["mbpp"], "there is no mbpp.jsonl in .*; give mbpp=FILE, or leave --suite_dir out for the Hub's rows"),
         (["gsm8k=none.jsonl"], "none.jsonl"),
-        (["gsm8k=none.txt"], "must be .jsonl, .json, .parquet or hub:"),
+        (["gsm8k=none.txt"], "must be .jsonl, .ndjson, .jsonlines, .json, .parquet or hub:"),
     ],
 )
 def test_what_is_not_to_be_had_is_refused(tmp_path: Path, asked: list[str], message: str) -> None:
