@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.data.chat import encode, iter_conversations
 from specdec.data.layouts import TRAINING, named
 from specdec.data.loader import Batch, Document, Mix, Reader, ResumableLoader, batch_counts, held_out, order
-from specdec.data.mixes import MixSource, Part, mix_of, read_mix, shares
+from specdec.data.mixes import MixSource, SourceDocuments, mix_of, read_mix, shares
 from specdec.data.packing import pack_stream, packed, stream_rows, whole_rows
 from specdec.data.prefix import text_prefix
 from specdec.data.rows import find_sources, warn_of_overlap
@@ -197,7 +197,7 @@ class SourceData(TokenData):
         self._val = None if val is None else read_mix(val, "data.val")
         if any(source.weight is not None for source in self._val or ()):
             raise ValueError("data.val: validation reads every row once and takes no weights: remove them")
-        self._parts: dict[str, list[Part]] = {}
+        self._parts: dict[str, list[SourceDocuments]] = {}
 
     @property
     def patterns(self) -> list[str]:
@@ -221,17 +221,17 @@ class SourceData(TokenData):
         """The documents that can be trained on."""
         return documents
 
-    def parts(self, tokenizer: Any) -> dict[str, list[Part]]:
+    def parts(self, tokenizer: Any) -> dict[str, list[SourceDocuments]]:
         """Every document by source, of ``train`` and ``validation``, those that cannot be used included.
 
         Raises:
             ValueError: a source is missing, broken or too small to be split.
         """
-        train = [Part(source, self.encoded(source.patterns, tokenizer)) for source in self._train]
+        train = [SourceDocuments(source, self.encoded(source.patterns, tokenizer)) for source in self._train]
         if self._val is not None:
             patterns = [pattern for source in self._val for pattern in source.patterns]
             warn_of_overlap(find_sources(self.patterns), find_sources(patterns))
-            validation = [Part(source, self.encoded(source.patterns, tokenizer)) for source in self._val]
+            validation = [SourceDocuments(source, self.encoded(source.patterns, tokenizer)) for source in self._val]
             return {"train": train, "validation": validation}
         halves = []
         for source, documents in train:
@@ -240,14 +240,14 @@ class SourceData(TokenData):
             except ValueError as error:
                 raise ValueError(f"{source.name}: {error}" if source.name else str(error)) from error
         return {
-            name: [Part(source, half[number]) for source, half in zip(self._train, halves, strict=True)]
+            name: [SourceDocuments(source, half[number]) for source, half in zip(self._train, halves, strict=True)]
             for number, name in enumerate(("train", "validation"))
         }
 
-    def _usable(self, tokenizer: Any) -> dict[str, list[Part]]:
+    def _usable(self, tokenizer: Any) -> dict[str, list[SourceDocuments]]:
         self._parts = {
             split: [
-                Part(source, self.usable(documents, f"{split}, {source.name}" if source.name else split))
+                SourceDocuments(source, self.usable(documents, f"{split}, {source.name}" if source.name else split))
                 for source, documents in parts
             ]
             for split, parts in self.parts(tokenizer).items()
