@@ -193,16 +193,25 @@ class SourceData(TokenData):
     ) -> None:
         super().__init__(seq_len, batch_size, seed)
         self.train, self.val, self.val_fraction = train, val, val_fraction
-        self._train = read_mix(train, "data.train")
-        self._val = None if val is None else read_mix(val, "data.val")
-        if any(source.weight is not None for source in self._val or ()):
+        read_mix(train, "data.train")  # refuses one that makes no sense
+        if any(source.weight is not None for source in self.validation_sources or ()):
             raise ValueError("data.val: validation reads every row once and takes no weights: remove them")
         self._parts: dict[str, list[SourceDocuments]] = {}
 
     @property
+    def sources(self) -> list[MixSource]:
+        """Of the training data; a single one has no name where it was given as plain paths."""
+        return read_mix(self.train, "data.train")
+
+    @property
+    def validation_sources(self) -> list[MixSource] | None:
+        """Of the validation data; None where it is a part of the training data."""
+        return None if self.val is None else read_mix(self.val, "data.val")
+
+    @property
     def patterns(self) -> list[str]:
         """Paths, globs and names on the Hub of all training data."""
-        return [pattern for source in self._train for pattern in source.patterns]
+        return [pattern for source in self.sources for pattern in source.patterns]
 
     @property
     def rows_of(self) -> partial[Iterator[Batch]]:
@@ -227,11 +236,14 @@ class SourceData(TokenData):
         Raises:
             ValueError: a source is missing, broken or too small to be split.
         """
-        train = [SourceDocuments(source, self.encoded(source.patterns, tokenizer)) for source in self._train]
-        if self._val is not None:
-            patterns = [pattern for source in self._val for pattern in source.patterns]
+        train = [SourceDocuments(source, self.encoded(source.patterns, tokenizer)) for source in self.sources]
+        validation_sources = self.validation_sources
+        if validation_sources is not None:
+            patterns = [pattern for source in validation_sources for pattern in source.patterns]
             warn_of_overlap(find_sources(self.patterns), find_sources(patterns))
-            validation = [SourceDocuments(source, self.encoded(source.patterns, tokenizer)) for source in self._val]
+            validation = [
+                SourceDocuments(source, self.encoded(source.patterns, tokenizer)) for source in validation_sources
+            ]
             return {"train": train, "validation": validation}
         halves = []
         for source, documents in train:
@@ -240,7 +252,7 @@ class SourceData(TokenData):
             except ValueError as error:
                 raise ValueError(f"{source.name}: {error}" if source.name else str(error)) from error
         return {
-            name: [SourceDocuments(source, half[number]) for source, half in zip(self._train, halves, strict=True)]
+            name: [SourceDocuments(source, half[number]) for source, half in zip(self.sources, halves, strict=True)]
             for number, name in enumerate(("train", "validation"))
         }
 
@@ -268,17 +280,17 @@ class SourceData(TokenData):
 
     def packed(self, tokenizer: Any) -> Splits:
         """The documents as rows, packed source by source."""
-        if not any(source.name for source in [*self._train, *(self._val or ())]):
+        if not any(source.name for source in [*self.sources, *(self.validation_sources or ())]):
             return super().packed(tokenizer)
         splits = self._usable(tokenizer)
         train, validation = (packed([part.documents for part in parts], self.rows_of) for parts in splits.values())
-        if self._train[0].name:
-            self.mix = mix_of(self._train, train.counts)
+        if self.sources[0].name:
+            self.mix = mix_of(self.sources, train.counts)
             supervised = [
                 sum(int(piece.loss_mask_BT.sum()) for piece in source.pieces())
                 for source in train.rows.sections(train.counts)
             ]
-            self.shares = shares(self._train, train.counts, torch.tensor(supervised))
+            self.shares = shares(self.sources, train.counts, torch.tensor(supervised))
         sources = [part.source.name for part in splits["validation"]]
         self.validation_sections = {name: rows for name, rows in zip(sources, validation.counts, strict=True) if name}
         return Splits(train.rows, validation.rows)
