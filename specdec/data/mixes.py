@@ -44,7 +44,7 @@ class MixSource:
         return [self.source] if isinstance(self.source, str) else list(self.source)
 
 
-class Part(NamedTuple):
+class SourceDocuments(NamedTuple):
     """The documents of one source."""
 
     source: MixSource

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.data.chat import Report, encode, iter_conversations
 from specdec.data.layouts import TRAINING, named
 from specdec.data.loader import Batch, Document, Mix, Reader, ResumableLoader, batch_counts, held_out, order
-from specdec.data.mixes import MixSource, Part, mix_of, read_mix, shares
+from specdec.data.mixes import MixSource, SourceDocuments, mix_of, read_mix, shares
 from specdec.data.packing import pack_stream, packed, stream_rows, whole_rows
 from specdec.data.prefix import text_prefix
 from specdec.data.rows import find_sources, warn_of_overlap
@@ -195,16 +195,25 @@ class SourceData(TokenData):
     ) -> None:
         super().__init__(seq_len, batch_size, seed)
         self.train, self.val, self.val_fraction = train, val, val_fraction
-        self._train = read_mix(train, "data.train")
-        self._val = None if val is None else read_mix(val, "data.val")
-        if any(source.weight is not None for source in self._val or ()):
+        read_mix(train, "data.train")  # refuses one that makes no sense
+        if any(source.weight is not None for source in self.validation_sources or ()):
             raise ValueError("data.val: validation reads every row once and takes no weights: remove them")
-        self._parts: dict[str, list[Part]] = {}
+        self._parts: dict[str, list[SourceDocuments]] = {}
+
+    @property
+    def sources(self) -> list[MixSource]:
+        """Of the training data; a single one has no name where it was given as plain paths."""
+        return read_mix(self.train, "data.train")
+
+    @property
+    def validation_sources(self) -> list[MixSource] | None:
+        """Of the validation data; None where it is a part of the training data."""
+        return None if self.val is None else read_mix(self.val, "data.val")
 
     @property
     def patterns(self) -> list[str]:
         """Paths, globs and names on the Hub of all training data."""
-        return [pattern for source in self._train for pattern in source.patterns]
+        return [pattern for source in self.sources for pattern in source.patterns]
 
     @property
     def rows_of(self) -> partial[Iterator[Batch]]:
@@ -223,17 +232,20 @@ class SourceData(TokenData):
         """The documents that can be trained on."""
         return documents
 
-    def parts(self, tokenizer: Any) -> dict[str, list[Part]]:
+    def parts(self, tokenizer: Any) -> dict[str, list[SourceDocuments]]:
         """Every document by source, of ``train`` and ``validation``, those that cannot be used included.
 
         Raises:
             ValueError: a source is missing, broken or too small to be split.
         """
-        train = [Part(source, self.encoded(source.patterns, tokenizer)) for source in self._train]
-        if self._val is not None:
-            patterns = [pattern for source in self._val for pattern in source.patterns]
+        train = [SourceDocuments(source, self.encoded(source.patterns, tokenizer)) for source in self.sources]
+        validation_sources = self.validation_sources
+        if validation_sources is not None:
+            patterns = [pattern for source in validation_sources for pattern in source.patterns]
             warn_of_overlap(find_sources(self.patterns), find_sources(patterns))
-            validation = [Part(source, self.encoded(source.patterns, tokenizer)) for source in self._val]
+            validation = [
+                SourceDocuments(source, self.encoded(source.patterns, tokenizer)) for source in validation_sources
+            ]
             return {"train": train, "validation": validation}
         halves = []
         for source, documents in train:
@@ -242,14 +254,14 @@ class SourceData(TokenData):
             except ValueError as error:
                 raise ValueError(f"{source.name}: {error}" if source.name else str(error)) from error
         return {
-            name: [Part(source, half[number]) for source, half in zip(self._train, halves, strict=True)]
+            name: [SourceDocuments(source, half[number]) for source, half in zip(self.sources, halves, strict=True)]
             for number, name in enumerate(("train", "validation"))
         }
 
-    def _usable(self, tokenizer: Any) -> dict[str, list[Part]]:
+    def _usable(self, tokenizer: Any) -> dict[str, list[SourceDocuments]]:
         self._parts = {
             split: [
-                Part(source, self.usable(documents, f"{split}, {source.name}" if source.name else split))
+                SourceDocuments(source, self.usable(documents, f"{split}, {source.name}" if source.name else split))
                 for source, documents in parts
             ]
             for split, parts in self.parts(tokenizer).items()
@@ -270,17 +282,17 @@ class SourceData(TokenData):
 
     def packed(self, tokenizer: Any) -> Splits:
         """The documents as rows, packed source by source."""
-        if not any(source.name for source in [*self._train, *(self._val or ())]):
+        if not any(source.name for source in [*self.sources, *(self.validation_sources or ())]):
             return super().packed(tokenizer)
         splits = self._usable(tokenizer)
         train, validation = (packed([part.documents for part in parts], self.rows_of) for parts in splits.values())
-        if self._train[0].name:
-            self.mix = mix_of(self._train, train.counts)
+        if self.sources[0].name:
+            self.mix = mix_of(self.sources, train.counts)
             supervised = [
                 sum(int(piece.loss_mask_BT.sum()) for piece in source.pieces())
                 for source in train.rows.sections(train.counts)
             ]
-            self.shares = shares(self._train, train.counts, torch.tensor(supervised))
+            self.shares = shares(self.sources, train.counts, torch.tensor(supervised))
         sources = [part.source.name for part in splits["validation"]]
         self.validation_sections = {name: rows for name, rows in zip(sources, validation.counts, strict=True) if name}
         return Splits(train.rows, validation.rows)
