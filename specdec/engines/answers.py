@@ -123,7 +123,7 @@ class InProcess:
             for number, generation in self.decoder.generate_all(requests, ends):
                 row, prompt = prompts[number]
                 yield row.add(
-                    message=self._message(generation.ids),
+                    message=self.message(generation.ids),
                     finish=STOP if generation.ids[-1] in ends else LENGTH,
                     tokens=len(generation.ids),
                     prompt_token_ids=packed(prompt),
@@ -134,7 +134,7 @@ class InProcess:
                 f"not enough memory for {how_many(self.batch, 'prompt')} at a time: give a smaller --batch_size"
             ) from error
 
-    def _message(self, ids: list[int]) -> Message:
+    def message(self, ids: list[int]) -> Message:
         """What the tokens say; all as text where a call holds what no file can (NaN, half a character)."""
         message = self.template.answer(ids)
         if is_json(message):

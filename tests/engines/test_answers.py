@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.engines.answers import InProcess, RegenerateConfig, is_json
-from specdec.engines.dialogue import Dialogue, Turn, unpacked
 from specdec.target import Target
+from tests.engines.chat_targets import FAMILIES, chat_tokenizer
 
 
 @pytest.mark.parametrize(("text", "sound"), [('{"a": [1, "ä"]}', True), ("NaN", False), ('{"a": ["\\ud800"]}', False)])
@@ -17,24 +17,19 @@ def test_what_a_file_can_hold(text: str, sound: bool) -> None:
     assert is_json({"role": "assistant", "tool_calls": [{"function": {"arguments": json.loads(text)}}]}) == sound
 
 
-class Unwritable:
-    """A template that reads every answer as a call of a number that JSON does not have."""
-
-    def prompt_ids(self, *asked: Any) -> list[int]:
-        return [3, 4, 5]
-
-    def answer(self, ids: list[int]) -> dict[str, Any]:
-        return {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"function": {"name": "f", "arguments": float("nan")}}],
-        }
-
-
-def test_an_answer_that_no_file_can_hold_is_text(target: Target) -> None:
+def test_a_call_that_no_file_can_hold_is_text() -> None:
     """It would end the run, and every one that goes on with it."""
-    engine = InProcess(target, RegenerateConfig(data=[], out=Path("x.jsonl"), max_new_tokens=4))
-    engine.template = Unwritable()  # type: ignore[assignment]
-    (answer,) = engine.answers([Dialogue("a", "", [Turn([{"role": "user", "content": "the sky"}])])])
-    assert answer.calls == [] and answer.failed is None
-    assert answer.text == target.tokenizer.decode(unpacked(str(answer.token_ids)))
+    tokenizer = chat_tokenizer(FAMILIES["qwen3"])
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    target = Target(LlamaForCausalLM(config), tokenizer)
+    engine = InProcess(target, RegenerateConfig(data=[], out=Path("x.jsonl")))
+    for arguments, calls in (('{"a": 1}', 1), ('{"a": NaN}', 0)):
+        text = (
+            f'<think>\nhm\n</think>\n\n<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call><|im_end|>'
+        )
+        message = engine.message(tokenizer.encode(text, add_special_tokens=False))
+        assert is_json(message) and len(message.get("tool_calls", [])) == calls
+        assert calls or arguments in message["content"]
