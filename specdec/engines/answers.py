@@ -1,6 +1,7 @@
 """What ``specdec regenerate`` is asked, and the target that answers in this process."""
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,7 +123,7 @@ class InProcess:
             for number, generation in self.decoder.generate_all(requests, ends):
                 row, prompt = prompts[number]
                 yield row.add(
-                    message=self.template.answer(generation.ids),
+                    message=self.message(generation.ids),
                     finish=STOP if generation.ids[-1] in ends else LENGTH,
                     tokens=len(generation.ids),
                     prompt_token_ids=packed(prompt),
@@ -133,7 +134,23 @@ class InProcess:
                 f"not enough memory for {how_many(self.batch, 'prompt')} at a time: give a smaller --batch_size"
             ) from error
 
+    def message(self, ids: list[int]) -> Message:
+        """What the tokens say; all as text where a call holds what no file can (NaN, half a character)."""
+        message = self.template.answer(ids)
+        if is_json(message):
+            return message
+        return {"role": "assistant", "content": self.target.tokenizer.decode(ids, skip_special_tokens=False)}
+
     def _prompt(self, row: Dialogue) -> list[int]:
         ids = self.template.prompt_ids(row.messages(), row.tools, self.config.thinking)
         check_length(self.target, ids, self.config.max_new_tokens)
         return ids
+
+
+def is_json(message: Message) -> bool:
+    """Whether a message can be written as JSON in UTF-8."""
+    try:
+        json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return False
+    return True

@@ -219,7 +219,15 @@ class Dialogue:
 
     @staticmethod
     def _message(answer: TurnAnswer, turn: Turn) -> Message:
-        """The answer; calls that are the row's have the row's ids, to which its results refer."""
+        """The answer; calls that are the row's have the row's ids, to which its results refer.
+
+        Calls that cannot be read become text: no reader of rows takes them, and nothing is asked behind them.
+        """
+        if not readable(answer.calls):
+            functions = [call["function"] for call in answer.calls]
+            words = [answer.text, *(f"{function['name']} {function['arguments']}" for function in functions)]
+            rest = {name: value for name, value in answer.message.items() if name != "tool_calls"}
+            return {**rest, "content": "\n".join(filter(None, words))}
         if not answer.calls or not same_calls(answer.calls, turn.calls):
             return answer.message
         calls = [

@@ -217,14 +217,10 @@ def canonical(message: Mapping[str, Any]) -> Message:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's call; arguments that cannot be read are no object, but a string in JSON."""
+    """A server's call; whether its arguments can be read is for others to tell."""
     name = call["function"]["name"]
     arguments = call["function"].get("arguments") or "{}"
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments)
-    try:
-        json.loads(arguments)
-    except (ValueError, RecursionError):
         arguments = json.dumps(arguments)
     if not isinstance(name, str):
         raise TypeError("the name of a call is no string")

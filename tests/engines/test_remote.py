@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specdec.cli import main
+from specdec.data.chat import read_conversations
 from specdec.engines import remote as engine
 from specdec.engines.answers import RegenerateConfig
 from specdec.engines.client import Endpoint
@@ -248,14 +249,15 @@ def test_a_call_is_followed_by_the_recorded_result(server: FakeVllm) -> None:
     ]
 
 
-def test_a_call_whose_arguments_are_broken_ends_the_row(server: FakeVllm) -> None:
+def test_a_call_whose_arguments_are_broken_ends_the_row(server: FakeVllm, tmp_path: Path) -> None:
     server.messages = {"u": {"tool_calls": [call('{"a": 2')]}}
     row = tools_row(Turn([user("u")], [call({"a": 2})]), Turn([RESULT]))
     (answer,) = remote(server, engine="openai").answers([row])
     assert answer.failed is None and row.ended == "the target named a tool, but its call cannot be read"
-    (_, message) = row.messages(ids=True)
-    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == '{"a": 2'
-    assert message["weight"] == 0  # nobody knows the tokens that made it
+    (_, message) = row.messages(ids=True)  # weight: nobody knows the tokens that made it
+    assert message == {"role": "assistant", "content": '<u>\nadd {"a": 2', "weight": 0}
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"messages": row.messages(ids=True), "tools": TOOLS}])
+    assert read_conversations(str(path))[0].messages[1]["content"] == message["content"]  # it is a row like others
 
 
 @pytest.mark.parametrize(("tokens", "finish"), [([1] * 8, STOP), ([1] * 9, LENGTH)])
