@@ -25,6 +25,7 @@ OTHER_NAME, OTHER_KEY, OTHER_VALUE = "qwname", "qwkey", "Qwvalue"
 
 SWITCHES = ("enable_thinking", "thinking", "enable_reasoning", "reasoning")  # names of the switch of thinking
 INLINE, AFTER_PROMPT = "inline", "after_prompt"
+CLOSE = "</think>"
 OPEN_TAG = re.compile(r"<think>\s*$")
 INLINE_THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 CLOSED_THOUGHT = re.compile(r"(.*?)</think>(.*)", re.DOTALL)  # the prompt, which opened it, is not in the text
@@ -219,8 +220,11 @@ class _Trials:
         for trial, word in ((message, ANSWER), (call, NAME)):  # some templates write the thoughts before calls alone
             for key in (*THOUGHT_KEYS, INLINE):
                 turn = self.turn(replace(form, thought=key), trial, **switches)
-                is_known = key in source if key != INLINE else "</think>" in source
-                if is_known and turn and turn.count(THOUGHT) == 1 and word in turn.partition(THOUGHT)[2]:
+                if turn is None or turn.count(THOUGHT) != 1 or word not in turn.partition(THOUGHT)[2]:
+                    continue
+                # a template that knows no tags would write any text between them
+                is_known = turn.count(CLOSE) == 1 and CLOSE in source if key == INLINE else key in source
+                if is_known:
                     return key
         prompt = self.text(form, [ASKED], prompt=True, **switches)
         return AFTER_PROMPT if prompt is not None and OPEN_TAG.search(prompt) else None

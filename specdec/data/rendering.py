@@ -31,6 +31,7 @@ SECONDS = 10.0
 MEMORY = 2**30  # bytes
 START_SECONDS = 60.0  # for the process to import what it needs
 CHARACTERS = 2**25  # of one rendering
+LIMITS = {"memory": MEMORY, "characters": CHARACTERS}
 TEMPLATE_CHARACTERS = 2**20
 LARGEST_NUMBER = 10**6  # in a template
 
@@ -73,7 +74,7 @@ class _Sandbox:
             for messages in CONVERSATIONS
             for prompt in (False, True)
         ]
-        request = {"source": source, "conversations": conversations, "special": special, "memory": MEMORY}
+        request = {"source": source, "conversations": conversations, "special": special} | LIMITS
         with self.lock:
             if self.process is None or self.process.poll() is not None:
                 self._start()
@@ -86,7 +87,7 @@ class _Sandbox:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        if self._ask({"source": "", "conversations": [], "special": {}, "memory": MEMORY}, START_SECONDS) == {}:
+        if self._ask({"source": "", "conversations": [], "special": {}} | LIMITS, START_SECONDS) == {}:
             raise ValueError("the process that checks chat templates does not start: is transformers installed here?")
 
     def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:

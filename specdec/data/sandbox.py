@@ -4,8 +4,9 @@ Jinja's sandbox keeps a template away from the machine. It does not keep it from
 memory. :mod:`specdec.data.rendering` starts this file as a script, sends it a template once, and ends it if no answer
 comes in time. The file therefore imports nothing of specdec: what it needs must be there within a second.
 
-A request is a line of JSON with ``source``, ``conversations``, ``special`` (the tokenizer's special tokens by name) and
-``memory`` (bytes beyond what the process has). The answer is a line of JSON: ``error``, null or the reason.
+A request is a line of JSON with ``source``, ``conversations``, ``special`` (the tokenizer's special tokens by name),
+``memory`` (bytes beyond what the process has) and ``characters`` (of one rendering). The answer is a line of JSON:
+``error``, null or the reason.
 """
 
 import json
@@ -36,13 +37,15 @@ def fault_of(request: dict[str, Any]) -> str | None:
     reasons = []
     for conversation in request["conversations"]:
         try:
-            render_jinja_template(
+            texts, _ = render_jinja_template(
                 conversations=[conversation["messages"]],
                 tools=conversation["tools"],
                 chat_template=request["source"],
                 add_generation_prompt=conversation["prompt"],
                 **request["special"],
             )
+            if len(texts[0]) > request["characters"]:
+                return f"it makes {len(texts[0]):,} characters of it"
         except MemoryError:
             return "memory"
         except Exception as error:  # noqa: BLE001  a template raises what it likes

@@ -19,6 +19,7 @@ from specdec.data.form import (
     AFTER_PROMPT,
     ANSWER,
     ASKED,
+    CLOSE,
     KEY,
     NAME,
     OPEN_TAG,
@@ -318,6 +319,9 @@ class Template:
             raise TurnError("the chat template leaves out its thought")
         if (missing := missing_call(message, turn)) is not None:
             raise TurnError(f"the chat template leaves out its tool call ({missing})")
+        said = (message.get("content") or "") + message.get("reasoning_content", "")
+        if turn.count(CLOSE) > max(said.count(CLOSE), bool(thought)):
+            raise TurnError("the chat template writes an empty thought that the message does not have")
 
     def _check_context(self, messages: Sequence[Message], prompt: str) -> None:
         """Refuse a prompt in which something that was said before does not stand."""

@@ -28,6 +28,7 @@ from rich.text import Text
 from specdec.data import Document, TokenData
 from specdec.diagnostics.doctor_model import agreement, gradient, inputs, overfit
 from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, masks, set_up, taps, vocabulary
+from specdec.diagnostics.doctor_template import template
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import OwnOptions, fit_options
@@ -35,7 +36,7 @@ from specdec.utils.progress import progress
 from specdec.utils.text import how_many, printable
 
 CHECKS: dict[str, Callable[[SetUp], Iterator[Finding]]] = {
-    "taps": taps, "masks": masks, "vocabulary": vocabulary, "gradient": gradient,
+    "taps": taps, "template": template, "masks": masks, "vocabulary": vocabulary, "gradient": gradient,
     "inputs": inputs, "parity": agreement,
     "overfit": overfit,  # trains the drafter, so nothing comes after it
 }  # fmt: skip

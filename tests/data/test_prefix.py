@@ -6,7 +6,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from specdec.data.prefix import text_prefix, undoubled
-from specdec.data.template import prompt_ids
+from specdec.data.template import template_of, text_ids
 from tests.data.tiny import LLAMA3, TWO_TURNS, tiny_tokenizer
 
 
@@ -27,17 +27,17 @@ def test_a_prefix_is_what_stands_before_the_text(prefix: str) -> None:
     assert text_prefix(tokenizer) == ids
     said = tokenizer.encode("two", add_special_tokens=False)
     for text in ("two", prefix.replace(" ", "") + "two"):
-        assert prompt_ids(tokenizer, text) == [*ids, *said, tokenizer.eos_token_id]
+        assert text_ids(tokenizer, text) == [*ids, *said, tokenizer.eos_token_id]
 
 
 def test_a_tokenizer_that_adds_nothing_takes_nothing_off() -> None:
     tokenizer = tiny_tokenizer()
     bos = tokenizer.bos_token_id
-    assert text_prefix(tokenizer) == [] and prompt_ids(tokenizer, "<|bos|><|bos|>two")[:2] == [bos, bos]
+    assert text_prefix(tokenizer) == [] and text_ids(tokenizer, "<|bos|><|bos|>two")[:2] == [bos, bos]
     assert undoubled([1, 1, 2], [1]) == [1, 2] and undoubled([1, 2, 1], [1]) == [1, 2, 1] and undoubled([], [1]) == []
 
 
 def test_a_conversation_keeps_what_the_template_writes() -> None:
     tokenizer = beginning("<|bos|>", LLAMA3)
     rendered = tokenizer.apply_chat_template(TWO_TURNS[:1], add_generation_prompt=True)["input_ids"]
-    assert prompt_ids(tokenizer, TWO_TURNS[:1]) == rendered and rendered.count(tokenizer.bos_token_id) == 1
+    assert template_of(tokenizer).prompt_ids(TWO_TURNS[:1]) == rendered and rendered.count(tokenizer.bos_token_id) == 1

@@ -79,17 +79,12 @@ def test_text_is_looked_at_too(tokenizer: Path, tmp_path: Path, capsys: pytest.C
         (
             CHATML_TAGGED.replace("== 'assistant' %}{% gen", "== 'nobody' %}{% gen"),
             [ASKED, FOUR],
-            "of 2 conversations none",
-        ),
-        (
-            "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}",
-            [ASKED, FOUR],
-            "train: every token is supervised, prompts included",
+            "message 2: the {% generation %} tags of the chat template mark nothing of it",
         ),
         (None, [ASKED, FOUR], "the target's tokenizer has no chat template"),
     ],
 )
-def test_masks_of_nothing_and_of_everything_are_refused(
+def test_masks_of_nothing_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str | None, messages: list[dict[str, Any]],
     complaint: str,
 ) -> None:  # fmt: skip
