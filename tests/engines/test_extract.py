@@ -95,6 +95,32 @@ def test_a_cache_may_hold_the_rows_that_a_run_draws(
     assert "seed was 0, is 1; of training the first 8 rows alone" in said
 
 
+def test_a_cache_holds_the_rows_that_a_mix_draws_first(
+    config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = yaml.safe_load((tmp_path / "run.yaml").read_text())
+    sources = []
+    for name, count, weight in (("many", 60, 1.0), ("few", 3, 9.0)):  # the few come again and again
+        path = tmp_path / f"{name}.txt"
+        path.write_text("".join(f"def {name}_{n}(a, b):\n    return a + {n}\n" for n in range(count)))
+        sources.append({"name": name, "source": str(path), "weight": weight})
+    said["data"]["init_args"]["train"] = sources
+    said["model"]["features"] = {"class_path": "OnTheFly", "init_args": {"rows": 1}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(said))
+    out = tmp_path / "cache"
+    assert main(["cache", *config, "--first_rows", "8", "--out", str(out)]) == 0
+    fit = ["fit", *config]
+    cached = ["--model.features", "Cached", "--model.features.directory", str(out)]
+    assert main([*fit, "--out", str(tmp_path / "fly")]) == 0
+    assert main([*fit, *cached, "--out", str(tmp_path / "cached")]) == 0
+    assert losses(tmp_path / "fly") == losses(tmp_path / "cached") and len(losses(tmp_path / "fly")) == 4
+    sources[1]["weight"] = 1.0
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(said))
+    capsys.readouterr()
+    assert main([*fit, *cached, "--out", str(tmp_path / "other")]) == 2
+    assert "the cache was made from other data (train was" in capsys.readouterr().err
+
+
 def status(argv: list[str]) -> object:
     """The exit status, however it is given."""
     try:
