@@ -9,6 +9,8 @@ import hashlib
 import itertools
 import json
 import logging
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from tokenizers import Encoding
+from torch import Tensor
 
 from specdec.data.layouts import TRAINING, ChatConversation, named, parsed, recognise
 from specdec.data.rows import DataRow, find_sources, read_rows
@@ -147,10 +151,10 @@ def encode(
     template = template_of(tokenizer)
     report = Report() if report is None else report
     report.missing = template.form.missing
-    number = 0
-    for batch in _batched(conversations, CHUNK):
+    count = 0
+    for batch in _batched(enumerate(conversations), CHUNK):
         pieces: list[tuple[int, Piece]] = []
-        for conversation in batch:
+        for number, conversation in batch:
             try:
                 rows = _usable_rows(template, conversation, turns, report)
             except ValueError as error:
@@ -159,9 +163,9 @@ def encode(
                 left_out.append(str(error))
                 continue
             pieces += [(number, piece) for piece in rows]
-            number += 1
+            count += 1
         yield from _tokenised(pieces, tokenizer, max_length, report)
-    if not number:
+    if not count:
         raise ValueError(f"no conversation is left: {left_out[0] if left_out else 'there was none'}")
 
 
@@ -192,41 +196,47 @@ def _tokenised(
 ) -> Iterator[EncodedDocument]:
     """The documents of some conversations' pieces, in their order."""
     texts = [piece.text for _, piece in pieces if isinstance(piece, Rendered)]
-    encoded: Iterator[tuple[list[int], list[tuple[int, int]]]] = iter(())
+    encodings: Iterator[Encoding] = iter(())
     if texts:
         with tokenizing():
-            columns = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        encoded = zip(columns["input_ids"], columns["offset_mapping"], strict=True)
+            batch = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        encodings = iter(batch.encodings)
     longest: Counter[int] = Counter()
     for number, piece in pieces:
         if isinstance(piece, TokenPiece):
-            ids, mask = piece.ids, piece.mask
+            ids = piece.ids
+            mask_T = torch.tensor(piece.mask)
         else:
-            ids, offsets = next(encoded)
-            mask = token_mask(offsets, piece.spans)
-        supervised = sum(mask)
+            encoding = next(encodings)
+            ids = encoding.ids
+            mask_T = token_mask(encoding, piece.spans)
+        supervised = int(mask_T.count_nonzero())
         report.rows += 1
         report.tokens += len(ids)
         report.supervised += supervised
         report.said += supervised
         report.repeated += min(len(ids), longest[number])
         longest[number] = max(longest[number], len(ids))
-        ids_T = torch.tensor(ids[:max_length], dtype=torch.int32)
-        mask_T = torch.tensor(mask[:max_length], dtype=torch.bool)
-        yield EncodedDocument(ids_T, mask_T, len(ids), supervised, number)
+        ids_T = torch.frombuffer(array("i", ids), dtype=torch.int32) if ids else torch.empty(0, dtype=torch.int32)
+        yield EncodedDocument(ids_T[:max_length], mask_T[:max_length], len(ids), supervised, number)
 
 
-def token_mask(offsets: Sequence[tuple[int, int]], spans: Spans) -> list[bool]:
-    """Tokens that begin inside a span. One that begins before it carries a piece of the header, and is left out.
+def token_mask(encoding: Encoding, spans: Spans) -> Tensor:
+    """The tokens that begin inside a span, (T,) bool. One that begins before it carries a piece of the header.
 
-    White space that a tokenizer trims off its offsets belongs to the token behind it.
+    Spans are in the text's order. Only the tokens around their ends are looked at.
     """
-    ends = [0, *(end for _, end in offsets)]
-    starts = [min(start, previous) for (start, _), previous in zip(offsets, ends, strict=False)]
-    mask = [False] * len(starts)
-    token = 0
+    count = len(encoding)
+    mask_T = torch.zeros(count, dtype=torch.bool)
+    tokens = range(count)
     for first, last in spans:
-        while token < len(starts) and starts[token] < last:
-            mask[token] = starts[token] >= first
-            token += 1
-    return mask
+        begin = bisect_left(tokens, first, key=partial(_start_of, encoding))
+        end = bisect_left(tokens, last, begin, key=partial(_start_of, encoding))
+        mask_T[begin:end] = True
+    return mask_T
+
+
+def _start_of(encoding: Encoding, token: int) -> int:
+    """The character at which a token begins; white space that is trimmed off its offsets belongs to it."""
+    start: int = encoding.token_to_chars(token)[0]
+    return min(start, encoding.token_to_chars(token - 1)[1]) if token else min(start, 0)

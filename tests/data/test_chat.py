@@ -106,10 +106,18 @@ def test_a_token_that_merges_header_and_answer_is_kept_whole_and_not_supervised(
     assert pieces != tokenizer("<|im_start|>assistant\n\nfour")["input_ids"], "the trap must be a trap"
 
 
-def test_a_space_trimmed_off_the_offsets_belongs_to_the_token_behind_it() -> None:
-    assert token_mask([(0, 2), (3, 6), (6, 7)], [(2, 6)]) == [False, True, False]  # " four" from a span's start
-    assert token_mask([(0, 2), (3, 6), (6, 7)], [(3, 6)]) == [False, False, False]  # its space is the header's
-    assert token_mask([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3)], [(1, 2)]) == [False, True, True, True, False]
+@pytest.mark.parametrize("trim_offsets", [False, True])
+def test_the_mask_holds_the_tokens_that_begin_inside_a_span(trim_offsets: bool) -> None:
+    tokenizer = tiny_tokenizer(trim_offsets=trim_offsets)
+    text = "two plus two is four 🙂 and\n\nsix"
+    (encoding,) = tokenizer([text], add_special_tokens=False).encodings
+    ends = [0, *(end for _, end in encoding.offsets)]
+    # white space that is trimmed off the offsets belongs to the token behind it
+    starts = [min(start, end) for (start, _), end in zip(encoding.offsets, ends, strict=False)]
+    for first in range(len(text)):
+        for last in range(first, len(text) + 1):
+            expected = [first <= start < last for start in starts]
+            assert token_mask(encoding, [(first, last)]).tolist() == expected
 
 
 def test_without_an_end_of_turn_token_the_template_s_own_ending_is_supervised() -> None:
