@@ -238,5 +238,6 @@ def token_mask(encoding: Encoding, spans: Spans) -> Tensor:
 
 def _start_of(encoding: Encoding, token: int) -> int:
     """The character at which a token begins; white space that is trimmed off its offsets belongs to it."""
-    start: int = encoding.token_to_chars(token)[0]
-    return min(start, encoding.token_to_chars(token - 1)[1]) if token else min(start, 0)
+    start, _ = encoding.token_to_chars(token) or (0, 0)
+    _, end = (encoding.token_to_chars(token - 1) if token else None) or (0, 0)
+    return min(start, end)

@@ -1,7 +1,7 @@
 """Whether the chat template writes what the data's conversations say, and ends turns as the target does."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -33,7 +33,7 @@ def template(setup: SetUp) -> Iterator[Finding]:
 
 
 def template_findings(
-    conversations: Sequence[ChatConversation], tokenizer: Any, end_ids: Sequence[int], turns: Any = "auto"
+    conversations: Sequence[ChatConversation], tokenizer: Any, end_ids: Collection[int], turns: Any = "auto"
 ) -> Iterator[Finding]:
     """The findings for some conversations.
 
