@@ -99,7 +99,7 @@ class PromptConversation:
 
     Args:
         system: the system prompt.
-        thinking: the template's ``enable_thinking``; None leaves it to the template.
+        thinking: whether the target thinks, by the switch of its chat template; None leaves it to the template.
 
     Raises:
         ValueError: the tokenizer has no chat template and the prompt needs one, or an option does not apply.

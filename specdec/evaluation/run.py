@@ -62,7 +62,7 @@ class EvaluationConfig(MeasurementConfig):
         shape: draft shapes: chain, tree, static, with parameters as chain:depth=3,
             tree:depth=6,top_k=10,nodes=59.
         system: system prompt of all conversations.
-        thinking: the chat template's enable_thinking; the template's own choice if not given.
+        thinking: whether the target thinks, by the switch of its chat template; by default the template's own choice.
         sampling: how tokens are drawn; greedy by default.
         plain: decode plainly too, for speed-up and identity.
         baselines: others to decode with: transformers, prompt_lookup, assisted:DIR (a smaller model).
