@@ -42,34 +42,35 @@ COLUMNS = {  # of the table, in three groups: the kind, its heading and what it 
 INTRO = """# Chat templates
 
 This page shows which tokens specdec supervises for each chat template in TRL's package, in sixteen kinds of
-conversation. One command writes the page, and a test fails if a cell is wrong.
-[Conversations](conversations.md) explains what specdec does with a row.
+conversation. One command writes the page, and a test fails if a cell is wrong. [Conversations](conversations.md)
+explains what specdec does with a row.
 
-The judge is an oracle that shares no code with specdec's handling of templates. TRL ships the models' own templates. For
-most of them it also ships a training version, here called the *twin*, whose `{% generation %}` tags mark the tokens that
-the model writes. The oracle computes for each assistant turn which tokens are right, in two ways:
+The judge is an oracle that shares no code with specdec's handling of templates. TRL ships the models' own
+templates. For most of them it also ships a training version, here called the *twin*, whose `{% generation %}` tags
+mark the tokens that the model writes. The oracle computes for each assistant turn which tokens are right, in two
+ways:
 
 - **The twin**: the tokens that the twin's tags mark.
-- **Prompt and ends**: the prompt is the template's rendering of the messages before the turn, with the generation prompt
-  and the matching state of the thinking switch. The model writes what follows the prompt, up to and including the first
-  token at which it stops. White space after that token is not supervised.
+- **Prompt and ends**: the prompt is the template's rendering of the messages before the turn, with the generation
+  prompt and the matching state of the thinking switch. The model writes what follows the prompt, up to and
+  including the first token at which it stops. White space after that token is not supervised.
 
-If the two differ, prompt and ends count, because that is how the model is run. Each difference belongs to one of the
-classes [below](#where-the-twin-does-not-count). The ids that specdec supervises must equal the oracle's, and so must all
-ids before them in the row.
+If the two differ, prompt and ends count, because that is how the model is run. Each difference belongs to one of
+the classes [below](#where-the-twin-does-not-count). The ids that specdec supervises must equal the oracle's, and so
+must all ids before them in the row.
 
-specdec refuses a turn if the template cannot write all that the row says. The oracle checks each refusal: it tries the
-thought under each key and in tags, arguments as object and as string, content empty, `null` and absent, and content as a
-string and as parts. A refusal that the oracle cannot confirm is a failure, and so is a turn that disappears without a
-reason.
+specdec refuses a turn if the template cannot write all that the row says. The oracle checks each refusal: it tries
+the thought under each key and in tags, arguments as object and as string, content empty, `null` and absent, and
+content as a string and as parts. A refusal that the oracle cannot confirm is a failure, and so is a turn that
+disappears without a reason.
 
 ## Thoughts and templates without a place for them
 
-Several templates have no place for a thought, such as Llama 3.1, Gemma 3 and Phi-3. If a row for such a template has a
-thought under a key, specdec refuses the turn and does not move the thought into the text. A model with such a template
-never writes `<think>` tags, so a drafter would learn tokens that its target does not produce. If your own fine-tune does
-write the tags, put the thought into the text yourself: `"content": "<think>\\n...\\n</think>\\n\\n4"`. All of it is then
-supervised as text.
+Several templates have no place for a thought, such as Llama 3.1, Gemma 3 and Phi-3. If a row for such a template
+has a thought under a key, specdec refuses the turn and does not move the thought into the text. A model with such a
+template never writes `<think>` tags, so a drafter would learn tokens that its target does not produce. If your own
+fine-tune does write the tags, put the thought into the text yourself, as in `<think>\\n...\\n</think>\\n\\n4`. All of
+it is then supervised as text.
 """
 
 
