@@ -41,24 +41,36 @@ COLUMNS = {  # of the table, in three groups: the kind, its heading and what it 
 
 INTRO = """# Chat templates
 
-This page shows, for every chat template in TRL's package, what specdec supervises in a conversation of each of sixteen
-kinds. It is the output of one command, and a test fails if a cell is wrong. The judge is an oracle that shares no code
-with specdec's templates: TRL has the models' own templates, and for most of them a twin that marks the tokens that the
-model writes.
+This page shows which tokens specdec supervises for each chat template in TRL's package, in sixteen kinds of
+conversation. One command writes the page, and a test fails if a cell is wrong. [Conversations](conversations.md)
+explains what specdec does with a row.
 
-For each assistant turn the oracle asks two things.
+The judge is an oracle that shares no code with specdec's handling of templates. TRL ships the models' own
+templates. For most of them it also ships a training version, here called the *twin*, whose `{% generation %}` tags
+mark the tokens that the model writes. The oracle computes for each assistant turn which tokens are right, in two
+ways:
 
-- **The twin**: which tokens do the twin's `{% generation %}` tags mark?
-- **Prompt and ends**: the template's rendering of the messages before the turn, with the generation prompt and the
-  thinking switch that fits, is the prompt. What follows it, up to and including the first token at which the model
-  stops, is what the model writes. White space behind that token is not supervised.
+- **The twin**: the tokens that the twin's tags mark.
+- **Prompt and ends**: the prompt is the template's rendering of the messages before the turn, with the generation
+  prompt and the matching state of the thinking switch. The model writes what follows the prompt, up to and
+  including the first token at which it stops. White space after that token is not supervised.
 
-Where the two differ, prompt and ends count, because that is how the model is run. Each such difference is of one of the
-classes below. specdec's ids must be equal to the oracle's, and so must all ids before them in the row.
+If the two differ, prompt and ends count, because that is how the model is run. Each difference belongs to one of
+the classes [below](#where-the-twin-does-not-count). The ids that specdec supervises must equal the oracle's, and so
+must all ids before them in the row.
 
-specdec refuses a turn if no form that the template can take holds all that the row says. The oracle tries the forms
-itself: the thought under each key and inline, arguments as object and as string, content empty, `null` and absent, a
-string and parts. A refusal that it cannot confirm is a failure, and so is a turn that disappears without a reason.
+specdec refuses a turn if the template cannot write all that the row says. The oracle checks each refusal: it tries
+the thought under each key and in tags, arguments as object and as string, content empty, `null` and absent, and
+content as a string and as parts. A refusal that the oracle cannot confirm is a failure, and so is a turn that
+disappears without a reason.
+
+## Thoughts and templates without a place for them
+
+Several templates have no place for a thought, such as Llama 3.1, Gemma 3 and Phi-3. If a row for such a template
+has a thought under a key, specdec refuses the turn and does not move the thought into the text. A model with such a
+template never writes `<think>` tags, so a drafter would learn tokens that its target does not produce. If your own
+fine-tune does write the tags, put the thought into the text yourself, as in `<think>\\n...\\n</think>\\n\\n4`. All of
+it is then supervised as text.
 """
 
 
@@ -101,7 +113,7 @@ def mark(result: Cell) -> str:
 
 def _legend() -> list[str]:
     return [
-        "A cell holds one to five rows and every assistant turn in them, so it may have several signs:",
+        "A cell covers one to five rows and every assistant turn in them, so it may have several signs:",
         "",
         "- **=**: equal to what the twin marks;",
         "- **a letter**: equal to prompt and ends, where the twin marks something else; the letter is the class;",
