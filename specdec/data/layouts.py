@@ -168,6 +168,8 @@ def _content(content: Any, place: str, may_be_missing: bool) -> str:
         return ""
     if isinstance(content, list):
         return "".join(_part(part, place) for part in content)
+    if content is None:
+        raise ValueError(f"{place}: a message has no text ('content'), and neither a tool call nor a thought")
     if not isinstance(content, str):
         raise ValueError(f"{place}: a message's text must be a string, got {type(content).__name__}")
     return content
@@ -203,7 +205,7 @@ def _weight(message: Message, place: str) -> int | None:
     if not weights:
         return None
     if len(weights) > 1 or not all(isinstance(weight, bool | int) and weight in (0, 1) for weight in weights):
-        raise ValueError(f"{place}: {', '.join(WEIGHT_KEYS)} of a message say whether it is learned: give one, 0 or 1")
+        raise ValueError(f"{place}: {', '.join(WEIGHT_KEYS)} of a message must be 0 or 1 (false or true) and agree")
     return int(weights.pop())
 
 

@@ -11,6 +11,7 @@ what the row says must stand in the turn, or the turn is refused with the reason
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,6 +43,11 @@ from specdec.utils.text import printable
 if TYPE_CHECKING:
     from specdec.data.answers import AnswerParser
 
+REMEDY = "remove it from the row, or let the target answer"
+NO_PROMPT = (
+    "the chat template does not begin it with its own generation prompt, as after another message of the assistant's: "
+    "join the messages, or end the row before it"
+)
 FOLLOWING = "Zyfollowing"  # a question after an answer
 XML_END = re.compile(r"</([^<>]+)>")
 Switches = dict[str, bool]
@@ -105,7 +111,7 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
     with tokenizing():
         ids = undoubled(tokenizer.encode(text, add_special_tokens=True), text_prefix(tokenizer))
     if not ids:
-        raise ValueError("the tokenizer makes no tokens of it")
+        raise ValueError("the tokenizer makes no tokens of it: it is empty")
     return ids
 
 
@@ -143,7 +149,7 @@ class Template:
             # the template writes the special tokens itself: adding them would double the first
             ids = self.tokenizer.encode(text, add_special_tokens=False)
         if not ids:
-            raise ValueError("the tokenizer makes no tokens of it")
+            raise ValueError("the tokenizer makes no tokens of it: it is empty")
         return list(ids)
 
     def switches(self, thinking: bool | None) -> Switches:
@@ -155,7 +161,7 @@ class Template:
         if thinking is None:
             return {}
         if self.form.switch is None:
-            raise ValueError("the chat template has no switch for thinking: leave out the option `thinking`")
+            raise ValueError("the chat template has no switch for thinking: leave out --thinking")
         return {self.form.switch: thinking}
 
     def _render(self, messages: Sequence[Message], tools: Tools, prompt: bool, switches: Switches) -> str:
@@ -187,9 +193,11 @@ class Template:
         message = messages[number]
         thought, _ = thought_and_text(message)
         if number == 0:
-            raise TurnError("it is the assistant's, before anybody spoke: remove it")
+            raise TurnError("it is the assistant's, before anybody spoke: remove the message")
+        if message.get("tool_calls") and self.form.arguments is None:
+            raise TurnError(f"the chat template has no place for its tool call: {REMEDY}")
         if message.get("reasoning_content") and self.form.thought is None:
-            raise TurnError("the chat template has no place for its thought: remove it, or regenerate the answers")
+            raise TurnError(f"the chat template has no place for its thought: {REMEDY}")
         refusals: list[ValueError] = []
         for switches in self._states(bool(thought)):
             try:
@@ -212,7 +220,7 @@ class Template:
         closed = whole.removesuffix(self._closing)
         is_opened = self._opens_thought(prompt, switches)
         if is_opened and not thought:
-            raise TurnError("the generation prompt opens a thought and the turn has none: regenerate the answers")
+            raise TurnError("the generation prompt opens a thought and the turn has none: let the target answer")
         if is_opened and self.form.thought == AFTER_PROMPT:
             closed = self._after_prompt(prompt, message)
         spans = self._tagged(messages[: number + 1], tools, switches) if self.renderer.has_tags else None
@@ -227,7 +235,7 @@ class Template:
         whole_turn = [TextSpan(len(prompt), len(text))]
         spans = whole_turn if spans is None else self._within(spans, len(prompt), text)
         if not spans:
-            raise TurnError("the {% generation %} tags of the chat template mark nothing of it")
+            raise TurnError("the {% generation %} tags of the chat template mark nothing of it: correct or remove them")
         self._check_said(message, "".join(text[start:end] for start, end in spans))
         self._check_context(messages[:number], prompt)
         return Rendered(text, spans, whole[len(text) :] if whole.startswith(text) else "")
@@ -249,7 +257,7 @@ class Template:
         start = len(other) - len(before_text)
         is_cut = other.endswith(header + before_text) and closed.startswith(other[:start])
         if header == prompt or not is_cut or self._last_special(other[:start]) != self._last_special(prompt):
-            raise TurnError("the chat template does not begin it with its own generation prompt")
+            raise TurnError(NO_PROMPT)
         return closed[start:]
 
     def _last_special(self, text: str) -> str:
@@ -287,7 +295,7 @@ class Template:
         (https://arxiv.org/abs/2501.12948).
         """
         if message.get("tool_calls"):
-            raise TurnError("the chat template does not write a thought before a tool call")
+            raise TurnError(f"the chat template does not write a thought before a tool call: {REMEDY}")
         thought, text = thought_and_text(message)
         has_line_end = prompt.endswith("\n")
         if "reasoning_content" in message:
@@ -314,23 +322,28 @@ class Template:
         """Refuse a turn in which something that the message says does not stand."""
         thought, text = thought_and_text(message)
         if not stands(text.strip(), turn):
-            raise TurnError("the chat template leaves out its text")
+            raise TurnError(f"the chat template leaves out its text: {REMEDY}")
         if not stands(thought.strip(), turn):
-            raise TurnError("the chat template leaves out its thought")
-        if (missing := missing_call(message, turn)) is not None:
-            raise TurnError(f"the chat template leaves out its tool call ({missing})")
+            raise TurnError(f"the chat template leaves out its thought: {REMEDY}")
+        if not calls_stand(message, turn):
+            raise TurnError(f"the chat template leaves out its tool call: {REMEDY}")
         said = (message.get("content") or "") + message.get("reasoning_content", "")
         if turn.count(CLOSE) > max(said.count(CLOSE), bool(thought)):
-            raise TurnError("the chat template writes an empty thought that the message does not have")
+            raise TurnError(
+                "the chat template adds an empty thought, which the message lacks: let the target answer"
+            )
 
     def _check_context(self, messages: Sequence[Message], prompt: str) -> None:
         """Refuse a prompt in which something that was said before does not stand."""
-        for place, message in enumerate(messages, 1):
-            _, text = thought_and_text(message)
-            if not stands(text.strip(), prompt):
-                raise TurnError(f"the chat template leaves out message {place}, of role {message['role']}")
-            if (missing := missing_call(message, prompt)) is not None:
-                raise TurnError(f"the chat template leaves out the tool call of message {place} ({missing})")
+        times: Counter[str] = Counter()
+        for message in messages:
+            text = thought_and_text(message)[1].strip()
+            times[text] += 1
+            is_there = stands(text, prompt) and (times[text] == 1 or not text or prompt.count(text) >= times[text])
+            if not is_there:
+                raise TurnError(f"the chat template leaves out an earlier message of role {message['role']}: remove it")
+            if not calls_stand(message, prompt):
+                raise TurnError("the chat template leaves out an earlier tool call: remove it with its result")
 
     # what is asked once
 
@@ -427,16 +440,15 @@ def stands(text: str, where: str) -> bool:
     return any(json.dumps(text, ensure_ascii=ascii)[1:-1] in where for ascii in (False, True))
 
 
-def missing_call(message: Message, where: str) -> str | None:
-    """The first name or argument of a message's tool calls that does not stand in a text; None if all do."""
+def calls_stand(message: Message, where: str) -> bool:
+    """Whether the names and arguments of a message's tool calls stand in a text."""
     for call in message.get("tool_calls") or ():
         function = call["function"]
         arguments = function.get("arguments", {})
         values = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-        for word in (function["name"], *leaves(values)):
-            if not stands(word, where):
-                return printable(word[:40])
-    return None
+        if not all(stands(word, where) for word in (function["name"], *leaves(values))):
+            return False
+    return True
 
 
 def leaves(value: Any) -> Iterator[str]:

@@ -12,7 +12,7 @@ from specdec.data.layouts import ChatConversation, Message
 from specdec.data.rendering import ChatTemplateError
 from specdec.data.template import Rendered, Template, TurnError, stands
 
-REWRITTEN = "the chat template writes it otherwise once the conversation continues: choose turns auto or each"
+REWRITTEN = "the chat template writes it otherwise once the conversation continues: set data.turns to auto or each"
 Turns = Literal["auto", "whole", "each"]
 
 

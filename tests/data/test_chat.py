@@ -143,7 +143,7 @@ def test_a_turn_whose_context_the_template_garbles_is_not_supervised() -> None:
     report = Report()
     (document,) = encode_rows([row], tokenizer, 400, report=report)
     assert tokenizer.decode(document.ids_T[document.loss_mask_T]) == "four<|im_end|>"
-    assert report.reasons == {"the chat template leaves out message 2, of role assistant": 1}
+    assert report.reasons == {"the chat template leaves out an earlier message of role assistant: remove it": 1}
 
 
 def test_rows_and_templates_that_give_no_spans_are_refused() -> None:
@@ -247,12 +247,12 @@ def test_tools_may_stand_in_a_string() -> None:
         ({"text": "x"}, r"its columns \(text\) are of no known layout \(messages: messages; sharegpt: conversations"),
         ({"messages": []}, "at least one message"),
         ({"messages": "hi"}, "must be a list"),
-        ({"messages": [{"role": "user"}]}, "must be a string, got NoneType"),
+        ({"messages": [{"role": "user"}]}, "a message has no text"),
         ({"messages": ["hi"]}, "a message needs 'role' and 'content'"),
         ({"messages": [{"role": "gpt", "content": "x"}]}, "unknown role 'gpt'"),
         ({"conversations": [{"from": "alice", "value": "x"}]}, "unknown speaker 'alice'"),
         ({"messages": [{"role": "user", "content": 3}]}, "must be a string, got int"),
-        ({"messages": [{"role": "user", "content": None}]}, "must be a string, got NoneType"),
+        ({"messages": [{"role": "user", "content": None}]}, "a message has no text"),
         ({"conversations": [{"from": ["x"], "value": "y"}]}, r"unknown speaker \['x'\]"),
         ({"messages": [{"role": ["user"], "content": "y"}]}, r"unknown role \['user'\]"),
         ({"messages": {"role": ["user"], "content": "y"}}, "must be a list of at least one message"),

@@ -138,8 +138,8 @@ def test_a_message_has_one_form_whatever_the_row_calls_its_parts() -> None:
     [
         ({"content": "a", "thinking": "b", "reasoning": "c"}, "'reasoning' and 'thinking' are different thoughts"),
         ({"content": "a", "thinking": 3}, "'thinking' must be a string, got int"),
-        ({"content": "a", "weight": 0.5}, "weight, train, loss of a message say whether it is learned: give one, 0"),
-        ({"content": "a", "weight": 1, "train": False}, "give one, 0 or 1"),
+        ({"content": "a", "weight": 0.5}, "weight, train, loss of a message must be 0 or 1"),
+        ({"content": "a", "weight": 1, "train": False}, "must be 0 or 1"),
         ({"content": [{"type": "image_url", "image_url": {}}]}, "a part of type 'image_url': drafters are trained on"),
         ({"content": "a", "token_ids": []}, "'token_ids' must be a list of at least one token id"),
         ({"content": "a", "token_ids": [1, -2]}, "'token_ids' must be a list"),
