@@ -15,8 +15,9 @@ from specdec.cli import main
 from specdec.data import ChatData
 from specdec.data.chat import encode, read_conversations
 from specdec.data.loader import Batch
+from specdec.engines.dialogue import Dialogue, packed
 from tests.data.tiny import write_jsonl
-from tests.engines.chat_targets import FAMILIES, generated, prompts_of
+from tests.engines.chat_targets import FAMILIES, TALKS, asked_ids, generated, prompts_of
 
 MOST = 80  # tokens an answer
 ROW = 1024  # tokens
@@ -114,6 +115,43 @@ def test_the_supervised_tokens_are_those_that_transformers_generates(
     assert torch.equal(data.supervised_counts(len(tokenizer)), torch.bincount(ids, minlength=len(tokenizer)))
 
 
+def as_servers_say(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as vLLM's parsers leave it: with the line ends around the thought."""
+    if message.get("reasoning_content") and not message.get("tool_calls"):
+        return {
+            **message,
+            "content": f"\n\n{message['content']}",
+            "reasoning_content": message["reasoning_content"] + "\n",
+        }
+    return message
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "qwen3"])
+def test_line_ends_that_a_server_leaves_around_a_thought_stand_once(
+    name: str, chats: Chats, chat_targets: Callable[[str], Path]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(chat_targets(name))
+    path = changed(chats(name), lambda message: as_servers_say(without_ids(message)))
+    assert [ids for _, ids in encoded_turns(path, tokenizer)] == [
+        ids for _, ids in written_turns(chat_targets(name), name)
+    ]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_answer_that_a_server_does_not_read_trains_by_its_ids(
+    name: str, chats: Chats, chat_targets: Callable[[str], Path]
+) -> None:
+    """Its text is then all that was written, without special tokens: a vLLM without parsers."""
+    tokenizer = AutoTokenizer.from_pretrained(chat_targets(name))
+
+    def unread(message: dict[str, Any]) -> dict[str, Any]:
+        text = tokenizer.decode(message["token_ids"], skip_special_tokens=True)
+        ids = {key: message[key] for key in ("prompt_token_ids", "token_ids")}
+        return {"role": "assistant", "content": text, **ids}
+
+    assert encoded_turns(changed(chats(name), unread), tokenizer) == written_turns(chat_targets(name), name)
+
+
 def other_text(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose words were changed, and not its ids."""
     return {**message, "content": f"{message['content']}, or so"}
@@ -135,3 +173,19 @@ def test_ids_that_are_not_the_messages_are_refused_or_seen(
         assert encoded_turns(shorter, tokenizer) != expected  # the comparison sees it
     with pytest.raises(ValueError, match="its token_ids do not say what the message says"):
         encoded_turns(changed(path, other_text), tokenizer)
+
+
+def test_a_call_that_a_server_could_not_read_trains_by_its_ids(
+    chat_targets: Callable[[str], Path], tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(chat_targets("llama3_1"))
+    talk = TALKS["tools"]
+    (conversation,) = read_conversations(str(write_jsonl(tmp_path / "in.jsonl", [talk.row("a")])))
+    row = Dialogue.of(conversation)
+    prompt = asked_ids(tokenizer, [talk.asked[0]], talk.tools)
+    ids = tokenizer.encode('{"name": "add", "parameters":[1,2]}<|eot_id|>', add_special_tokens=False)
+    call = {"type": "function", "function": {"name": "add", "arguments": "[1, 2]"}}  # as the server writes it anew
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    row.add(message=message, prompt_token_ids=packed(prompt), token_ids=packed(ids))
+    path = write_jsonl(tmp_path / "out.jsonl", [{"messages": row.messages(ids=True), "tools": talk.tools}])
+    assert encoded_turns(path, tokenizer) == [(prompt, ids)]
