@@ -6,7 +6,7 @@ the words is what an answer is taken apart by.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from specdec.data.form import (
     OTHER_VALUE,
     THOUGHT,
     VALUE,
+    Tools,
     call_message,
     trial_tools,
 )
@@ -45,6 +46,15 @@ class ThoughtFrame:
         thought, _, rest = stripped.removeprefix(self.opening).partition(self.closing)
         return thought.strip(), rest
 
+    def unfinished(self, text: str) -> tuple[str, str]:
+        """As :meth:`split`, of an answer that was cut off, perhaps within the thought or its closing."""
+        stripped = text.strip()
+        if self.closing in text or not stripped.startswith(self.opening):
+            return self.split(text)
+        thought = stripped.removeprefix(self.opening)
+        begun = [size for size in range(len(self.closing)) if thought.endswith(self.closing[:size])]
+        return thought[: len(thought) - begun[-1]].strip(), ""
+
 
 @dataclass(frozen=True)
 class CallFrame:
@@ -64,7 +74,7 @@ class CallFrame:
     closing: str
     pair: tuple[str, str] | None
 
-    def split(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+    def split(self, text: str, tools: Tools = None) -> tuple[str, list[dict[str, Any]]]:
         """The text before the calls, and the calls; ValueError if what follows the opening is no call."""
         before, opening, rest = text.partition(self.opening.strip())
         if not opening:
@@ -74,8 +84,9 @@ class CallFrame:
             name, middle, rest = rest.partition(self.middle)
             if not middle or not WORD.fullmatch(name.strip()):
                 raise ValueError("a tool call has no name, or no arguments")
-            arguments, rest = self._arguments(rest)
-            calls.append({"type": "function", "function": {"name": name.strip(), "arguments": arguments}})
+            name = name.strip()
+            arguments, rest = self._arguments(rest, strings_of(tools, name))
+            calls.append({"type": "function", "function": {"name": name, "arguments": arguments}})
             if self.following is None or not rest.startswith(self.following):
                 break
             rest = rest.removeprefix(self.following)
@@ -83,8 +94,8 @@ class CallFrame:
             raise ValueError("a tool call is not closed")
         return before, calls
 
-    def _arguments(self, text: str) -> tuple[dict[str, Any], str]:
-        """The arguments at the beginning of a text, and what follows them."""
+    def _arguments(self, text: str, strings: Collection[str]) -> tuple[dict[str, Any], str]:
+        """The arguments at the beginning of a text, of which some are strings, and what follows them."""
         if self.pair is None:
             start = len(text) - len(text.lstrip())
             arguments, end = json.JSONDecoder().raw_decode(text, start)
@@ -98,7 +109,8 @@ class CallFrame:
                 ends.append(place)
             if not found or not ends or not WORD.fullmatch(key):
                 raise ValueError("a tool call's arguments do not end")
-            arguments[key] = typed(text[: min(ends)])
+            value = text[: min(ends)]
+            arguments[key] = value if key in strings else typed(value)
             text = text[min(ends) :]
             if not text.startswith(comma):
                 return arguments, text
@@ -113,6 +125,16 @@ def typed(text: str) -> Any:
         return text
 
 
+def strings_of(tools: Tools, name: str) -> set[str]:
+    """The parameters of a function that are strings by its schema."""
+    functions = [tool["function"] if isinstance(tool.get("function"), dict) else tool for tool in tools or ()]
+    schemas = [function.get("parameters") for function in functions if function.get("name") == name]
+    properties = schemas[0].get("properties") if schemas and isinstance(schemas[0], dict) else None
+    if not isinstance(properties, dict):
+        return set()
+    return {key for key, value in properties.items() if isinstance(value, dict) and value.get("type") == "string"}
+
+
 class AnswerParser:
     """Reads the answers of one template's target."""
 
@@ -124,14 +146,53 @@ class AnswerParser:
         self.thought = self._thought_frame()
         self.call = self._call_frame()
 
-    def message(self, ids: Sequence[int]) -> Message:
-        """The message that the ids are; see :meth:`Template.answer`."""
-        text = self.template.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    def message(self, ids: Sequence[int], tools: Tools = None) -> Message:
+        """The message that the ids are; see :meth:`Template.answer`.
+
+        Args:
+            tools: that the target could call; they tell strings from numbers where the template writes both alike.
+        """
+        text = self._decoded(ids, keep_special=True)
         body = self.without_end(text)
-        for candidate in (self._by_tokenizer(ids), self._with_calls(body), self._without_calls(body)):
+        # response templates may trim white space off arguments
+        candidates = (self._with_calls(body, tools), self._by_tokenizer(ids, tools), self._without_calls(body))
+        for candidate in candidates:
             if candidate is not None and self._agrees(candidate, body):
                 return candidate
-        return {"role": "assistant", "content": body}
+        return self._as_text(ids, body)
+
+    def _as_text(self, ids: Sequence[int], body: str) -> Message:
+        """An answer that cannot be read: all of it is text.
+
+        Some templates refuse their own marks in a text (gpt-oss). Then it is what can be read of an answer that was
+        cut off, or what is left without special tokens.
+        """
+        whole: Message = {"role": "assistant", "content": body}
+        if self._is_rendered(whole):
+            return whole
+        if self.thought:
+            thought, text = self.thought.unfinished(body)
+            is_begun = self.before_text.strip().startswith(text.strip())  # the marks that open a text
+            cut_off = self._message(thought, "" if is_begun else text, [])
+            written = self._trial(cut_off)
+            if written is not None and written.startswith(body):
+                return cut_off
+        return {"role": "assistant", "content": self._decoded(ids, keep_special=False)}
+
+    def _is_rendered(self, message: Message) -> bool:
+        """Whether the template takes the message before another question."""
+        try:
+            self.template.prompt([ASKED, message, ASKED])
+        except ChatTemplateError:
+            return False
+        return True
+
+    def _decoded(self, ids: Sequence[int], keep_special: bool) -> str:
+        tokenizer = self.template.tokenizer
+        text: str = tokenizer.decode(
+            list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False
+        )
+        return text
 
     def without_end(self, text: str) -> str:
         """An answer's text without the token that ends it."""
@@ -141,13 +202,14 @@ class AnswerParser:
             return text
         return stripped.removesuffix(max(ends, key=len))
 
-    def _by_tokenizer(self, ids: Sequence[int]) -> Message | None:
+    def _by_tokenizer(self, ids: Sequence[int], tools: Tools) -> Message | None:
         """As transformers reads it, where the tokenizer came with a response template."""
         tokenizer = self.template.tokenizer
         if getattr(tokenizer, "response_template", None) is None:
             return None
         try:
-            parsed = tokenizer.parse_response(list(ids))
+            # the prompt may hold the opening of a thought
+            parsed = tokenizer.parse_response(list(ids), prefix=self.template.prompt([ASKED]), tools=tools)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
         message: Message = {"role": "assistant", "content": parsed.get("content") or ""}
@@ -157,13 +219,13 @@ class AnswerParser:
             message["tool_calls"] = [{"type": "function", "function": call.get("function", call)} for call in calls]
         return message
 
-    def _with_calls(self, body: str) -> Message | None:
+    def _with_calls(self, body: str, tools: Tools) -> Message | None:
         """A message with tool calls; None if there are none that can be read."""
         thought, rest = self._thought_and_rest(body)
         if self.call is None:
             return None
         try:
-            text, calls = self.call.split(rest)
+            text, calls = self.call.split(rest, tools)
         except ValueError:
             return None
         return self._message(thought, text.strip(), calls) if calls else None

@@ -40,6 +40,7 @@ class Form:
         thought: the key of a thought; "inline": in the text, between tags; "after_prompt": the template drops
             thoughts though its generation prompt opens one, so that the thought follows the prompt as it is; None:
             there is no place for thoughts.
+        spaced: whether line ends stand between a thought in the text and its tags.
         arguments: of tool calls, "object" or "text"; None: tool calls are not written.
         silence: what stands as the content beside tool calls where nothing is said: "", None, or "absent".
         results: whether results of tools are written.
@@ -50,6 +51,7 @@ class Form:
 
     parts: bool = False
     thought: str | None = None
+    spaced: bool = True
     arguments: str | None = None
     silence: str | None = ""
     results: bool = False
@@ -85,7 +87,7 @@ class Form:
             elif thought and "reasoning_content" not in message:
                 text = message.get("content") or ""
             elif thought and self.thought in (INLINE, AFTER_PROMPT):
-                text = f"<think>\n{thought}\n</think>\n\n{text}"
+                text = f"<think>{self.thought_lines(thought, text)}"
         out["content"] = [{"type": "text", "text": text}] if self.parts and text else text
         if calls := message.get("tool_calls"):
             out["tool_calls"] = [self._call(call) for call in calls]
@@ -94,6 +96,15 @@ class Form:
             elif not text:
                 out["content"] = self.silence
         return out
+
+    def thought_lines(self, thought: str, text: str) -> str:
+        """A thought and what is said after it, as they follow ``<think>`` in one text.
+
+        Servers leave line ends around a thought, which the tags have already.
+        """
+        thought = thought.strip("\n")
+        text = text.lstrip("\n")
+        return f"\n{thought}\n</think>\n\n{text}" if self.spaced else f"{thought}</think>{text}"
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         function = dict(call["function"])
@@ -176,6 +187,7 @@ class _Trials:
             form = as_parts
         form = replace(form, switch=self._switch(form))
         form = replace(form, thought=self._thought(form))
+        form = replace(form, spaced=form.thought != AFTER_PROMPT or self._opened(form).endswith("\n"))
         form = self._calls(form)
         result = [ASKED, call_message({NAME: {KEY: VALUE}}), {"role": "tool", "content": RESULT, **RESULT_FIELDS}]
         system = [{"role": "system", "content": SYSTEM}, ASKED]
@@ -226,8 +238,12 @@ class _Trials:
                 is_known = turn.count(CLOSE) == 1 and CLOSE in source if key == INLINE else key in source
                 if is_known:
                     return key
-        prompt = self.text(form, [ASKED], prompt=True, **switches)
-        return AFTER_PROMPT if prompt is not None and OPEN_TAG.search(prompt) else None
+        return AFTER_PROMPT if OPEN_TAG.search(self._opened(form)) else None
+
+    def _opened(self, form: Form) -> str:
+        """The generation prompt behind which the target thinks; empty if the template refuses a question."""
+        switches = {} if form.switch is None else {form.switch: True}
+        return self.text(form, [ASKED], prompt=True, **switches) or ""
 
     def _calls(self, form: Form) -> Form:
         """With the form of tool calls: the first in which name, key and value appear, as JSON if that can be had."""

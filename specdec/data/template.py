@@ -167,13 +167,16 @@ class Template:
     def _render(self, messages: Sequence[Message], tools: Tools, prompt: bool, switches: Switches) -> str:
         return self.renderer.render(self.form.messages(messages), tools, prompt, **switches)
 
-    def answer(self, ids: Sequence[int]) -> Message:
+    def answer(self, ids: Sequence[int], tools: Tools = None) -> Message:
         """The message that a target wrote as token ids, with or without the token that ends it.
 
         Its thought, text and tool calls are read by the template's own structure. That is believed only if the template
         writes the same text of the message again, up to white space; otherwise all of it is the message's text.
+
+        Args:
+            tools: that it could call; they tell strings from numbers where the template writes both alike.
         """
-        return self._parser.message(ids)
+        return self._parser.message(ids, tools)
 
     @cached_property
     def _parser(self) -> "AnswerParser":
@@ -297,12 +300,11 @@ class Template:
         if message.get("tool_calls"):
             raise TurnError(f"the chat template does not write a thought before a tool call: {REMEDY}")
         thought, text = thought_and_text(message)
-        has_line_end = prompt.endswith("\n")
         if "reasoning_content" in message:
-            written = f"{thought}\n</think>\n\n{text}" if has_line_end else f"{thought}</think>{text}"
+            written = self.form.thought_lines(thought, text)
         else:
             written = message["content"].lstrip().removeprefix("<think>")
-            written = written.removeprefix("\n") if has_line_end else written
+        written = written.removeprefix("\n") if prompt.endswith("\n") else written
         return prompt + written + self._behind_text
 
     def _with_end(self, turn: str, has_calls: bool) -> str:

@@ -91,9 +91,14 @@ def _written(template: Template, message: Message) -> TokenPiece:
     """A turn as the ids that the target wrote; they must say what the message says."""
     prompt: list[int] = message["prompt_token_ids"]
     ids: list[int] = message["token_ids"]
-    decoded = template.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     thought, text = thought_and_text(message)
-    if not stands(text.strip(), decoded) or not stands(thought.strip(), decoded):
+    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+    # a server that does not read the answer leaves out its special tokens
+    decoded = [
+        template.tokenizer.decode(ids, skip_special_tokens=is_bare, clean_up_tokenization_spaces=False)
+        for is_bare in (False, True)
+    ]
+    if not all(any(stands(words.strip(), whole) for whole in decoded) for words in (text, thought, *names)):
         raise TurnError(
             "its token_ids do not say what the message says: they are another tokenizer's, or the message was changed "
             "(then remove them)"

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -123,7 +123,7 @@ class InProcess:
             for number, generation in self.decoder.generate_all(requests, ends):
                 row, prompt = prompts[number]
                 yield row.add(
-                    message=self.message(generation.ids),
+                    message=self.message(generation.ids, row.tools),
                     finish=STOP if generation.ids[-1] in ends else LENGTH,
                     tokens=len(generation.ids),
                     prompt_token_ids=packed(prompt),
@@ -134,9 +134,9 @@ class InProcess:
                 f"not enough memory for {how_many(self.batch, 'prompt')} at a time: give a smaller --batch_size"
             ) from error
 
-    def message(self, ids: list[int]) -> Message:
+    def message(self, ids: list[int], tools: list[dict[str, Any]] | None = None) -> Message:
         """What the tokens say; all as text where a call holds what no file can (NaN, half a character)."""
-        message = self.template.answer(ids)
+        message = self.template.answer(ids, tools)
         if is_json(message):
             return message
         return {"role": "assistant", "content": self.target.tokenizer.decode(ids, skip_special_tokens=False)}

@@ -221,10 +221,11 @@ class Dialogue:
     def _message(answer: TurnAnswer, turn: Turn) -> Message:
         """The answer; calls that are the row's have the row's ids, to which its results refer.
 
-        Calls that cannot be read become text: no reader of rows takes them, and nothing is asked behind them.
+        Calls that cannot be read become text: no reader of rows takes them, and nothing is asked behind them. Token ids
+        have them as they were written, and the text must say nothing else.
         """
         if not readable(answer.calls):
-            functions = [call["function"] for call in answer.calls]
+            functions = [call["function"] for call in answer.calls if answer.token_ids is None]
             words = [answer.text, *(f"{function['name']} {function['arguments']}" for function in functions)]
             rest = {name: value for name, value in answer.message.items() if name != "tool_calls"}
             return {**rest, "content": "\n".join(filter(None, words))}

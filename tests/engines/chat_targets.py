@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.data.template import Template
 
 POSITIONS = 1024
+# what Llama 3's tokenizer merges within, and nearly the same all the others': line ends stay together
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SURE = 0.05  # nats a token: what is learnt is then written without a doubt
 TOOLS = [
     {
@@ -97,6 +102,7 @@ class ChatFamily:
         remembered: of the second turn's prompt, where the tool was called, what the call has become.
         thinks: whether there are thoughts.
         switched: whether the template has a switch of thinking.
+        thought: the key under which the template reads a thought; "content": in the text, between tags.
         parsers: of a vLLM, flags that have it read thoughts and calls.
     """
 
@@ -110,6 +116,19 @@ class ChatFamily:
     thinks: bool = True
     switched: bool = False
     parsers: tuple[str, ...] = ()
+    thought: str = "reasoning_content"
+
+    def message(self, turn: Turn) -> dict[str, Any]:
+        """A turn as a message for the template, written by hand from the template's text."""
+        message: dict[str, Any] = {"role": "assistant", "content": turn.text}
+        if self.thought == "content":
+            message["content"] = f"<think>\n{turn.thought}\n</think>\n\n{turn.text}"
+        elif self.thinks:
+            message[self.thought] = turn.thought
+        if turn.arguments is not None:
+            function = {"name": "add", "arguments": turn.arguments}
+            message["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+        return message
 
     @property
     def talks(self) -> dict[str, Talk]:
@@ -162,6 +181,7 @@ FAMILIES = {
         gpt_oss,
         '<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 2, "b": 3}<|call|>'
         "<|start|>functions.add",
+        thought="thinking",
     ),
     "deepseek_r1": ChatFamily(
         "deepseek_r1_distill",
@@ -172,6 +192,7 @@ FAMILIES = {
         deepseek_r1,
         None,
         parsers=("--reasoning-parser", "deepseek_r1"),
+        thought="content",
     ),
     "qwen3": ChatFamily(
         "qwen3",
@@ -230,7 +251,9 @@ def chat_tokenizer(family: ChatFamily) -> PreTrainedTokenizerFast:
 
 
 def _with_tokens(backend: Tokenizer, family: ChatFamily) -> PreTrainedTokenizerFast:
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    split = pre_tokenizers.Split(Regex(WORDS), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(backend.to_str()))
     tokenizer.add_tokens(list(family.special), special_tokens=True)
@@ -254,6 +277,25 @@ def learnt_turns(tokenizer: PreTrainedTokenizerFast, family: ChatFamily) -> list
             pairs.append((template.prompt_ids(messages, talk.tools), ids))
             messages.append(template.answer(ids))
     return pairs
+
+
+def asked_ids(
+    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], tools: Any = None, **switches: bool
+) -> list[int]:
+    """The prompt of a conversation as transformers itself makes it."""
+    asked = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, **switches)
+    return list(asked["input_ids"])
+
+
+def prompts_of(tokenizer: PreTrainedTokenizerFast, family: ChatFamily, talk: Talk) -> list[list[int]]:
+    """What the target is asked before each turn of a talk, as transformers itself makes it."""
+    messages: list[dict[str, Any]] = []
+    prompts = []
+    for asked, turn in zip(talk.asked, talk.turns, strict=True):
+        messages.append(asked)
+        prompts.append(asked_ids(tokenizer, messages, talk.tools))
+        messages.append(family.message(turn))
+    return prompts
 
 
 def make_chat_target(name: str, folder: Path, steps: int = 200) -> Path:

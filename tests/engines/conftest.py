@@ -1,5 +1,6 @@
 """Stand-ins for vLLM, and a small chat target."""
 
+import functools
 import os
 import sys
 import threading
@@ -8,10 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from specdec.target import Target
 from specdec.utils.vllm import VARIABLE
 from tests.data.tiny import write_jsonl
+from tests.engines.chat_targets import make_chat_target
 from tests.engines.chats import LEARNT, asked, make_target
 from tests.engines.fake_vllm import FakeVllm
 
@@ -91,6 +94,21 @@ def soon(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 @pytest.fixture(scope="session")
 def chat_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_target(tmp_path_factory.mktemp("chat_target"))
+
+
+@pytest.fixture(scope="session")
+def chat_targets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a family's target, which learns once for all processes of a run."""
+    base = tmp_path_factory.getbasetemp()
+    common = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "chat_targets"
+    common.mkdir(exist_ok=True)
+
+    def make(name: str) -> Path:
+        folder = common / name
+        with FileLock(common / f"{name}.lock"):
+            return folder if (folder / "config.json").exists() else make_chat_target(name, folder)
+
+    return functools.cache(make)
 
 
 @pytest.fixture

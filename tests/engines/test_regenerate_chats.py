@@ -1,6 +1,5 @@
 """Targets that think, write channels and call tools, answering in this process: every token that they write is kept."""
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +10,10 @@ from transformers import AutoTokenizer
 
 from specdec.cli import main
 from tests.data.tiny import write_jsonl
-from tests.engines.chat_targets import FAMILIES, TALKS, TOOLS, Talk, Turn, generated, make_chat_target
+from tests.engines.chat_targets import FAMILIES, TALKS, TOOLS, Talk, Turn, generated
 
 MOST = 80  # tokens an answer
 Regenerated = Callable[..., list[dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def chat_targets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of a family's target."""
-    return functools.cache(lambda name: make_chat_target(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture

@@ -10,13 +10,21 @@ import pytest
 from transformers import AutoTokenizer
 
 from specdec.cli import main
+from specdec.data import ChatData
 from specdec.engines.server import VllmLaunch
 from specdec.target import TargetSource
 from specdec.utils.vllm import VARIABLE, find_vllm
 from tests.data.tiny import write_jsonl
 from tests.engines import inside_vllm
-from tests.engines.chat_targets import FAMILIES, generated, make_chat_target
+from tests.engines.chat_targets import FAMILIES, asked_ids, generated, make_chat_target
 from tests.engines.test_regenerate_chats import answers, check_words
+from tests.engines.test_regenerate_trains import (
+    ROW,
+    batch_turns,
+    changed,
+    encoded_turns,
+    without_ids,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -70,8 +78,19 @@ def test_the_tokens_of_the_rows_are_those_that_transformers_generates(name: str,
         assert [message["role"] for message in row["messages"]][::2] == [asked["role"] for asked in talk.asked]
         prompts = [message["prompt_token_ids"] for message in messages]
         assert [message["token_ids"] for message in messages] == generated(tmp_path / "target", prompts, MOST)
+        assert prompts[0] == asked_ids(tokenizer, [talk.asked[0]], talk.tools)
         assert tokenizer.decode(messages[0]["token_ids"]) == family.write(talk.turns[0])
         if family.parsers:
             check_words(messages[0], talk.turns[0], family.thinks)
         if talk.tools:
             assert family.remembered is not None and family.remembered in tokenizer.decode(prompts[1])
+    path = tmp_path / "out.jsonl"
+    turns = [message for row in rows for message in answers(row)]
+    supervised = [(message["prompt_token_ids"], message["token_ids"]) for message in turns]
+    assert encoded_turns(path, tokenizer) == supervised
+    data = ChatData(str(path), val=str(path), seq_len=ROW, batch_size=8)
+    data.prepare(tokenizer)
+    (batch,) = data.train_dataloader()
+    assert sorted(batch_turns(batch)) == sorted(supervised)
+    if family.parsers:  # it read all that was written, so that the words alone give the same tokens
+        assert encoded_turns(changed(path, without_ids), tokenizer) == supervised
