@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.data.layouts import ChatConversation, Message
 from specdec.data.chat import encode
+from specdec.data.layouts import ChatConversation, Message
 from specdec.data.shapes import Shapes, constants, looked_for, shortest
 from specdec.data.template import Rendered, Template, template_of
 from specdec.data.tokenising import with_mask
@@ -21,11 +21,12 @@ ROLES = [
     ("user", "assistant", "assistant"), ("user", "user", "assistant"),
 ]  # fmt: skip
 NASTY = [
-    "", " ", "\n", " two", "two ", "two\n", "\xa0two", "<think>", "</think>", "<think>\nhm\n</think>\n\nfour", "hm</think>four",
+    "", " ", "\n", " two", "two ", "two\n", "\xa0two", "<think>", "</think>", "<think>\nhm\n</think>\n\nfour",
+    "hm</think>four",
     "<|im_end|>", "<|im_end|>\n", "four<|im_end|>\n<|im_start|>assistant\nfive", "<|eot_id|>", "</s>", "<s>",
     "<|start_header_id|>assistant<|end_header_id|>\n\n", "[INST] two [/INST]", "<tool_response>two</tool_response>",
-    "assistant", "user", "system", "content", '"two"', "it's\ttwo\\n", "a", "two\n\nplus", "Zy0content zy0", "<b>two</b>",
-    "{{ two }}", "{% two %}", "two | four", "漢字 🙂", "e\u0301", "<", "/no_think", "x" * 600,
+    "assistant", "user", "system", "content", '"two"', "it's\ttwo\\n", "a", "two\n\nplus", "Zy0content zy0",
+    "<b>two</b>", "{{ two }}", "{% two %}", "two | four", "漢字 🙂", "e\u0301", "<", "/no_think", "x" * 600,
 ]  # fmt: skip
 WORDS = st.sampled_from(["two plus two", "is four", "is it green?", "the sky is blue"])
 
@@ -97,7 +98,8 @@ def test_a_plain_conversation_is_learned_under_every_template_that_does_not_ask_
 
 def test_what_a_template_looks_for_is_not_plain() -> None:
     source = (
-        "{% if '/think' in messages[0].content %}{% endif %}{% if 'name' in messages[0] %}{{ messages[0].name }}{% endif %}"
+        "{% if '/think' in messages[0].content %}{% endif %}{% if 'name' in messages[0] %}"
+        "{{ messages[0].name }}{% endif %}"
         "{{ messages[0].content.split('[end]')[0].strip('\\n').lstrip('#') | replace('cat', 'dog') }}"
     )
     assert looked_for(source) == {"/think", "[end]", "#", "cat", "dog"}
