@@ -244,8 +244,8 @@ def report(
         "# Conversations as tokens", "",
         "CPU time of `encode` for one conversation on one core, before and after in one run, in turns; the least of "
         f"{ROUNDS} rounds, since other processes used the machine. Before, the rate is that of a sample of "
-        f"{counts['before']:,} conversations, since 200,000 of every case would take hours, and after of {counts['after']:,}, the "
-        "first ones of the shape, which are rendered turn by turn, included. *library*: `encode_batch_fast` of the "
+        f"{counts['before']:,} conversations, since 200,000 of every case would take hours, and after that of "
+        f"{counts['after']:,}, the first ones of the shape, which are rendered turn by turn, included. *library*: `encode_batch_fast` of the "
         "tokenizers library for the same rows, nothing else; *at most*: the ratio if all else took no time. Words are "
         "drawn from the LICENSE, few enough for the library's cache of words. Before, every conversation was one row. "
         "Under Qwen3 three turns are now three rows, each with its context, since the template rewrites earlier turns: "
