@@ -9,8 +9,6 @@ import hashlib
 import itertools
 import json
 import logging
-from array import array
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +16,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from tokenizers import Encoding
-from torch import Tensor
 
 from specdec.data.layouts import TRAINING, ChatConversation, named, parsed, recognise
 from specdec.data.rows import DataRow, find_sources, read_rows
-from specdec.data.template import Rendered, Spans, Template, check_tokenizer, template_of, tokenizing
+from specdec.data.shapes import Shapes
+from specdec.data.template import Rendered, check_tokenizer, template_of
+from specdec.data.tokenising import Tokeniser
 from specdec.data.tokens import MUCH, EncodedDocument
-from specdec.data.turns import Piece, Refused, TokenPiece, Turns, rows_of, said_text
+from specdec.data.turns import Piece, Refused, TokenPiece, Turns, said_text
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -149,6 +147,8 @@ def encode(
     """
     check_tokenizer(tokenizer)
     template = template_of(tokenizer)
+    shapes = Shapes(template, turns)
+    tokenise = Tokeniser(tokenizer)
     report = Report() if report is None else report
     report.missing = template.form.missing
     count = 0
@@ -156,7 +156,7 @@ def encode(
         pieces: list[tuple[int, Piece]] = []
         for number, conversation in batch:
             try:
-                rows = _usable_rows(template, conversation, turns, report)
+                rows = _usable_rows(shapes, conversation, report)
             except ValueError as error:
                 if left_out is None:
                     raise
@@ -164,7 +164,7 @@ def encode(
                 continue
             pieces += [(number, piece) for piece in rows]
             count += 1
-        yield from _tokenised(pieces, tokenizer, max_length, report)
+        yield from _tokenised(pieces, tokenise, max_length, report)
     if not count:
         raise ValueError(f"no conversation is left: {left_out[0] if left_out else 'there was none'}")
 
@@ -175,9 +175,10 @@ def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
         yield batch
 
 
-def _usable_rows(template: Template, conversation: ChatConversation, turns: Turns, report: Report) -> list[Piece]:
+def _usable_rows(shapes: Shapes, conversation: ChatConversation, report: Report) -> list[Piece]:
     """A conversation's rows; ValueError if the assistant speaks and no turn can be supervised."""
-    rows = rows_of(template, conversation, turns)
+    template = shapes.template
+    rows = shapes.rows(conversation)
     report.refuse(rows.refused, template.tokenizer)
     if rows.refused and not rows.pieces:
         raise ValueError(f"{rows.refused[0].place}: {rows.refused[0].reason}")
@@ -192,52 +193,23 @@ def _usable_rows(template: Template, conversation: ChatConversation, turns: Turn
 
 
 def _tokenised(
-    pieces: Sequence[tuple[int, Piece]], tokenizer: Any, max_length: int, report: Report
+    pieces: Sequence[tuple[int, Piece]], tokenise: Tokeniser, max_length: int, report: Report
 ) -> Iterator[EncodedDocument]:
     """The documents of some conversations' pieces, in their order."""
-    texts = [piece.text for _, piece in pieces if isinstance(piece, Rendered)]
-    encodings: Iterator[Encoding] = iter(())
-    if texts:
-        with tokenizing():
-            batch = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        encodings = iter(batch.encodings)
+    tokenised = tokenise([piece for _, piece in pieces if isinstance(piece, Rendered)])
     longest: Counter[int] = Counter()
     for number, piece in pieces:
         if isinstance(piece, TokenPiece):
-            ids = piece.ids
-            mask_T = torch.tensor(piece.mask)
+            ids_T = torch.tensor(piece.ids, dtype=torch.int32)
+            mask_T = torch.tensor(piece.mask, dtype=torch.bool)
         else:
-            encoding = next(encodings)
-            ids = encoding.ids
-            mask_T = token_mask(encoding, piece.spans)
+            ids_T, mask_T = next(tokenised)
+        length = len(ids_T)
         supervised = int(mask_T.count_nonzero())
         report.rows += 1
-        report.tokens += len(ids)
+        report.tokens += length
         report.supervised += supervised
         report.said += supervised
-        report.repeated += min(len(ids), longest[number])
-        longest[number] = max(longest[number], len(ids))
-        ids_T = torch.frombuffer(array("i", ids), dtype=torch.int32) if ids else torch.empty(0, dtype=torch.int32)
-        yield EncodedDocument(ids_T[:max_length], mask_T[:max_length], len(ids), supervised, number)
-
-
-def token_mask(encoding: Encoding, spans: Spans) -> Tensor:
-    """The tokens that begin inside a span, (T,) bool. One that begins before it carries a piece of the header.
-
-    Spans are in the text's order. Only the tokens around their ends are looked at.
-    """
-    count = len(encoding)
-    mask_T = torch.zeros(count, dtype=torch.bool)
-    tokens = range(count)
-    for first, last in spans:
-        begin = bisect_left(tokens, first, key=partial(_start_of, encoding))
-        end = bisect_left(tokens, last, begin, key=partial(_start_of, encoding))
-        mask_T[begin:end] = True
-    return mask_T
-
-
-def _start_of(encoding: Encoding, token: int) -> int:
-    """The character at which a token begins; white space that is trimmed off its offsets belongs to it."""
-    start, _ = encoding.token_to_chars(token) or (0, 0)
-    _, end = (encoding.token_to_chars(token - 1) if token else None) or (0, 0)
-    return min(start, end)
+        report.repeated += min(length, longest[number])
+        longest[number] = max(longest[number], length)
+        yield EncodedDocument(ids_T[:max_length], mask_T[:max_length], length, supervised, number)

@@ -124,7 +124,9 @@ def thought_and_text(message: Message) -> tuple[str, str]:
     text = message.get("content") or ""
     if message.get("reasoning_content"):
         return message["reasoning_content"], text
-    if message["role"] == "assistant" and (match := INLINE_THOUGHT.fullmatch(text) or CLOSED_THOUGHT.fullmatch(text)):
+    if message["role"] != "assistant" or CLOSE not in text:
+        return "", text
+    if match := INLINE_THOUGHT.fullmatch(text) or CLOSED_THOUGHT.fullmatch(text):
         return match[1].strip(), match[2].lstrip("\n")
     return "", text
 

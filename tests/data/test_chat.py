@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from specdec.data.chat import Report, conversation, read_conversations, token_mask
+from specdec.data.chat import Report, conversation, read_conversations
 from specdec.data.chat import encode as encode_rows
 from specdec.data.layouts import ChatConversation
 from specdec.data.rows import DataRow
@@ -104,20 +104,6 @@ def test_a_token_that_merges_header_and_answer_is_kept_whole_and_not_supervised(
     assert supervised_texts(document, tokenizer) == ["four<|im_end|>"]
     pieces = tokenizer("<|im_start|>assistant\n")["input_ids"] + tokenizer("\nfour")["input_ids"]
     assert pieces != tokenizer("<|im_start|>assistant\n\nfour")["input_ids"], "the trap must be a trap"
-
-
-@pytest.mark.parametrize("trim_offsets", [False, True])
-def test_the_mask_holds_the_tokens_that_begin_inside_a_span(trim_offsets: bool) -> None:
-    tokenizer = tiny_tokenizer(trim_offsets=trim_offsets)
-    text = "two plus two is four 🙂 and\n\nsix"
-    (encoding,) = tokenizer([text], add_special_tokens=False).encodings
-    ends = [0, *(end for _, end in encoding.offsets)]
-    # white space that is trimmed off the offsets belongs to the token behind it
-    starts = [min(start, end) for (start, _), end in zip(encoding.offsets, ends, strict=False)]
-    for first in range(len(text)):
-        for last in range(first, len(text) + 1):
-            expected = [first <= start < last for start in starts]
-            assert token_mask(encoding, [(first, last)]).tolist() == expected
 
 
 def test_without_an_end_of_turn_token_the_template_s_own_ending_is_supervised() -> None:

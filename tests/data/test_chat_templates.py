@@ -4,6 +4,8 @@ import copy
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("trl")
 
@@ -13,6 +15,8 @@ from benchmarks.chat_oracle.expected import Expected
 from benchmarks.chat_oracle.faults import planted_faults
 from benchmarks.chat_oracle.tokenizers import sources, templates, tokenizer_of, twin_of
 from benchmarks.chat_oracle.verdicts import FAILURES, Supervised, cell, expectation, ids_of, judge
+from specdec.data.turns import rows_of
+from tests.data.test_shapes import conversations, quick
 
 
 @pytest.mark.parametrize("name", templates())
@@ -114,3 +118,12 @@ def test_tags_that_begin_too_late_are_flagged(name: str) -> None:
 
 def test_every_failure_is_named() -> None:
     assert len(set(FAILURES)) == 4
+
+
+@pytest.mark.parametrize("name", templates())
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_rows_by_shape_are_those_that_are_made_turn_by_turn(name: str, data: st.DataObject) -> None:
+    shapes = quick(tokenizer_of(name))
+    for item in data.draw(conversations(sources()[name])):
+        assert shapes.rows(item) == rows_of(shapes.template, item)
