@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec.data.form import (
     ANSWER,
@@ -26,7 +26,10 @@ from specdec.data.form import (
 )
 from specdec.data.layouts import Message
 from specdec.data.rendering import ChatTemplateError
-from specdec.data.template import Template, TurnError
+from specdec.data.said import TurnError
+
+if TYPE_CHECKING:
+    from specdec.data.template import Template
 
 WORD = re.compile(r"[\w.:/-]+")  # a function's name, or an argument's
 
@@ -138,7 +141,7 @@ def strings_of(tools: Tools, name: str) -> set[str]:
 class AnswerParser:
     """Reads the answers of one template's target."""
 
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: "Template") -> None:
         self.template = template
         text = self._trial({"role": "assistant", "content": ANSWER})
         self.before_text = text.partition(ANSWER)[0] if text else ""

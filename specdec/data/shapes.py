@@ -21,7 +21,8 @@ from jinja2 import nodes
 
 from specdec.data.layouts import ChatConversation, Message
 from specdec.data.rendering import ChatTemplateError
-from specdec.data.template import XML_END, Rendered, Switches, Template, TextSpan
+from specdec.data.surroundings import Switches
+from specdec.data.template import XML_END, Rendered, Template, TextSpan
 from specdec.data.turns import Rows, Turns, rows_of
 
 MANY = 64  # words that a text is searched for

@@ -9,48 +9,33 @@ what the row says must stand in the turn, or the turn is refused with the reason
 """
 
 import contextlib
-import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from specdec.data.answers import AnswerParser
 from specdec.data.form import (
     AFTER_PROMPT,
     ANSWER,
     ASKED,
-    CLOSE,
-    KEY,
-    NAME,
-    OPEN_TAG,
-    RESULT,
-    RESULT_FIELDS,
-    THOUGHT,
-    VALUE,
     Form,
     Tools,
-    call_message,
     find_form,
     thought_and_text,
-    trial_tools,
 )
 from specdec.data.layouts import Message
 from specdec.data.prefix import text_prefix, undoubled
 from specdec.data.rendering import ChatTemplateError, Renderer, template_digest
+from specdec.data.said import REMEDY, TurnError, check_context, check_turn
+from specdec.data.surroundings import Surroundings, Switches
 from specdec.utils.text import printable
 
-if TYPE_CHECKING:
-    from specdec.data.answers import AnswerParser
-
-REMEDY = "remove it from the row, or let the target answer"
 NO_PROMPT = (
     "the chat template does not begin it with its own generation prompt, as after another message of the assistant's: "
     "join the messages, or end the row before it"
 )
-FOLLOWING = "Zyfollowing"  # a question after an answer
 XML_END = re.compile(r"</([^<>]+)>")
-Switches = dict[str, bool]
 
 
 class TextSpan(NamedTuple):
@@ -69,10 +54,6 @@ class Rendered(NamedTuple):
     text: str
     spans: Spans
     tail: str = ""  # what the template writes behind the text where the conversation ends there
-
-
-class TurnError(ValueError):
-    """A turn cannot be supervised as it was said; the message says why, without the row's place."""
 
 
 def check_tokenizer(tokenizer: Any) -> None:
@@ -128,6 +109,7 @@ class Template:
         self.form: Form = find_form(self.renderer)
         added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self.special = tuple({*added, *tokenizer.all_special_tokens})
+        self.around = Surroundings(self.renderer, self.form, self.special, tokenizer.bos_token)
 
     # prompts
 
@@ -179,9 +161,7 @@ class Template:
         return self._parser.message(ids, tools)
 
     @cached_property
-    def _parser(self) -> "AnswerParser":
-        from specdec.data.answers import AnswerParser  # needs this class to ask the template
-
+    def _parser(self) -> AnswerParser:
         return AnswerParser(self)
 
     # turns
@@ -202,26 +182,20 @@ class Template:
         if message.get("reasoning_content") and self.form.thought is None:
             raise TurnError(f"the chat template has no place for its thought: {REMEDY}")
         refusals: list[ValueError] = []
-        for switches in self._states(bool(thought)):
+        for switches in self.around.states(bool(thought)):
             try:
                 return self._turn_in_state(messages, number, tools, switches)
             except (TurnError, ChatTemplateError) as error:
                 refusals.append(error)
         raise refusals[0]
 
-    def _states(self, has_thought: bool) -> list[Switches]:
-        """States of thinking in which a turn may have been generated, the likeliest first."""
-        if self.form.switch is None:
-            return [{}]
-        return [{self.form.switch: has_thought}, {}]
-
     def _turn_in_state(self, messages: Sequence[Message], number: int, tools: Tools, switches: Switches) -> Rendered:
         message = messages[number]
         thought, _ = thought_and_text(message)
         prompt = self._render(messages[:number], tools, True, switches)
         whole = self._render(messages[: number + 1], tools, False, switches)
-        closed = whole.removesuffix(self._closing)
-        is_opened = self._opens_thought(prompt, switches)
+        closed = whole.removesuffix(self.around.closing)
+        is_opened = self.around.opens_thought(prompt, switches)
         if is_opened and not thought:
             raise TurnError("the generation prompt opens a thought and the turn has none: let the target answer")
         if is_opened and self.form.thought == AFTER_PROMPT:
@@ -239,8 +213,8 @@ class Template:
         spans = whole_turn if spans is None else self._within(spans, len(prompt), text)
         if not spans:
             raise TurnError("the {% generation %} tags of the chat template mark nothing of it: correct or remove them")
-        self._check_said(message, "".join(text[start:end] for start, end in spans))
-        self._check_context(messages[:number], prompt)
+        check_turn(message, "".join(text[start:end] for start, end in spans))
+        check_context(messages[:number], prompt)
         return Rendered(text, spans, whole[len(text) :] if whole.startswith(text) else "")
 
     def _after_header(
@@ -255,8 +229,8 @@ class Template:
         header = prompt.removeprefix(self._render(messages[:number], tools, False, switches))
         answer = [{"role": "assistant", "content": ANSWER}]
         other = self._render([*messages[:number], *answer], tools, False, switches).partition(ANSWER)[0]
-        alone = self._trial([ASKED, *answer], False, switches).partition(ANSWER)[0]
-        before_text = alone.removeprefix(self._trial([ASKED], True, switches))
+        alone = self.around.trial([ASKED, *answer], False, switches).partition(ANSWER)[0]
+        before_text = alone.removeprefix(self.around.trial([ASKED], True, switches))
         start = len(other) - len(before_text)
         is_cut = other.endswith(header + before_text) and closed.startswith(other[:start])
         if header == prompt or not is_cut or self._last_special(other[:start]) != self._last_special(prompt):
@@ -305,118 +279,20 @@ class Template:
         else:
             written = message["content"].lstrip().removeprefix("<think>")
         written = written.removeprefix("\n") if prompt.endswith("\n") else written
-        return prompt + written + self._behind_text
+        return prompt + written + self.around.behind_text
 
     def _with_end(self, turn: str, has_calls: bool) -> str:
         """A turn up to the token that ends it; the token is added where the template leaves it to the next message."""
         stripped = turn.rstrip()
         if stripped.endswith(self.special) and not self.closes_markup(stripped):
             return stripped
-        end = self._end_of_call if has_calls else self._end_of_text
+        end = self.around.end_of_call if has_calls else self.around.end_of_text
         return stripped + end if end else turn
 
     def closes_markup(self, text: str) -> bool:
         """Whether the text ends with a closing tag of something that was opened in it, such as a tool call."""
         match = XML_END.search(text, max(0, text.rfind("</")))
         return match is not None and match.end() == len(text) and f"<{match[1]}>" in text
-
-    def _check_said(self, message: Message, turn: str) -> None:
-        """Refuse a turn in which something that the message says does not stand."""
-        thought, text = thought_and_text(message)
-        if not stands(text.strip(), turn):
-            raise TurnError(f"the chat template leaves out its text: {REMEDY}")
-        if not stands(thought.strip(), turn):
-            raise TurnError(f"the chat template leaves out its thought: {REMEDY}")
-        if not calls_stand(message, turn):
-            raise TurnError(f"the chat template leaves out its tool call: {REMEDY}")
-        said = (message.get("content") or "") + message.get("reasoning_content", "")
-        if turn.count(CLOSE) > max(said.count(CLOSE), bool(thought)):
-            raise TurnError(
-                "the chat template adds an empty thought, which the message lacks: let the target answer"
-            )
-
-    def _check_context(self, messages: Sequence[Message], prompt: str) -> None:
-        """Refuse a prompt in which something that was said before does not stand."""
-        times: Counter[str] = Counter()
-        for message in messages:
-            text = thought_and_text(message)[1].strip()
-            times[text] += 1
-            is_there = stands(text, prompt) and (times[text] == 1 or not text or prompt.count(text) >= times[text])
-            if not is_there:
-                raise TurnError(f"the chat template leaves out an earlier message of role {message['role']}: remove it")
-            if not calls_stand(message, prompt):
-                raise TurnError("the chat template leaves out an earlier tool call: remove it with its result")
-
-    # what is asked once
-
-    def _trial(self, messages: Sequence[Message], prompt: bool, switches: Switches | None = None) -> str:
-        """A rendered trial conversation; empty if the template refuses it."""
-        tools = trial_tools() if any(message.get("tool_calls") for message in messages) else None
-        try:
-            return self._render(messages, tools, prompt, switches or {})
-        except ChatTemplateError:
-            return ""
-
-    @cached_property
-    def _closing(self) -> str:
-        """The token that ends a conversation rather than a turn, if there is one: a question alone has it as well."""
-        asked = self._trial([ASKED], prompt=False)
-        opened = self._trial([ASKED], prompt=True)
-        if opened.startswith(asked):
-            return ""
-        ends = [token for token in self.special if asked.endswith(token)]
-        return next((token for token in ends if opened.startswith(asked.removesuffix(token))), "")
-
-    @cached_property
-    def _behind_text(self) -> str:
-        """What the template writes behind an answer's text."""
-        turn = self._trial([ASKED, {"role": "assistant", "content": ANSWER}], prompt=False)
-        return turn.removesuffix(self._closing).rpartition(ANSWER)[2]
-
-    @cached_property
-    def _end_of_text(self) -> str:
-        """The token that ends an answer whose template writes none: the one that opens the next message, as in GLM."""
-        answer: Message = {"role": "assistant", "content": ANSWER}
-        following: Message = {"role": "user", "content": FOLLOWING}
-        return self._first_special(self._trial([ASKED, answer, following], prompt=False), ANSWER, FOLLOWING)
-
-    @cached_property
-    def _end_of_call(self) -> str:
-        """The token that ends a tool call whose template writes none; the one that ends an answer if that does."""
-        call = call_message({NAME: {KEY: VALUE}})
-        result = {"role": "tool", "content": RESULT, **RESULT_FIELDS}
-        closed = self._trial([ASKED, call], prompt=False).removesuffix(self._closing).rpartition(VALUE)[2].rstrip()
-        following = self._trial([ASKED, call, result], prompt=False).rpartition(RESULT)[0].rpartition(VALUE)[2]
-        if not closed or not following.startswith(closed):
-            return ""
-        return self._first_special(VALUE + following[len(closed) :] + RESULT, VALUE, RESULT)
-
-    def _first_special(self, text: str, first: str, last: str) -> str:
-        """The special token, and white space before it, that follows one word of a text with another behind."""
-        between = text.partition(first)[2].partition(last)[0]
-        stripped = between.lstrip()
-        tokens = [token for token in self.special if stripped.startswith(token) and token != self.tokenizer.bos_token]
-        if not tokens:
-            return ""
-        return between[: len(between) - len(stripped)] + max(tokens, key=len)
-
-    def _opens_thought(self, prompt: str, switches: Switches) -> bool:
-        """Whether the model is inside a thought when it begins to write."""
-        if self.form.thought in (None, AFTER_PROMPT):
-            return OPEN_TAG.search(prompt) is not None
-        return self._opened_states[json.dumps(switches)]
-
-    @cached_property
-    def _opened_states(self) -> dict[str, bool]:
-        """By the state of thinking, whether a thought follows the generation prompt without an opening of its own."""
-        thinker: Message = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
-        opened = {}
-        for switches in (*self._states(True), *self._states(False)):
-            prompt = self._trial([ASKED], prompt=True, switches=switches)
-            closed = self._trial([ASKED, thinker], prompt=False, switches=switches)
-            is_after = closed.startswith(prompt) and THOUGHT in closed
-            opened[json.dumps(switches)] = is_after and not closed[len(prompt) :].partition(THOUGHT)[0].strip()
-        return opened
 
 
 def template_of(tokenizer: Any) -> Template:
@@ -433,36 +309,3 @@ def template_of(tokenizer: Any) -> Template:
 @lru_cache(8)
 def _template(tokenizer: Any, digest: str) -> Template:
     return Template(tokenizer)
-
-
-def stands(text: str, where: str) -> bool:
-    """Whether a text stands somewhere, as it is or as in JSON."""
-    if text in where:
-        return True
-    return any(json.dumps(text, ensure_ascii=ascii)[1:-1] in where for ascii in (False, True))
-
-
-def calls_stand(message: Message, where: str) -> bool:
-    """Whether the names and arguments of a message's tool calls stand in a text."""
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
-        arguments = function.get("arguments", {})
-        values = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-        if not all(stands(word, where) for word in (function["name"], *leaves(values))):
-            return False
-    return True
-
-
-def leaves(value: Any) -> Iterator[str]:
-    """The keys and values of nested arguments, as texts that any way of writing them has."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from leaves(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from leaves(item)
-    elif isinstance(value, str):
-        yield value.strip()
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield json.dumps(value)

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 from specdec.data.form import thought_and_text
 from specdec.data.layouts import ChatConversation, Message
 from specdec.data.rendering import ChatTemplateError
-from specdec.data.template import Rendered, Template, TurnError, stands
+from specdec.data.said import TurnError, stands
+from specdec.data.template import Rendered, Template
 
 REWRITTEN = "the chat template writes it otherwise once the conversation continues: set data.turns to auto or each"
 Turns = Literal["auto", "whole", "each"]

@@ -13,7 +13,8 @@ from specdec.data.chat import Report, conversation, encode
 from specdec.data.layouts import ChatConversation
 from specdec.data.rendering import ChatTemplateError
 from specdec.data.rows import find_sources, read_rows
-from specdec.data.template import Template, TurnError, template_of
+from specdec.data.said import TurnError
+from specdec.data.template import Template, template_of
 from specdec.diagnostics.doctor_setup import ALIKE, Finding, SetUp, judged, unchecked
 
 CONVERSATIONS = 256  # that are rendered here

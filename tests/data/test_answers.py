@@ -17,7 +17,8 @@ from benchmarks.chat_oracle.tokenizers import templates, tokenizer_of
 from specdec.data.form import thought_and_text
 from specdec.data.layouts import Message
 from specdec.data.rendering import ChatTemplateError
-from specdec.data.template import Template, TurnError
+from specdec.data.said import TurnError
+from specdec.data.template import Template
 from tests.data.tiny import tiny_tokenizer
 
 ASKED: Message = {"role": "user", "content": "what?"}
