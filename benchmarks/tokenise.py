@@ -222,7 +222,7 @@ def verdict(cases: list[dict[str, Any]]) -> str:
             f" The goal of five is missed in {len(slower)}. In {len(bound)} of these the tokenizers library alone "
             "takes more than a fifth of the time before, so that five cannot be reached however fast all else is (*at "
             "most*); "
-            "in the others the template's one rendering and the masks take what is left."
+            "in the others rendering, checks and masks take what is left."
         )
     return text
 

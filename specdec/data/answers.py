@@ -124,7 +124,7 @@ def typed(text: str) -> Any:
     """A value that is written without saying whether it is a string."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -229,7 +229,7 @@ class AnswerParser:
             return None
         try:
             text, calls = self.call.split(rest, tools)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return self._message(thought, text.strip(), calls) if calls else None
 
@@ -329,7 +329,7 @@ def json_object_start(text: str) -> int | None:
         try:
             if json.JSONDecoder().raw_decode(text, place)[0] == {KEY: VALUE}:
                 return place
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         place = text.find("{", place + 1)
     return None

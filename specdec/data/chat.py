@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from specdec.data.layouts import TRAINING, ChatConversation, named, parsed, recognise
+from specdec.data.layouts import TRAINING, UNREAD_COLUMNS, ChatConversation, named, parsed, recognise
 from specdec.data.rows import DataRow, find_sources, read_rows
 from specdec.data.shapes import Shapes
 from specdec.data.template import Rendered, check_tokenizer, template_of
@@ -77,10 +77,15 @@ def conversation(row: DataRow, layout: str | None = None) -> ChatConversation:
         ValueError: it has no layout, or not the one that is named, or is malformed.
     """
     chosen = [] if layout is None else named([layout], TRAINING)
+    unread = [column for column in UNREAD_COLUMNS if row.values.get(column)]
+    if layout is None and unread and (unread[0] == "history" or "messages" in row.values):
+        raise ValueError(f"{row.place}: column {unread[0]!r} may be a part of what is said, and is not read: drop it")
     messages = recognise(row.values, row.place, chosen or TRAINING, chosen).read(row.values, row.place)
-    tools = parsed(row.values.get("tools"), f"{row.place}: 'tools'") or None
+    tools = parsed(row.values.get("tools") or row.values.get("functions"), f"{row.place}: 'tools'") or None
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"{row.place}: 'tools' must be a list of JSON schemas")
+    if tools and "tools" not in row.values:  # OpenAI's older column has the functions alone
+        tools = [{"type": "function", "function": function} for function in tools]
     content = json.dumps([messages, tools], sort_keys=True, default=str)
     row_id = row.own_id or hashlib.sha256(content.encode()).hexdigest()[:16]
     return ChatConversation(row.place, messages, tools, row_id)

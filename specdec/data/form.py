@@ -28,7 +28,8 @@ INLINE, AFTER_PROMPT = "inline", "after_prompt"
 CLOSE = "</think>"
 OPEN_TAG = re.compile(r"<think>\s*$")
 INLINE_THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
-CLOSED_THOUGHT = re.compile(r"(.*?)</think>(.*)", re.DOTALL)  # the prompt, which opened it, is not in the text
+# the prompt, which opened the thought, is not in the text; a tag inside a sentence is no end of a thought
+CLOSED_THOUGHT = re.compile(r"(.*?)^[ \t]*</think>[ \t]*(?:\n(.*)|$)", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Form:
         spaced: whether line ends stand between a thought in the text and its tags.
         arguments: of tool calls, "object" or "text"; None: tool calls are not written.
         silence: what stands as the content beside tool calls where nothing is said: "", None, or "absent".
+        several: whether more than one call of a message is written.
+        tools: whether the functions that may be called are written.
         results: whether results of tools are written.
         system: whether system messages are written.
         developer: the role under which developer messages are written.
@@ -54,6 +57,8 @@ class Form:
     spaced: bool = True
     arguments: str | None = None
     silence: str | None = ""
+    several: bool = False
+    tools: bool = False
     results: bool = False
     system: bool = False
     developer: str = "developer"
@@ -65,7 +70,9 @@ class Form:
         able = {
             "system messages": self.system,
             "thoughts": self.thought is not None,
+            "definitions of tools": self.tools,
             "tool calls": self.arguments is not None,
+            "several tool calls in a message": self.several,
             "results of tools": self.results,
         }
         return [name for name, is_able in able.items() if not is_able]
@@ -127,7 +134,7 @@ def thought_and_text(message: Message) -> tuple[str, str]:
     if message["role"] != "assistant" or CLOSE not in text:
         return "", text
     if match := INLINE_THOUGHT.fullmatch(text) or CLOSED_THOUGHT.fullmatch(text):
-        return match[1].strip(), match[2].lstrip("\n")
+        return match[1].strip(), (match[2] or "").lstrip("\n")
     return "", text
 
 
@@ -170,8 +177,7 @@ def find_form(renderer: Renderer) -> Form:
         ValueError: the template is not to be rendered at all.
     """
     renderer.source()
-    form = _Trials(renderer)
-    return form.found()
+    return _Trials(renderer).form()
 
 
 class _Trials:
@@ -181,7 +187,7 @@ class _Trials:
         self.renderer = renderer
         self.tools = trial_tools()
 
-    def found(self) -> Form:
+    def form(self) -> Form:
         """The whole form; every question is asked with the answers to those before it."""
         form = Form()
         as_parts = Form(parts=True)
@@ -196,10 +202,24 @@ class _Trials:
         developer = [{"role": "developer", "content": SYSTEM}, ASKED]
         return replace(
             form,
+            several=form.arguments is not None and self._writes_both(form),
+            tools=NAME in (self._offered(form) or ""),
             results=form.arguments is not None and self._writes(form, result, RESULT),
             system=self._writes(form, system, SYSTEM),
             developer="developer" if self._writes(form, developer, SYSTEM) else "system",
         )
+
+    def _offered(self, form: Form) -> str | None:
+        """A question with functions that may be called; None if the template refuses it."""
+        try:
+            return self.renderer.render(form.messages([ASKED]), self.tools, True)
+        except ChatTemplateError:
+            return None
+
+    def _writes_both(self, form: Form) -> bool:
+        """Whether two calls of a message are written."""
+        turn = self.turn(form, call_message({NAME: {KEY: VALUE}, OTHER_NAME: {OTHER_KEY: OTHER_VALUE}})) or ""
+        return all(word in turn for word in (NAME, VALUE, OTHER_NAME, OTHER_VALUE))
 
     def text(self, form: Form, messages: Sequence[Message], prompt: bool, **switches: bool) -> str | None:
         """The rendered conversation; None if the template refuses it."""

@@ -22,6 +22,14 @@ SHAREGPT_ROLES = {
 }  # fmt: skip
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")  # of a message's thought
 WEIGHT_KEYS = ("weight", "train", "loss")  # of whether a message is learned
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")  # types of the parts of a content
+UNREAD_KEYS = ("prefix", "partial", "reasoning_details", "thoughts", "audio")  # of a message; they change what is said
+UNREAD_COLUMNS = (
+    "history",
+    "chat_template_kwargs",
+    "response",
+    "completion",
+)  # beside messages; they change what is said
 SYSTEM = ("system", "system_prompt")  # columns of a system prompt
 
 
@@ -125,7 +133,7 @@ def _turns(key: str) -> Callable[[Values, str], list[Message]]:
         turns = row[key]
         if not isinstance(turns, list) or not turns:
             raise ValueError(f"{place}: {key!r} must be a list of at least one message")
-        return _with_system(row, [as_message(turn, place) for turn in turns], place)
+        return _with_system(row, _ordered_results([as_message(turn, place) for turn in turns], place), place)
 
     return read
 
@@ -151,7 +159,13 @@ def as_message(turn: Any, place: str = "message") -> Message:
         out["tool_calls"] = [out.pop("function_call")]
     if "tool_calls" in out:
         out["tool_calls"] = _tool_calls(out["tool_calls"], place)
+    if unread := [name for name in UNREAD_KEYS if out.get(name)]:
+        raise ValueError(f"{place}: a message has {unread[0]!r}, which specdec does not read: drop it")
+    _take_thinking_parts(out)
     _name_thought(out, place)
+    if not out.get("content") and isinstance(out.get("refusal"), str):
+        out["content"] = out["refusal"]
+    out.pop("refusal", None)
     says_otherwise = bool(out.get("tool_calls") or out.get("reasoning_content"))
     out["content"] = _content(out.get("content"), place, may_be_missing=says_otherwise)
     if (weight := _weight(out, place)) is not None:
@@ -177,11 +191,26 @@ def _content(content: Any, place: str, may_be_missing: bool) -> str:
 
 def _part(part: Any, place: str) -> str:
     """The text of a part of a message; ValueError if it is an image or another part without text."""
-    text = part.get("text") if isinstance(part, dict) else part
-    if not isinstance(text, str):
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        raise ValueError(f"{place}: a message has a part of type {kind!r}: drafters are trained on text alone")
+    kind = part.get("type", "text") if isinstance(part, dict) else "text"
+    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else part
+    if kind not in TEXT_PARTS or not isinstance(text, str):
+        raise ValueError(f"{place}: a message has a part of type {kind!r}; known: {', '.join(TEXT_PARTS)}, thinking")
     return text
+
+
+def _take_thinking_parts(message: Message) -> None:
+    """Move the parts of a message that are thoughts to its key ``reasoning_content``."""
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return
+    thinking = [part for part in parts if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")]
+    thoughts: list[Any] = []
+    for part in thinking:
+        thought = part.get(part["type"], part.get("text"))
+        thoughts += [item.get("text") for item in thought] if isinstance(thought, list) else [thought]
+    if thoughts and all(isinstance(thought, str) for thought in thoughts):
+        message["reasoning_content"] = "".join(map(str, thoughts))
+        message["content"] = [part for part in parts if part not in thinking]
 
 
 def _name_thought(message: Message, place: str) -> None:
@@ -204,7 +233,7 @@ def _weight(message: Message, place: str) -> int | None:
     weights = {message.pop(key) for key in WEIGHT_KEYS if key in message}
     if not weights:
         return None
-    if len(weights) > 1 or not all(isinstance(weight, bool | int) and weight in (0, 1) for weight in weights):
+    if len(weights) > 1 or not all(isinstance(weight, bool | int | float) and weight in (0, 1) for weight in weights):
         raise ValueError(f"{place}: {', '.join(WEIGHT_KEYS)} of a message must be 0 or 1 (false or true) and agree")
     return int(weights.pop())
 
@@ -223,12 +252,54 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError(f"{place}: a tool call needs a function with its name")
         arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            _check_json(arguments, f"{place}: the arguments of tool call {function['name']}")
         what = f"{place}: the arguments of tool call {function['name']}"
         if not isinstance(parsed(arguments or "{}", what), dict):
             raise ValueError(f"{what} must be an object")
         rest = {name: value for name, value in call.items() if name not in ("function", "name", "arguments")}
         out.append({"type": "function", **rest, "function": {"name": function["name"], "arguments": arguments or {}}})
     return out
+
+
+def _check_json(text: str, what: str) -> None:
+    """Refuse JSON that says something else once it is read: a key that comes twice, or a number that is none."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in items}) < len(items):
+            raise ValueError("a key comes twice")
+        return dict(items)
+
+    def constant(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        json.loads(text or "{}", object_pairs_hook=pairs, parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} must be JSON: {error}") from error
+
+
+def _ordered_results(messages: list[Message], place: str) -> list[Message]:
+    """Messages in which the results of tools stand in the order of the calls that they answer, where ids say so."""
+    out: list[Message] = []
+    ids: list[Any] = []  # of the calls before
+    results: list[Message] = []
+    for message in [*messages, {"role": ""}]:
+        if message["role"] == "tool":
+            results.append(message)
+            continue
+        named = [result["tool_call_id"] for result in results if "tool_call_id" in result]
+        if ids and all(ids) and len(named) == len(results) > 0:
+            if wrong := [name for name in named if name not in ids]:
+                raise ValueError(f"{place}: the result of tool call {wrong[0]!r} has no such call before it")
+            if len(set(named)) < len(named):
+                raise ValueError(f"{place}: two results are of the same tool call")
+            results.sort(key=lambda result: ids.index(result["tool_call_id"]))
+        out += results
+        results = []
+        out.append(message)
+        ids = [call.get("id") for call in message.get("tool_calls") or ()]
+    return out[:-1]
 
 
 def _text(row: Values, key: str, place: str) -> str:

@@ -238,6 +238,9 @@ class SourceData(TokenData):
         Raises:
             ValueError: a source is missing, broken or too small to be split.
         """
+        files = [file for source in self.sources for file in set(find_sources(source.patterns))]
+        if twice := [file for file in dict.fromkeys(files) if files.count(file) > 1]:
+            raise ValueError(f"{twice[0]}: two sources of the mix have it, so that validation would be trained on")
         train = [SourceDocuments(source, self.encoded(source.patterns, tokenizer)) for source in self.sources]
         validation_sources = self.validation_sources
         if validation_sources is not None:

@@ -31,7 +31,7 @@ SECONDS = 10.0
 MEMORY = 2**30  # bytes
 START_SECONDS = 60.0  # for the process to import what it needs
 CHARACTERS = 2**25  # of one rendering
-LIMITS = {"memory": MEMORY, "characters": CHARACTERS}
+LIMITS = {"memory": MEMORY, "characters": CHARACTERS, "seconds": 2 * SECONDS}
 TEMPLATE_CHARACTERS = 2**20
 LARGEST_NUMBER = 10**6  # in a template
 
@@ -52,6 +52,8 @@ CONVERSATIONS: list[list[Message]] = [  # with which a template is checked
     [QUESTION, {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}],
     [QUESTION, {"role": "assistant", "content": "<think>\nTwo and two.\n</think>\n\nFour."}, QUESTION],
     [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "4"}],
+    [QUESTION, {"role": "assistant", "content": "Four."}] * 20,
+    [{"role": "developer", "content": "Be brief."}, QUESTION | {"name": "Ann"}, {"role": "assistant", "content": ""}],
     [{"role": "user", "content": [{"type": "text", "text": "What is two plus two?"}]}],
 ]  # fmt: skip
 
@@ -119,7 +121,6 @@ _SANDBOX = _Sandbox()
 atexit.register(_SANDBOX.stop)
 
 
-@lru_cache(1024)
 def check_template(source: str, special: str) -> None:
     """Refuse a template that cannot be rendered in bounded time and memory; each is checked once.
 
@@ -136,8 +137,14 @@ def check_template(source: str, special: str) -> None:
         if is_large or (kind == "operator" and word == "**"):
             limit = f"{LARGEST_NUMBER:,}"
             raise ValueError(f"line {line}: {word[:20]}: templates with powers or numbers above {limit} are not run")
-    if fault := _SANDBOX.fault_of(source, json.loads(special)):
+    if fault := _fault(source, special):
         raise ValueError(fault)
+
+
+@lru_cache(1024)
+def _fault(source: str, special: str) -> str | None:
+    """Why a template cannot be used; None if it can."""
+    return _SANDBOX.fault_of(source, json.loads(special))
 
 
 @contextlib.contextmanager

@@ -50,7 +50,10 @@ def stands(text: str, where: str) -> bool:
 
 
 def calls_stand(message: Message, where: str) -> bool:
-    """Whether the names and arguments of a message's tool calls stand in a text."""
+    """Whether the names and arguments of a message's tool calls stand in a text, each name as often as it is called."""
+    names = Counter(call["function"]["name"] for call in message.get("tool_calls") or ())
+    if any(where.count(name) < times for name, times in names.items()):
+        return False
     for call in message.get("tool_calls") or ():
         function = call["function"]
         arguments = function.get("arguments", {})

@@ -5,8 +5,8 @@ memory. :mod:`specdec.data.rendering` starts this file as a script, sends it a t
 comes in time. The file therefore imports nothing of specdec: what it needs must be there within a second.
 
 A request is a line of JSON with ``source``, ``conversations``, ``special`` (the tokenizer's special tokens by name),
-``memory`` (bytes beyond what the process has) and ``characters`` (of one rendering). The answer is a line of JSON:
-``error``, null or the reason.
+``memory`` (bytes beyond what the process has), ``seconds`` and ``characters`` (of one rendering). The answer is a line
+of JSON: ``error``, null or the reason.
 """
 
 import json
@@ -27,6 +27,13 @@ def limit_memory(memory: int) -> None:
     limit = pages * resource.getpagesize() + memory
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def limit_time(seconds: float) -> None:
+    """Let this process compute so many seconds more, also where nobody is left to end it."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime + seconds) + 1, hard))
 
 
 def fault_of(request: dict[str, Any]) -> str | None:
@@ -67,6 +74,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         limit_memory(request["memory"])
+        limit_time(request["seconds"])
         try:
             fault = fault_of(request)
         except MemoryError:

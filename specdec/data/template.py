@@ -175,12 +175,7 @@ class Template:
         """
         message = messages[number]
         thought, _ = thought_and_text(message)
-        if number == 0:
-            raise TurnError("it is the assistant's, before anybody spoke: remove the message")
-        if message.get("tool_calls") and self.form.arguments is None:
-            raise TurnError(f"the chat template has no place for its tool call: {REMEDY}")
-        if message.get("reasoning_content") and self.form.thought is None:
-            raise TurnError(f"the chat template has no place for its thought: {REMEDY}")
+        self._check_place(messages, number, tools)
         refusals: list[ValueError] = []
         for switches in self.around.states(bool(thought)):
             try:
@@ -188,6 +183,31 @@ class Template:
             except (TurnError, ChatTemplateError) as error:
                 refusals.append(error)
         raise refusals[0]
+
+    def _check_place(self, messages: Sequence[Message], number: int, tools: Tools) -> None:
+        """Refuse a turn of which the template has been seen to leave something out, or that is not a whole turn."""
+        message = messages[number]
+        calls = message.get("tool_calls") or []
+        text = message["content"].rstrip()
+        roles = {earlier["role"] for earlier in messages[:number]}
+        if number == 0:
+            raise TurnError("it is the assistant's, before anybody spoke: remove the message")
+        if calls and self.form.arguments is None:
+            raise TurnError(f"the chat template has no place for its tool call: {REMEDY}")
+        if len(calls) > 1 and not self.form.several:
+            raise TurnError(f"the chat template writes one tool call of a message alone: {REMEDY}")
+        if message.get("reasoning_content") and self.form.thought is None:
+            raise TurnError(f"the chat template has no place for its thought: {REMEDY}")
+        if message.get("finish_reason") == "length":
+            raise TurnError("it was cut off (finish_reason length) and has no token_ids: leave it out")
+        if text.endswith(self.special) and not self.closes_markup(text):
+            raise TurnError("its text ends with a special token, which the chat template writes itself: remove it")
+        if tools and not self.form.tools and self.form.arguments is not None:
+            raise TurnError("the chat template does not write the row's tools: remove them")
+        if "tool" in roles and not self.form.results:
+            raise TurnError("the chat template does not write results of tools: end the row before them")
+        if roles & {"system", "developer"} and not self.form.system:
+            raise TurnError("the chat template does not write system messages: remove it")
 
     def _turn_in_state(self, messages: Sequence[Message], number: int, tools: Tools, switches: Switches) -> Rendered:
         message = messages[number]

@@ -4,15 +4,18 @@ Many templates write an earlier turn otherwise than it was generated: they drop 
 token. Such a conversation gives several rows, and in each of them the turns before are what the target would see.
 """
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from specdec.data.form import thought_and_text
+from specdec.data.form import Tools, thought_and_text
 from specdec.data.layouts import ChatConversation, Message
 from specdec.data.rendering import ChatTemplateError
-from specdec.data.said import TurnError, stands
+from specdec.data.said import TurnError, calls_stand, stands
 from specdec.data.template import Rendered, Template
 
+MARKUP = 100  # characters of an answer that may be a template's own marks
 REWRITTEN = "the chat template writes it otherwise once the conversation continues: set data.turns to auto or each"
 Turns = Literal["auto", "whole", "each"]
 
@@ -81,30 +84,71 @@ def rows_of(template: Template, conversation: ChatConversation, turns: Turns = "
 def _piece(template: Template, conversation: ChatConversation, number: int) -> Piece:
     """One turn behind its prompt."""
     message = conversation.messages[number]
-    if "token_ids" in message and "prompt_token_ids" in message:
-        return _written(template, message)
+    if "token_ids" in message or "prompt_token_ids" in message:
+        return _written(template, conversation, number)
     rendered = template.turn(conversation.messages, number, conversation.tools)
     is_last = number + 1 == len(conversation.messages)
     return rendered._replace(text=rendered.text + rendered.tail, tail="") if is_last else rendered._replace(tail="")
 
 
-def _written(template: Template, message: Message) -> TokenPiece:
-    """A turn as the ids that the target wrote; they must say what the message says."""
+def _written(template: Template, conversation: ChatConversation, number: int) -> TokenPiece:
+    """A turn as the ids that the target wrote; they must say what the messages say."""
+    message = conversation.messages[number]
+    if "token_ids" not in message or "prompt_token_ids" not in message:
+        raise TurnError("it has one of token_ids and prompt_token_ids without the other: give both, or none")
     prompt: list[int] = message["prompt_token_ids"]
     ids: list[int] = message["token_ids"]
-    thought, text = thought_and_text(message)
-    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
-    # a server that does not read the answer leaves out its special tokens
-    decoded = [
-        template.tokenizer.decode(ids, skip_special_tokens=is_bare, clean_up_tokenization_spaces=False)
-        for is_bare in (False, True)
-    ]
-    if not all(any(stands(words.strip(), whole) for whole in decoded) for words in (text, thought, *names)):
+    if not _says(template, message, ids, conversation.tools):
         raise TurnError(
             "its token_ids do not say what the message says: they are another tokenizer's, or the message was changed "
             "(then remove them)"
         )
+    asked = template.tokenizer.decode(prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if not all(
+        stands(earlier["content"].strip(), asked) for earlier in conversation.messages[:number] if _is_asked(earlier)
+    ):
+        raise TurnError(
+            "its prompt_token_ids do not hold what was asked: they are another tokenizer's, or a message before it was "
+            "changed (then remove them)"
+        )
     return TokenPiece(prompt + ids, [False] * len(prompt) + [True] * len(ids))
+
+
+def _is_asked(message: Message) -> bool:
+    """Whether a template writes a message's text as it is; of an assistant's it may drop parts."""
+    return message["role"] in ("user", "system", "developer")
+
+
+def _says(template: Template, message: Message, ids: list[int], tools: Tools) -> bool:
+    """Whether ids say a message: read by the template, or, where that cannot, as text without the special tokens."""
+    answer = template.answer(ids, tools)
+    if _squeezed(answer) == _squeezed(message):
+        return True
+    bare = template.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    whole = template.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if "".join(bare.split()) == "".join(message["content"].split()):
+        return True  # a server that reads no answers
+    # one that reads what the template's own structure does not tell apart here: every part stands in the ids
+    thought, text = thought_and_text(message)
+    rest = whole
+    for words in (thought.strip(), text.strip()):
+        match = re.search(rf"(?<!\w){re.escape(words)}(?!\w)", rest) if words else None
+        if words and match is None:
+            return False
+        rest = rest[: match.start()] + " " + rest[match.end() :] if match else rest
+    return calls_stand(message, whole) and (bool(message.get("tool_calls")) or len("".join(rest.split())) < MARKUP)
+
+
+def _squeezed(message: Message) -> tuple[str, ...]:
+    """What a message says, without white space, to be compared."""
+    thought, text = thought_and_text(message)
+    calls = [(call["function"]["name"], _arguments(call["function"])) for call in message.get("tool_calls") or ()]
+    return ("".join(thought.split()), "".join(text.split()), json.dumps(calls, sort_keys=True))
+
+
+def _arguments(function: dict[str, Any]) -> Any:
+    arguments = function.get("arguments") or {}
+    return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from specdec.data.form import SWITCHES
 from specdec.data.layouts import Message
 from specdec.engines.answers import QUESTION, RegenerateConfig
 from specdec.engines.client import Endpoint, RequestError
@@ -25,7 +26,6 @@ PASSING = (408, 425, 429)  # of statuses below 500: it may be answered later
 RETRIES = 6  # tries after the first, where a server is busy or away
 BACKOFF, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, then doubled; and at most
 CALLED = "tool_calls"  # why an answer ends that calls tools
-SWITCHES = ("enable_thinking", "thinking")  # what templates name it; vLLM leaves out what a template does not read
 PARSER = "--enable-auto-tool-choice"  # in vLLM's refusal of tools, where it cannot read calls
 FREE = "VLLM_ENFORCE_STRICT_TOOL_CALLING=0"
 VOCABULARY = 2**31  # no token has this id

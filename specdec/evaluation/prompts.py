@@ -71,6 +71,8 @@ def _load(source: str, preferred: Sequence[Layout], used: set[str]) -> list[Prom
         category = row.values.get("category", "") or layout.category  # EAGLE's own files have empty ones
         if not isinstance(category, str | None):
             raise ValueError(f"{row.place}: category must be a string, not {type(category).__name__}")
+        if row.values.get("tools"):
+            raise ValueError(f"{row.place}: prompts are asked without tools: drop the column 'tools'")
         question: Question = layout.read(row.values, row.place)
         name = row.own_id or row.name
         if name in prompts:

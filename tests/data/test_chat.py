@@ -111,15 +111,15 @@ def test_without_an_end_of_turn_token_the_template_s_own_ending_is_supervised() 
 
 
 def test_a_turn_that_the_template_writes_otherwise_later_on_gets_a_row_of_its_own() -> None:
-    thought = answer("hm</think>four")
-    assert spans(tiny.DROPS_THINKING, [QUESTION, thought]) == ["hm</think>four<|im_end|>"]
+    thought = answer("hm\n</think>\nfour")
+    assert spans(tiny.DROPS_THINKING, [QUESTION, thought]) == ["hm\n</think>\nfour<|im_end|>"]
     documents, tokenizer = encode(tiny.DROPS_THINKING, [QUESTION, thought, QUESTION, answer("six")])
     # a row of each turn: the first in the context in which it was written, the second behind what is left of it
     assert [supervised_texts(document, tokenizer) for document in documents] == [
-        ["hm</think>four<|im_end|>"],
+        ["hm\n</think>\nfour<|im_end|>"],
         ["six<|im_end|>"],
     ]
-    second = tokenizer.apply_chat_template([QUESTION, answer("four"), QUESTION, answer("six")])["input_ids"]
+    second = tokenizer.apply_chat_template([QUESTION, answer("\nfour"), QUESTION, answer("six")])["input_ids"]
     assert documents[1].ids_T.tolist() == second
 
 

@@ -140,7 +140,7 @@ def test_a_message_has_one_form_whatever_the_row_calls_its_parts() -> None:
         ({"content": "a", "thinking": 3}, "'thinking' must be a string, got int"),
         ({"content": "a", "weight": 0.5}, "weight, train, loss of a message must be 0 or 1"),
         ({"content": "a", "weight": 1, "train": False}, "must be 0 or 1"),
-        ({"content": [{"type": "image_url", "image_url": {}}]}, "a part of type 'image_url': drafters are trained on"),
+        ({"content": [{"type": "image_url", "image_url": {}}]}, "a part of type 'image_url'; known: text"),
         ({"content": "a", "token_ids": []}, "'token_ids' must be a list of at least one token id"),
         ({"content": "a", "token_ids": [1, -2]}, "'token_ids' must be a list"),
         ({"content": None, "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}, "must be an object"),

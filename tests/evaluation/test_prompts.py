@@ -81,7 +81,7 @@ USER = {"role": "user", "content": "Hi"}
         ({"messages": {"role": "user"}}, "'messages' must be a list"),
         ({"messages": [USER, {"role": "assistant", "content": "Yes"}]}, "must end with a user turn.*not assistant"),
         ({"messages": [{"role": "human", "content": "Hi"}]}, "unknown role 'human'"),
-        ({"messages": [{"role": "user"}]}, "text must be a string"),
+        ({"messages": [{"role": "user"}]}, "a message has no text"),
         ({"messages": [USER | {"name": "x"}]}, "and nothing else; it has content, name, role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a message has a part of type 'image'"),
         ({"id": 1.5, "prompt": "a"}, "id must be a string or an integer, not float"),
