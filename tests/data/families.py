@@ -1,8 +1,10 @@
 """Tiny tokenizers with the templates and the special tokens of real families of models."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.data.tiny import tiny_tokenizer
@@ -50,3 +52,8 @@ def family_tokenizer(name: str, **options: Any) -> PreTrainedTokenizerFast:
     tokenizer.add_tokens(WORDS)
     tokenizer.bos_token, tokenizer.eos_token = bos, eos
     return tokenizer
+
+
+def in_default_run(names: Iterable[str], *quick_ones: str) -> list[Any]:
+    """Parameters of which only these are tried without ``-m slow``."""
+    return [name if name in quick_ones else pytest.param(name, marks=pytest.mark.slow) for name in names]

@@ -16,10 +16,13 @@ from benchmarks.chat_oracle.faults import planted_faults
 from benchmarks.chat_oracle.tokenizers import sources, templates, tokenizer_of, twin_of
 from benchmarks.chat_oracle.verdicts import FAILURES, Supervised, cell, expectation, ids_of, judge
 from specdec.data.turns import rows_of
+from tests.data.families import in_default_run
 from tests.data.test_shapes import conversations, quick
 
+QUICK = ("gptoss", "deepseek_r1_distill", "qwen3", "glm4moe", "llama3_1", "llava_next", "lfm2_2_5")
 
-@pytest.mark.parametrize("name", templates())
+
+@pytest.mark.parametrize("name", in_default_run(templates(), *QUICK))
 def test_every_row_is_supervised_as_the_model_writes_it_or_refused_with_the_reason(name: str) -> None:
     failures = [failure for kind in KINDS for failure in cell(name, kind).failures]
     assert not failures, "\n".join(failures)
@@ -29,7 +32,7 @@ def all_expected(name: str) -> list[Expected]:
     return [turn for kind, rows in KINDS.items() for k in range(len(rows)) for turn in expectation(name, kind, k)]
 
 
-@pytest.mark.parametrize("name", templates())
+@pytest.mark.parametrize("name", in_default_run(templates(), *QUICK))
 def test_what_the_oracle_expects_is_explained(name: str) -> None:
     for turn in all_expected(name):
         if not turn.choices:
@@ -95,7 +98,7 @@ def broken(name: str, template: str) -> Any:
     return tokenizer
 
 
-@pytest.mark.parametrize("name", FAULTY)
+@pytest.mark.parametrize("name", in_default_run(FAULTY, "glm4moe", "gemma3"))
 def test_the_oracle_flags_every_planted_fault(name: str) -> None:
     for fault, template in planted_faults(sources()[name]).items():
         if name in NO_PLACE.get(fault, ()):
@@ -120,7 +123,7 @@ def test_every_failure_is_named() -> None:
     assert len(set(FAILURES)) == 4
 
 
-@pytest.mark.parametrize("name", templates())
+@pytest.mark.parametrize("name", in_default_run(templates(), "qwen3"))
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_rows_by_shape_are_those_that_are_made_turn_by_turn(name: str, data: st.DataObject) -> None:

@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from specdec.cli import main
+from tests.data.families import in_default_run
 from tests.data.tiny import write_jsonl
 from tests.engines.chat_targets import FAMILIES, TALKS, TOOLS, Talk, Turn, generated
 
@@ -48,7 +49,7 @@ def check_words(message: dict[str, Any], turn: Turn, thinks: bool) -> None:
     assert called == ([] if turn.arguments is None else [("add", turn.arguments)])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", in_default_run(FAMILIES, "gpt_oss", "deepseek_r1"))
 def test_the_tokens_of_the_rows_are_those_that_transformers_generates(
     name: str, regenerated: Regenerated, chat_targets: Callable[[str], Path]
 ) -> None:

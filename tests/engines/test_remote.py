@@ -10,6 +10,7 @@ import pytest
 
 from specdec.cli import main
 from specdec.data.chat import read_conversations
+from specdec.data.form import SWITCHES
 from specdec.engines import remote as engine
 from specdec.engines.answers import RegenerateConfig
 from specdec.engines.client import Endpoint
@@ -126,7 +127,7 @@ def test_all_of_vllms_own_fields_are_given(server: FakeVllm) -> None:
         "messages": [user("a")], "tools": TOOLS, "tool_choice": "auto",
     }  # fmt: skip
     assert first == {**common, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True}
-    assert second == {**common, "chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
+    assert second == {**common, "chat_template_kwargs": dict.fromkeys(SWITCHES, False)}
     assert third == {**common, "top_k": 20}
 
 
@@ -306,7 +307,7 @@ def test_another_server_does_not_tell_whether_it_has_a_switch(
 ) -> None:
     list(remote(server, thinking=True, engine="openai").answers([talk("a", "a")]))
     assert "cannot be seen from here" in caplog.text and len(server.bodies) == 1
-    assert server.bodies[0]["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True}
+    assert server.bodies[0]["chat_template_kwargs"] == dict.fromkeys(SWITCHES, True)
 
 
 def test_from_the_command_line(

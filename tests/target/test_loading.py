@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, modeling_utils
 
-from specdec.data.template import prompt_ids
+from specdec.data.template import text_ids
 from specdec.target import Target, TargetSource, files, load_config, loading
 from specdec.target.loading import SAMPLES, fingerprint
 from specdec.target.model_parts import OURS_EAGER
@@ -287,7 +287,7 @@ def test_any_json_loads_or_is_refused_in_one_line(copy: Path) -> None:
     def check(name: str, data: st.DataObject, value: object) -> None:
         edit(copy, name, *data.draw(st.sampled_from(places[name])), value)
         try:
-            prompt_ids(Target.load(copy).tokenizer, "a b")
+            text_ids(Target.load(copy).tokenizer, "a b")
         except ValueError as error:
             refusals.append(str(error))
         finally:
