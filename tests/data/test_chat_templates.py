@@ -124,7 +124,7 @@ def test_every_failure_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", in_default_run(templates(), "qwen3"))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_rows_by_shape_are_those_that_are_made_turn_by_turn(name: str, data: st.DataObject) -> None:
     shapes = quick(tokenizer_of(name))
