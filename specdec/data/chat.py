@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
+PLACE = re.compile(r"^.*?, (?:line|row) \d+: (?:message \d+: )?")  # of a row, in a message about it
 CHUNK = 256  # conversations tokenised in one call
 
 
@@ -104,14 +106,17 @@ class Report:
     reasons: dict[str, int] = field(default_factory=dict)  # of turns that are not supervised, and how many
     first: dict[str, str] = field(default_factory=dict)  # by reason, the place of the first such turn
     left_out: list[str] = field(default_factory=list)  # why conversations are left out
+    without_tools: int = 0  # conversations whose tools the template does not write
     missing: list[str] = field(default_factory=list)  # what the template cannot express
 
-    def refuse(self, turns: Sequence[Refused], tokenizer: Any) -> None:
-        """Count turns that are not supervised."""
+    def refuse(self, turns: Sequence[Refused], tokenizer: Any, is_left_out: bool) -> None:
+        """Count turns that are not supervised; the reasons only of those whose conversation stays."""
         for turn in turns:
+            self.said += len(tokenizer.encode(said_text(turn.message), add_special_tokens=False, verbose=False))
+            if is_left_out:
+                continue
             self.reasons[turn.reason] = self.reasons.get(turn.reason, 0) + 1
             self.first.setdefault(turn.reason, turn.place)
-            self.said += len(tokenizer.encode(said_text(turn.message), add_special_tokens=False, verbose=False))
 
     def log(self) -> None:
         """Log the report, as a warning if much of what was said is not learned."""
@@ -131,8 +136,17 @@ class Report:
             lines.append(f"the chat template cannot express {', '.join(self.missing)}")
         for reason, count in sorted(self.reasons.items(), key=lambda item: -item[1]):
             lines.append(f"{how_many(count, 'turn')} not supervised, first {self.first[reason]}: {reason}")
+        if self.without_tools:
+            rows = how_many(self.without_tools, "conversation")
+            lines.append(f"{rows} with tools that the chat template does not write: the target does not see them")
         if self.left_out:
-            lines.append(f"left out {how_many(len(self.left_out), 'broken row')}, the first: {self.left_out[0]}")
+            lines.append(f"left out {how_many(len(self.left_out), 'broken row')}:")
+        by_reason: dict[str, list[str]] = {}
+        for text in self.left_out:
+            by_reason.setdefault(PLACE.sub("", text), []).append(text)
+        for reason, texts in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+            place = texts[0].removesuffix(f": {reason}")
+            lines.append(f"  {how_many(len(texts), 'row')}, first {place}: {reason}")
         return lines
 
 
@@ -164,7 +178,7 @@ def encode(
                 rows = _usable_rows(shapes, conversation, report)
             except ValueError as error:
                 if left_out is None:
-                    raise
+                    raise ValueError(f"{error}; data.broken drop leaves such rows out") from error
                 left_out.append(str(error))
                 continue
             pieces += [(number, piece) for piece in rows]
@@ -184,7 +198,8 @@ def _usable_rows(shapes: Shapes, conversation: ChatConversation, report: Report)
     """A conversation's rows; ValueError if the assistant speaks and no turn can be supervised."""
     template = shapes.template
     rows = shapes.rows(conversation)
-    report.refuse(rows.refused, template.tokenizer)
+    report.refuse(rows.refused, template.tokenizer, is_left_out=not rows.pieces)
+    report.without_tools += bool(conversation.tools) and not template.form.tools
     if rows.refused and not rows.pieces:
         raise ValueError(f"{rows.refused[0].place}: {rows.refused[0].reason}")
     report.conversations += 1

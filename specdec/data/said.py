@@ -8,7 +8,7 @@ from typing import Any
 from specdec.data.form import CLOSE, thought_and_text
 from specdec.data.layouts import Message
 
-REMEDY = "remove it from the row, or let the target answer"
+REMEDY = "remove it from the row, or let the target answer (specdec regenerate)"
 
 
 class TurnError(ValueError):

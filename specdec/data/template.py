@@ -217,7 +217,7 @@ class Template:
         closed = whole.removesuffix(self.around.closing)
         is_opened = self.around.opens_thought(prompt, switches)
         if is_opened and not thought:
-            raise TurnError("the generation prompt opens a thought and the turn has none: let the target answer")
+            raise TurnError("the generation prompt opens a thought and the turn has none: use specdec regenerate")
         if is_opened and self.form.thought == AFTER_PROMPT:
             closed = self._after_prompt(prompt, message)
         spans = self._tagged(messages[: number + 1], tools, switches) if self.renderer.has_tags else None

@@ -49,7 +49,8 @@ def template_findings(
         documents = []  # no conversation is left, which the share below says
     what = f"share of the {report.said:,} tokens that assistants say in the first conversations that is supervised"
     share = report.supervised / max(report.said, 1)
-    reasons = [line for line in report.lines() if "not supervised" in line] or left_out or ["nobody answers in them"]
+    report.left_out = left_out
+    reasons = [line.strip() for line in report.lines() if ", first " in line] or ["nobody answers in them"]
     yield judged(what, share, ">=", ALIKE, "; ".join(reasons[:3]))
     if not documents:
         return

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from specdec.engines.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, packed
 from specdec.target import Target, TargetSource
 from specdec.utils.numbers import Count, Seed, Side, Tokens, check_numbers
 from specdec.utils.text import how_many
+
+log = logging.getLogger(__name__)
 
 WINDOW = 16  # batches that are sorted by length together: answers come evenly, and few rows wait half done
 QUESTION: Message = {"role": "user", "content": "?"}  # where no question matters
@@ -102,6 +105,10 @@ class InProcess:
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
         """Ask all that is left to ask; each dialogue has its answer. ValueError if a batch does not fit in memory."""
+        blind = sum(bool(row.tools) for row in dialogues) if not self.template.form.tools else 0
+        if blind:
+            rows = how_many(blind, "row")
+            log.warning("the chat template does not write the tools of %s: the target does not see them", rows)
         size = WINDOW * self.batch
         for first in range(0, len(dialogues), size):
             while waiting := [row for row in dialogues[first : first + size] if not row.done]:

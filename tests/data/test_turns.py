@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.chat_oracle.tokenizers import sources, tokenizer_of
-from specdec.data.chat import Report, conversation, encode
+from specdec.data.chat import PLACE, Report, conversation, encode
 from specdec.data.rows import DataRow
 from tests.data.tiny import CHATML, tiny_tokenizer
 
@@ -42,7 +42,8 @@ def learned(tokenizer: Any, row: dict[str, Any], **options: Any) -> tuple[list[s
         documents = list(encode([messages], tokenizer, 4096, left_out=left_out, report=report, **options))
     except ValueError:
         documents = []
-    return [tokenizer.decode(document.ids_T[document.loss_mask_T]) for document in documents], report.reasons
+    reasons = report.reasons | {PLACE.sub("", text): 1 for text in left_out}
+    return [tokenizer.decode(document.ids_T[document.loss_mask_T]) for document in documents], reasons
 
 
 def refused(name: str, messages: list[dict[str, Any]], tools: Any = None, template: str | None = None) -> str:
