@@ -58,7 +58,7 @@ def test_a_model_s_own_template_is_sound(name: str) -> None:
     assert {finding.result for finding in findings(name, sources()[name])} == {CheckResult.SOUND}
 
 
-@pytest.mark.parametrize("name", in_default_run(NAMES, "glm4moe", "qwen3", "llama3"))
+@pytest.mark.parametrize("name", in_default_run(NAMES, "qwen3", "llama3"))
 def test_every_fault_that_is_planted_in_a_template_is_found(name: str) -> None:
     found = 0
     for fault, template in planted_faults(sources()[name]).items():

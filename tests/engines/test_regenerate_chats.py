@@ -49,7 +49,7 @@ def check_words(message: dict[str, Any], turn: Turn, thinks: bool) -> None:
     assert called == ([] if turn.arguments is None else [("add", turn.arguments)])
 
 
-@pytest.mark.parametrize("name", in_default_run(FAMILIES, "gpt_oss", "deepseek_r1"))
+@pytest.mark.parametrize("name", in_default_run(FAMILIES, "deepseek_r1"))
 def test_the_tokens_of_the_rows_are_those_that_transformers_generates(
     name: str, regenerated: Regenerated, chat_targets: Callable[[str], Path]
 ) -> None:

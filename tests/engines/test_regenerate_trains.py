@@ -94,7 +94,7 @@ def chats(chat_targets: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     return make
 
 
-@pytest.mark.parametrize("name", in_default_run(FAMILIES, "gpt_oss", "deepseek_r1"))
+@pytest.mark.parametrize("name", in_default_run(FAMILIES, "deepseek_r1"))
 def test_the_supervised_tokens_are_those_that_transformers_generates(
     name: str, chats: Chats, chat_targets: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -138,7 +138,7 @@ def test_line_ends_that_a_server_leaves_around_a_thought_stand_once(
     ]
 
 
-@pytest.mark.parametrize("name", in_default_run(FAMILIES, "gpt_oss", "deepseek_r1"))
+@pytest.mark.parametrize("name", in_default_run(FAMILIES, "deepseek_r1"))
 def test_an_answer_that_a_server_does_not_read_trains_by_its_ids(
     name: str, chats: Chats, chat_targets: Callable[[str], Path]
 ) -> None:
@@ -158,7 +158,7 @@ def other_text(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": f"{message['content']}, or so"}
 
 
-@pytest.mark.parametrize("name", in_default_run(FAMILIES, "gpt_oss", "deepseek_r1"))
+@pytest.mark.parametrize("name", in_default_run(FAMILIES, "deepseek_r1"))
 def test_ids_that_are_not_the_messages_are_refused_or_seen(
     name: str, chats: Chats, chat_targets: Callable[[str], Path]
 ) -> None:
