@@ -78,7 +78,7 @@ TOKENIZERS = {name: tiny_tokenizer(source) for name, source in SOURCES.items()} 
 
 
 @pytest.mark.parametrize("name", in_default_run(TOKENIZERS, "qwen3", "llama3"))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_rows_are_those_that_are_made_turn_by_turn(name: str, data: st.DataObject) -> None:
     turns: Turns = data.draw(st.sampled_from(["auto", "auto", "whole", "each"]))

@@ -42,7 +42,10 @@ def make_target(folder: Path) -> Path:
     return path
 
 
-def train_drafter(name: str, target: Path, out: Path, steps: int = 90) -> Path:
+STEPS = {"dflash": 180}  # with 90, whether it is accepted at all depends on the processor
+
+
+def train_drafter(name: str, target: Path, out: Path) -> Path:
     """One of :data:`DRAFTERS`; its directory."""
     config = out.with_suffix(".yaml")
     small = {
@@ -58,7 +61,7 @@ def train_drafter(name: str, target: Path, out: Path, steps: int = 90) -> Path:
             "init_args": {"answers": True, "seq_len": 64, "batch_size": 8},
         },
         "trainer": {
-            "max_steps": steps,
+            "max_steps": STEPS.get(name, 90),
             "accelerator": "cpu",
             "enable_model_summary": False,
             "enable_progress_bar": False,
