@@ -49,16 +49,24 @@ def stands(text: str, where: str) -> bool:
     return any(json.dumps(text, ensure_ascii=ascii)[1:-1] in where for ascii in (False, True))
 
 
+def arguments_of(call: dict[str, Any]) -> Any:
+    """A call's arguments as a value of JSON; an empty object if there are none. ValueError if they are not JSON."""
+    arguments = call["function"].get("arguments")
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            return json.loads(arguments)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+    return arguments or {}
+
+
 def calls_stand(message: Message, where: str) -> bool:
     """Whether the names and arguments of a message's tool calls stand in a text, each name as often as it is called."""
     names = Counter(call["function"]["name"] for call in message.get("tool_calls") or ())
     if any(where.count(name) < times for name, times in names.items()):
         return False
     for call in message.get("tool_calls") or ():
-        function = call["function"]
-        arguments = function.get("arguments", {})
-        values = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-        if not all(stands(word, where) for word in (function["name"], *leaves(values))):
+        if not all(stands(word, where) for word in (call["function"]["name"], *leaves(arguments_of(call)))):
             return False
     return True
 

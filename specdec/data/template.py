@@ -225,7 +225,7 @@ class Template:
             if spans:
                 prompt = closed[: spans[-1].start]
             else:
-                closed = prompt + self._after_header(messages, number, tools, switches, closed)
+                closed = prompt + self._after_header(messages[:number], tools, switches, prompt, closed)
         elif not spans and closed.startswith(self.special, len(prompt)):
             self._check_prompt(messages[:number], tools, switches, prompt)
         text = prompt + self._with_end(closed[len(prompt) :], bool(message.get("tool_calls")))
@@ -238,17 +238,16 @@ class Template:
         return Rendered(text, spans, whole[len(text) :] if whole.startswith(text) else "")
 
     def _after_header(
-        self, messages: Sequence[Message], number: int, tools: Tools, switches: Switches, closed: str
+        self, messages: Sequence[Message], tools: Tools, switches: Switches, prompt: str, closed: str
     ) -> str:
         """The turn where the template writes the messages before it otherwise than in the prompt.
 
         Where it begins is seen by a turn with another text in its place, behind the same header that the generation
         prompt adds to the messages.
         """
-        prompt = self._render(messages[:number], tools, True, switches)
-        header = prompt.removeprefix(self._render(messages[:number], tools, False, switches))
+        header = prompt.removeprefix(self._render(messages, tools, False, switches))
         answer = [{"role": "assistant", "content": ANSWER}]
-        other = self._render([*messages[:number], *answer], tools, False, switches).partition(ANSWER)[0]
+        other = self._render([*messages, *answer], tools, False, switches).partition(ANSWER)[0]
         alone = self.around.trial([ASKED, *answer], False, switches).partition(ANSWER)[0]
         before_text = alone.removeprefix(self.around.trial([ASKED], True, switches))
         start = len(other) - len(before_text)

@@ -10,7 +10,7 @@ import torch
 from specdec.data.prefix import text_prefix, undoubled
 from specdec.data.rows import DataRow, find_sources, has_rows, read_plain_text, read_rows
 from specdec.data.template import tokenizing
-from specdec.data.tokens import EncodedDocument
+from specdec.data.tokens import EncodedDocument, groups
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[EncodedDocume
     with tokenizing():
         prefix = text_prefix(tokenizer)
     number = 0
-    for chunk in _chunks(texts):
+    for chunk in groups(texts, len, CHUNK, CHARACTERS):
         with tokenizing():
             encoded = tokenizer(chunk, add_special_tokens=True, return_attention_mask=False, verbose=False)
         for found in encoded["input_ids"]:
@@ -68,17 +68,3 @@ def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[EncodedDocume
             ids_T = torch.tensor(ids, dtype=torch.int32)
             yield EncodedDocument(ids_T, torch.ones_like(ids_T, dtype=torch.bool), len(ids), len(ids), number)
             number += 1
-
-
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    characters = 0
-    for text in texts:
-        chunk.append(text)
-        characters += len(text)
-        if len(chunk) == CHUNK or characters >= CHARACTERS:
-            yield chunk
-            chunk = []
-            characters = 0
-    if chunk:
-        yield chunk

@@ -15,7 +15,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ from specdec.utils.progress import Advance, progress
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 VERSION = 4  # of what is kept on disk: raise it whenever a change of this package gives other tokens or masks
 TOKENS = "tokens.arrow"
@@ -226,7 +228,7 @@ def write_tokens(documents: Iterable[EncodedDocument], path: Path) -> None:
     schema = pa.schema(kinds | dict.fromkeys(COLUMNS, pa.int32()))
     count = 0
     with explained(path), pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for group in _groups(documents):
+        for group in groups(documents, lambda document: len(document.ids_T), GROUP, GROUP_TOKENS):
             count += len(group)
             sizes = [len(document.ids_T) for document in group]
             starts = np.cumsum([0, *sizes])
@@ -246,16 +248,17 @@ def write_tokens(documents: Iterable[EncodedDocument], path: Path) -> None:
         raise ValueError("no document is left to train on")
 
 
-def _groups(documents: Iterable[EncodedDocument]) -> Iterator[list[EncodedDocument]]:
-    group: list[EncodedDocument] = []
-    tokens = 0
-    for document in documents:
-        group.append(document)
-        tokens += len(document.ids_T)
-        if len(group) == GROUP or tokens >= GROUP_TOKENS:
+def groups(items: Iterable[Item], size_of: Callable[[Item], int], count: int, size: int) -> Iterator[list[Item]]:
+    """Items as they come, in groups that end with so many items, or with the item that brings them to a size."""
+    group: list[Item] = []
+    total = 0
+    for item in items:
+        group.append(item)
+        total += size_of(item)
+        if len(group) == count or total >= size:
             yield group
             group = []
-            tokens = 0
+            total = 0
     if group:
         yield group
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from specdec.data.form import Tools, thought_and_text
 from specdec.data.layouts import ChatConversation, Message
 from specdec.data.rendering import ChatTemplateError
-from specdec.data.said import TurnError, calls_stand, stands
+from specdec.data.said import TurnError, arguments_of, calls_stand, stands
 from specdec.data.template import Rendered, Template
 
 MARKUP = 100  # characters of an answer that may be a template's own marks
@@ -142,13 +142,8 @@ def _says(template: Template, message: Message, ids: list[int], tools: Tools) ->
 def _squeezed(message: Message) -> tuple[str, ...]:
     """What a message says, without white space, to be compared."""
     thought, text = thought_and_text(message)
-    calls = [(call["function"]["name"], _arguments(call["function"])) for call in message.get("tool_calls") or ()]
+    calls = [(call["function"]["name"], arguments_of(call)) for call in message.get("tool_calls") or ()]
     return ("".join(thought.split()), "".join(text.split()), json.dumps(calls, sort_keys=True))
-
-
-def _arguments(function: dict[str, Any]) -> Any:
-    arguments = function.get("arguments") or {}
-    return json.loads(arguments) if isinstance(arguments, str) else arguments
 
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:

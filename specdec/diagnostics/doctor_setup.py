@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from specdec.data import Batch, ChatData, TextData, TokenData
 from specdec.data.chat import conversation, encode
+from specdec.data.layouts import ChatConversation
 from specdec.data.loader import ResumableLoader
 from specdec.data.rows import find_sources, read_rows
 from specdec.drafter import Drafter, DrafterSpec, choose, load_drafter
@@ -305,6 +306,13 @@ def masks(setup: SetUp) -> Iterator[Finding]:
     yield judged("share of turns whose last token is supervised", ended, ">=", ALIKE, fault)
 
 
+def first_conversations(data: ChatData, count: int, left_out: list[str] | None) -> Iterator[ChatConversation]:
+    """The first conversations of the training data; ``left_out`` gets what is wrong with broken rows."""
+    read = partial(conversation, layout=data.layout)
+    rows = (row for source in find_sources(data.patterns) for row in read_rows(source, read, left_out))
+    return islice(rows, count)
+
+
 def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
     """The masks of training documents, (T,) each, as the loader has them and as they are rendered here."""
 
@@ -312,10 +320,12 @@ def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
         return ids_T.to(torch.int32).cpu().numpy().tobytes()
 
     left_out: list[str] | None = [] if data.broken == "drop" else None
-    read = partial(conversation, layout=data.layout)
-    found = (one for source in find_sources(data.patterns) for one in read_rows(source, read, left_out))
     made = encode(
-        islice(found, CONVERSATIONS), setup.module.tokenizer, data.seq_len, turns=data.turns, left_out=left_out
+        first_conversations(data, CONVERSATIONS, left_out),
+        setup.module.tokenizer,
+        data.seq_len,
+        turns=data.turns,
+        left_out=left_out,
     )
     known = {key(one.ids_T): one.loss_mask_T for one in made}
     for batch in ResumableLoader(data.splits.train, data.batch_size, shuffle=False):

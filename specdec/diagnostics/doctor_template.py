@@ -2,20 +2,17 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
 
 from specdec.data import ChatData
-from specdec.data.chat import Report, conversation, encode
+from specdec.data.chat import Report, encode
 from specdec.data.layouts import ChatConversation
 from specdec.data.rendering import ChatTemplateError
-from specdec.data.rows import find_sources, read_rows
 from specdec.data.said import TurnError
 from specdec.data.template import Template, template_of
-from specdec.diagnostics.doctor_setup import ALIKE, Finding, SetUp, judged, unchecked
+from specdec.diagnostics.doctor_setup import ALIKE, Finding, SetUp, first_conversations, judged, unchecked
 
 CONVERSATIONS = 256  # that are rendered here
 LONGEST = 2**20  # tokens: nothing is cut
@@ -27,9 +24,7 @@ def template(setup: SetUp) -> Iterator[Finding]:
     if not isinstance(data, ChatData):
         return
     left_out: list[str] | None = [] if data.broken == "drop" else None
-    read = partial(conversation, layout=data.layout)
-    rows = (row for source in find_sources(data.patterns) for row in read_rows(source, read, left_out))
-    conversations = list(islice(rows, CONVERSATIONS))
+    conversations = list(first_conversations(data, CONVERSATIONS, left_out))
     yield from template_findings(conversations, setup.module.tokenizer, setup.target.eos_token_ids, data.turns)
 
 

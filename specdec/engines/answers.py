@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from specdec.data.layouts import Message
-from specdec.data.template import Template
+from specdec.data.template import template_of
 from specdec.decoding import PlainDecoder, Request, Sampling, check_length
 from specdec.engines.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, packed
 from specdec.target import Target, TargetSource
@@ -98,7 +98,7 @@ class InProcess:
         self.batch = config.batch_size
         if not target.tokenizer.chat_template:
             raise ValueError("the target's tokenizer has no chat template: give an instruction-tuned target")
-        self.template = Template(target.tokenizer)
+        self.template = template_of(target.tokenizer)
         if config.thinking is not None:
             self.template.prompt([QUESTION], thinking=config.thinking)
         self.decoder = PlainDecoder(target, config.sampling(), batch=self.batch)

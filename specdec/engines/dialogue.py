@@ -4,13 +4,13 @@ A conversation goes on with what the row says next as long as that still fits: a
 the call that it answers. The target's own call is therefore compared with the row's.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from specdec.data.layouts import ChatConversation, Message
+from specdec.data.said import arguments_of
 
 STOP, LENGTH = "stop", "length"
 END: Message = {"role": "assistant", "content": ""}  # behind the last message, which may be a user's
@@ -63,17 +63,6 @@ class Turn(NamedTuple):
 
     messages: list[Message]
     calls: list[dict[str, Any]] = []  # noqa: RUF012  never changed
-
-
-def arguments_of(call: dict[str, Any]) -> Any:
-    """A call's arguments as a value of JSON; an empty object if there are none. ValueError if they are not JSON."""
-    arguments = call["function"].get("arguments")
-    if isinstance(arguments, str) and arguments.strip():
-        try:
-            return json.loads(arguments)
-        except RecursionError as error:
-            raise ValueError("nested too deeply") from error
-    return arguments or {}
 
 
 def same_value(first: Any, second: Any) -> bool:
