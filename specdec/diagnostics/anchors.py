@@ -88,14 +88,22 @@ class AnchoredText:
         for at in range(0, len(anchors), self.side_by_side):
             yield list(anchors[at : at + self.side_by_side])
 
+    def behind(self, anchors: Sequence[int]) -> Tensor:
+        """The text's own tokens that a chain of K steps reads behind its anchor, (A, K - 1) int64."""
+        anchor_A1 = torch.tensor(anchors, device=self.ids_1T.device)[:, None]
+        return self.ids_1T[0, anchor_A1 + torch.arange(1, self.depth, device=anchor_A1.device)]
+
     @torch.no_grad()
     def draft(
-        self, anchors: Sequence[int], given: bool = False, on_step: Callable[[int], object] = lambda level: None
-    ) -> Chains:
+        self, anchors: Sequence[int], given_AK: Tensor | None = None,
+        on_step: Callable[[int], object] = lambda level: None,
+    ) -> Chains:  # fmt: skip
         """Draft K tokens from every anchor (of one of :meth:`groups`), greedily.
 
-        With ``given`` steps read the text's own tokens behind the anchor instead of their drafts (teacher forcing).
-        ``on_step`` is called after each of the K steps, counted from 0.
+        Args:
+            given_AK: int64, K - 1 tokens or more of each chain: step k + 1 reads token k of these instead of its draft
+                (teacher forcing).
+            on_step: called after each of the K steps, counted from 0.
         """
         anchor_A = torch.tensor(anchors, device=self.ids_1T.device)
         if self.drafter.config.recurrence.masks:
@@ -114,7 +122,7 @@ class AnchoredText:
             log_probs.append(frontier.logits_BKD[0].log_softmax(-1))
             tokens.append(self.drafter.vocab.to_target(frontier.logits_BKD[0].argmax(-1)))
             if level + 1 < self.depth:
-                ids_1A = self.ids_1T[:, anchor_A + level + 1] if given else tokens[-1][None]
+                ids_1A = tokens[-1][None] if given_AK is None else given_AK[None, :, level]
                 ids_1A = self.drafter.following(ids_1A)
             on_step(level)
         return Chains(torch.stack(tokens, 1), torch.stack(log_probs, 1), torch.stack(features, 1))

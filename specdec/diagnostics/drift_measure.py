@@ -94,7 +94,8 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
     sums_FK2 = torch.zeros(len(SERIES), one.depth, 2, dtype=torch.float64, device=anchor_A.device)
     if not counted:
         return chains, sums_FK2
-    taught, anchor_A = one.draft(counted, given=True), anchor_A[: len(counted)]
+    taught = one.draft(counted, one.behind(counted))
+    anchor_A = anchor_A[: len(counted)]
     accepted_A = torch.ones_like(anchor_A, dtype=torch.float64)
     for k in range(one.depth):
         before_AH, state_AH = (chains.features_AJH[: len(counted), at].double() for at in (k, k + 1))

@@ -66,16 +66,15 @@ def trained(
 def decoded(target: Target, drafter: Drafter, ids: Sequence[int], slots: Sequence[int], depth: int) -> DraftOutputs:
     """Decoding: chains of drafts in the drafter's cache, each step given the text's own token."""
     text = AnchoredText(target, drafter, ids, depth + 1)
-    found = [text.draft(group, given=True) for group in text.groups([slot + 1 for slot in slots])]
+    groups = text.groups([slot + 1 for slot in slots])
+    found = [text.draft(group, text.behind(group)) for group in groups]
     features_AKH = torch.cat([chains.features_AJH[:, :-1] for chains in found])
     return DraftOutputs(features_AKH, _over_vocabulary(drafter, torch.cat([chains.log_probs_AKD for chains in found])))
 
 
-def served(
-    target: Target, served_by: reference.ServedDrafter, ids: Sequence[int], slots: Sequence[int], depth: int
-) -> DraftOutputs:
-    """The export as vLLM is documented to run it, on states that transformers reports."""
-    ids_T, entered = torch.tensor(ids, device=target.device), list[Tensor]()
+def reported_states(target: Target, ids_T: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The states at the boundaries 0 to L that transformers reports of a text, and its final normed one, (T, H)."""
+    entered: list[Tensor] = []
     hook = target.final_norm.register_forward_pre_hook(lambda module, args: entered.append(args[0]))
     try:
         out = target.model(input_ids=ids_T[None], output_hidden_states=True, use_cache=False)
@@ -83,8 +82,21 @@ def served(
         hook.remove()
     *states, final_1TH = out.hidden_states
     states.append(entered[-1])  # what leaves the last layer, which transformers reports after the final norm only
+    return [state_1TH[0] for state_1TH in states], final_1TH[0]
+
+
+def fused_features(served_by: reference.ServedDrafter, states: Sequence[Tensor], final_TH: Tensor) -> Tensor:
+    """What the export makes of a text's states, (T, H); see :func:`reported_states`."""
     named = served_by.settings.aux_ids
-    features_TH = reference.fuse(served_by, [states[i][0] for i in named] if named else [final_1TH[0]])
+    return reference.fuse(served_by, [states[i] for i in named] if named else [final_TH])
+
+
+def served(
+    target: Target, served_by: reference.ServedDrafter, ids: Sequence[int], slots: Sequence[int], depth: int
+) -> DraftOutputs:
+    """The export as vLLM is documented to run it, on states that transformers reports."""
+    ids_T = torch.tensor(ids, device=target.device)
+    features_TH = fused_features(served_by, *reported_states(target, ids_T))
     return DraftOutputs(*reference.draft(served_by, ids_T, features_TH, slots, depth))
 
 

@@ -82,34 +82,57 @@ class ServedDrafter(NamedTuple):
     target_ids_D: Tensor  # int64, the target's token for each of the drafter's
 
 
+Files = tuple[dict[str, Any], dict[str, Tensor]]  # a directory's config.json, and its tensors by their names
+
+
 def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor, layers: int) -> ServedDrafter:
     """Load a directory beside a target of so many layers, whose embedding has the dtype and device of all weights.
 
     Raises:
         Misread: the engine would not load it, or not as what it was.
     """
+    return interpret(read_files(directory), method, embedding_VH, head_VH, layers)
+
+
+def read_files(directory: Path) -> Files:
+    """What a directory holds, nothing of it checked but that it can be read; :class:`Misread` if not."""
     try:
-        read = settings(dict(json.loads((directory / "config.json").read_text(encoding="utf-8"))), method)
-    except (OSError, TypeError, json.JSONDecodeError) as error:
+        raw = dict(json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
         raise Misread("config.json is missing or no JSON object") from error
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            tensors |= load_file(file)
+        except SafetensorError as error:
+            raise Misread(f"{file.name} is damaged or cut off ({error})") from error
+    if not tensors:
+        raise Misread("there is no .safetensors file in it")
+    return raw, tensors
+
+
+def interpret(files: Files, method: str, embedding_VH: Tensor, head_VH: Tensor, layers: int) -> ServedDrafter:
+    """The drafter that an engine makes of a config and tensors; see :func:`load`."""
+    raw, tensors = files
+    read = settings(raw, method)
     sizes = {"vocab_size": read.vocab_size, "target_hidden_size": read.target_width}
     for (key, size), wanted in zip(sizes.items(), embedding_VH.shape, strict=True):
         if size != wanted:
             raise Misread(f"config.json: {key} is {size}, the target has {wanted}")
     if (ids := read.aux_ids) and not 0 <= ids[0] <= ids[-1] <= layers:
         raise Misread(f"config.json names states {list(ids)} of a target with 0 to {layers}")
-    found = _tensors(directory, read)
+    known = _tensors(tensors, read)
     shared = read.hidden_size == read.target_width
-    if EMBEDDING not in found and not shared:
+    if EMBEDDING not in known and not shared:
         raise Misread(f"it lacks {EMBEDDING}, for which the target's is too wide or too narrow")
-    if HEAD not in found and not (shared and read.drafts == read.vocab_size):
+    if HEAD not in known and not (shared and read.drafts == read.vocab_size):
         raise Misread(f"it lacks {HEAD}: the engine would take the first {read.drafts} rows of the target's")
     # a draft token's own number plus its offset
-    ids_D = torch.arange(read.drafts) + found.pop(MAP, torch.zeros(read.drafts)).to(torch.int64)
+    ids_D = torch.arange(read.drafts) + known.pop(MAP, torch.zeros(read.drafts)).to(torch.int64)
     if len(outside := ((ids_D < 0) | (ids_D >= read.vocab_size)).nonzero()):
         draft = int(outside[0])
         raise Misread(f"d2t: draft token {draft} and its offset make {int(ids_D[draft])}, which is no token")
-    weights = {EMBEDDING: embedding_VH, HEAD: head_VH} | {name: x.to(embedding_VH) for name, x in found.items()}
+    weights = {EMBEDDING: embedding_VH, HEAD: head_VH} | {name: x.to(embedding_VH) for name, x in known.items()}
     return ServedDrafter(read, weights, ids_D.to(embedding_VH.device))
 
 
@@ -270,18 +293,10 @@ def rotary(config: Raw, head_dim: int) -> tuple[Tensor, float]:
     return inverse, float(factor)
 
 
-def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
+def _tensors(tensors: Mapping[str, Tensor], read: Settings) -> dict[str, Tensor]:
     """All tensors of the config and no other; the engine itself does not miss one."""
-    found: dict[str, Tensor] = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        try:
-            found |= load_file(file)
-        except SafetensorError as error:
-            raise Misread(f"{file.name} is damaged or cut off ({error})") from error
-    if not found:
-        raise Misread("there is no .safetensors file in it")
     H, wanted = read.hidden_size, dict(_wanted(read))
-    found = {name.replace("midlayer.", "layers.0."): x for name, x in found.items()}
+    found = {name.replace("midlayer.", "layers.0."): x for name, x in tensors.items()}
     found |= {MASK: found[MASK].flatten()} if MASK in found else {}  # of any shape
     found = {name: x for name, x in found.items() if name in wanted or not UNREAD.search(name)}
     # the target's stand in for these, or nothing reads them
@@ -348,13 +363,14 @@ def _latent(read: Settings, into: int) -> dict[str, tuple[int, ...]]:
 
 
 def draft(
-    served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int
-) -> tuple[Tensor, Tensor]:
+    served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int,
+    given_AK: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What is read and predicted at every anchor and depth: the text once over its features, then chains from anchors.
 
-    An anchor is a place whose feature is the target's own; at depth k its chain has read the text's next k tokens
-    instead of drafts of its own. Gives features read (A, K, H), and log-probabilities (A, K, V) of the token after
-    next, -inf where the drafter has no such token.
+    An anchor is a place whose feature is the target's own; at depth k its chain has read k tokens that are given, by
+    default the text's next ones, instead of drafts of its own. Gives features read (A, K, H), and log-probabilities
+    (A, K, V) of the token after next, -inf where the drafter has no such token.
 
     A parallel drafter (https://arxiv.org/abs/2602.01469) reads at depth k its mask token and learned states instead.
     """
@@ -364,19 +380,21 @@ def draft(
     keys, values = (read_by.head, read_by.head) if not latent else (latent[2] + latent[3], latent[4])
     empty = [features_TH.new_empty(read_by.num_key_value_heads, 0, width) for width in (keys, values)]
     past = [(empty[0], empty[1])] * read_by.num_hidden_layers
-    places_T = torch.arange(len(ids_T), device=ids_T.device)
-    feedback_TH, hidden_TH = step(served, ids_T[1:], features_TH[:-1], places_T[:-1], past)
+    places_T = torch.arange(len(ids_T) + depth, device=ids_T.device)  # chains may leave the text behind
+    feedback_TH, hidden_TH = step(served, ids_T[1:], features_TH[:-1], places_T[: len(ids_T) - 1], past)
     read, log_probs = [], []
     if (mask := read_by.mask_token) is not None:
         learned_1H = fuse(served, list(served.weights[MASK].view(1, -1).split(read_by.target_width, -1)))
-    for anchor in anchors:
+    for row, anchor in enumerate(anchors):
         own = [(k_gSd[:, : anchor + 1], v_gSd[:, : anchor + 1]) for k_gSd, v_gSd in past]
+        given_K = ids_T[anchor + 2 : anchor + 2 + depth] if given_AK is None else given_AK[row]
         feature_1H = feedback_TH[anchor : anchor + 1] if mask is None else learned_1H
         read.append(features_TH[anchor])
         log_probs.append(_log_probs(served, hidden_TH[anchor]))
         for at in range(anchor + 1, anchor + depth + 1):
             read.append(feature_1H[0])
-            token_1 = ids_T[at + 1 : at + 2] if mask is None else torch.full_like(ids_T[:1], mask)
+            token = at - anchor - 1
+            token_1 = given_K[token : token + 1] if mask is None else torch.full_like(ids_T[:1], mask)
             fed_1H, hidden_1H = step(served, token_1, feature_1H, places_T[at : at + 1], own)
             feature_1H = fed_1H if mask is None else feature_1H
             log_probs.append(_log_probs(served, hidden_1H[0]))

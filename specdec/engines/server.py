@@ -58,9 +58,7 @@ class VllmLaunch:
     extra: Sequence[str] = ()  # further flags of vllm serve
 
     def __post_init__(self) -> None:
-        for flag in map(flag_of, self.extra):
-            if flag in REFUSED:
-                raise ValueError(f"{flag} after -- is not passed on: {REFUSED[flag]}")
+        check_flags(self.extra)
         check_numbers(VllmLaunch, vars(self))
 
     def server(
@@ -72,6 +70,13 @@ class VllmLaunch:
         arguments += ["--host", self.host, "--port", str(port)]
         arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]  # the last of two flags counts
         return running([*self.vllm, *arguments], self.host, port, log, self.timeout)
+
+
+def check_flags(words: Sequence[str]) -> None:
+    """ValueError for a flag of ``vllm serve`` that is not passed on, and why."""
+    for flag in map(flag_of, words):
+        if flag in REFUSED:
+            raise ValueError(f"{flag} after -- is not passed on: {REFUSED[flag]}")
 
 
 def flag_of(word: str) -> str:

@@ -1,0 +1,146 @@
+"""Drafters whose proposals depend on everything that a checkpoint says: made for any target in seconds, not trained.
+
+A trained drafter may look at little but the last token, and then no window, rope or boundary that an engine reads
+wrongly can show in what it proposes. In a loud one attention has strong preferences and outweighs the residual path,
+every norm has uneven weights, states are so small that the norms' epsilon counts, and the draft vocabulary has holes.
+
+Legend: T tokens, N boundaries, H hidden, D draft vocabulary, V target vocabulary.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdec.drafter import Drafter, DrafterSpec
+from specdec.drafter.entry import NarrowEntry, WideEntry
+from specdec.drafter.recurrence import FeedMask
+from specdec.nn.layers import Attention, RMSNorm, SwiGLU, rope_parameters
+from specdec.nn.view import View
+from specdec.target import Target
+from specdec.training.building import config_for
+
+SAMPLE = 64  # tokens of the random text by which states are brought to one size
+UNEVEN = 0.5  # standard deviation of the logarithm of a norm's weights
+QUERIES_KEYS = 1.6  # standard deviation of their entries, for scores of 2.6
+SMALL = 0.01  # size of a fused feature, and so of a residual path that begins there: its square is near usual epsilons
+ATTENTION = 2.0  # what it adds to the residual path, as a multiple of that path
+FEED_FORWARD = 4.0  # the same, as its down projection is drawn: two products of random states are small
+LOGITS = 3.0  # standard deviation
+EAGLE3_DEPTH = 7  # layers from which EAGLE-3's usual boundaries exist
+
+
+def loud_spec(target: Target, name: str) -> DrafterSpec:
+    """A shipped design by name, as it can be made for this target: with holes in its draft vocabulary, boundaries that
+    a shallow target has, and a rope where the target has none.
+
+    Raises:
+        ValueError: there is no design of this name.
+    """
+    spec = DrafterSpec.preset(name)
+    if spec.head == "own":
+        size = max(1, 2 * target.vocab_size // 3)
+        chosen = size if spec.draft_vocab_size == "all" else min(size, spec.draft_vocab_size)
+        spec = replace(spec, draft_vocab_size=chosen)
+    if spec.fusion.mixes and spec.aux_layers == "default" and target.num_layers < EAGLE3_DEPTH:
+        middle = {1, target.num_layers // 2, target.num_layers - 1} & set(range(1, target.num_layers + 1))
+        spec = replace(spec, aux_layers=sorted(middle))
+    try:
+        rope_parameters(target.config)
+    except ValueError:
+        spec = replace(spec, rope_theta=10000.0)
+    return spec
+
+
+@torch.no_grad()
+def loud_drafter(target: Target, spec: DrafterSpec, seed: int = 0) -> Drafter:
+    """A drafter of this design for a target, in the target's dtype and on its device.
+
+    The token embedding is the target's where widths agree, and the head where the design has the target's.
+
+    Raises:
+        ValueError: design and target do not go together.
+    """
+    config = config_for(spec, target)
+    generator = torch.Generator().manual_seed(seed)
+    ids_D = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size].sort().values
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        drafter = Drafter(config, ids_D).to(target.device, target.dtype)
+    if config.hidden_size == config.target_hidden_size:
+        drafter.embed_tokens.weight.copy_(target.embedding_weight())
+    if config.head == "target":
+        drafter.lm_head.weight.copy_(target.head_weight())
+    else:
+        _draw(drafter.lm_head.weight, LOGITS / math.sqrt(config.hidden_size), generator)
+    feature_size = _level_features(drafter, target, generator)
+    path = _path_size(drafter, feature_size)
+    entered = path if isinstance(drafter.entry, NarrowEntry) and not config.norms.input else 1.0
+    for module in drafter.modules():
+        _make_loud(module, path, generator)
+    first: Any = drafter.layers.layers[0]
+    first.attention.qkv_proj.weight.div_(entered)
+    return drafter.eval().requires_grad_(False)
+
+
+def _path_size(drafter: Drafter, feature_size: float) -> float:
+    """The size of the states on the residual path, and so of what a chained step hands to the next."""
+    if drafter.config.entry.context:  # it starts from embeddings
+        return _size(drafter.embed_tokens.weight)
+    return 1.0 if drafter.config.norms.residual == "normed" else feature_size
+
+
+def _make_loud(module: nn.Module, path: float, generator: torch.Generator) -> None:
+    """Give one module's weights the size that its part needs beside a residual path of size ``path``."""
+    if isinstance(module, RMSNorm):
+        _draw(module.weight, UNEVEN, generator)
+        module.weight.exp_()
+    elif isinstance(module, WideEntry):  # half of what queries, keys and values are made of
+        _draw(module.token_qkv_proj.weight, QUERIES_KEYS / math.sqrt(2 * module.token_qkv_proj.in_features), generator)
+    elif isinstance(module, Attention):
+        for projection in (part for part in module.children() if isinstance(part, nn.Linear)):
+            _draw(projection.weight, QUERIES_KEYS / math.sqrt(projection.in_features), generator)
+            if projection.bias is not None:
+                _draw(projection.bias, UNEVEN, generator)
+        _draw(module.o_proj.weight, path * ATTENTION / math.sqrt(module.o_proj.in_features), generator)
+        if module.o_proj.bias is not None:
+            _draw(module.o_proj.bias, path * UNEVEN, generator)
+    elif isinstance(module, SwiGLU):
+        _draw(module.gate_up_proj.weight, 1 / math.sqrt(module.gate_up_proj.in_features), generator)
+        _draw(module.down_proj.weight, path * FEED_FORWARD / math.sqrt(module.down_proj.in_features), generator)
+
+
+def _level_features(drafter: Drafter, target: Target, generator: torch.Generator) -> float:
+    """Bring fused features to :data:`SMALL` size on a random text; the size that they have, fused or not."""
+    config = drafter.config
+    length = min(SAMPLE, target.config.max_position_embeddings)
+    ids_1T = torch.randint(config.vocab_size, (1, length), generator=generator).to(target.device)
+    view = View.packed(torch.zeros_like(ids_1T))
+    aux_1TNH = target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm).aux_BTNH
+    if isinstance(drafter.recurrence, FeedMask):
+        _draw(drafter.recurrence.hidden.weight, _size(aux_1TNH), generator)
+    fc = getattr(drafter.fusion, "fc", None)
+    if isinstance(fc, nn.Linear):
+        _draw(fc.weight, 1.0, generator)
+        fc.weight.mul_(SMALL / _size(drafter.fuse(aux_1TNH)))
+    feature_1TH = drafter.fuse(aux_1TNH)
+    if isinstance(drafter.entry, NarrowEntry):  # embedding and feature have half of its output each
+        read_1TH = drafter.norms.embed(drafter.embed_tokens(ids_1T))
+        halves = (drafter.entry.token_fc, read_1TH), (drafter.entry.feature_fc, drafter.norms.hidden(feature_1TH))
+        for half, x_1TH in halves:
+            _draw(half.weight, 1.0, generator)
+            half.weight.mul_(_size(feature_1TH) / _size(nn.functional.linear(x_1TH, half.weight)) / math.sqrt(2))
+    return _size(feature_1TH)
+
+
+def _size(x: Tensor) -> float:
+    """Root mean square of all entries, at least a tiny one."""
+    return max(float(x.double().square().mean().sqrt()), 1e-12)
+
+
+def _draw(weight: Tensor, deviation: float, generator: torch.Generator) -> None:
+    """Fill a tensor with normal numbers that do not depend on its device."""
+    numbers = torch.randn(weight.shape, generator=generator, dtype=torch.float32) * deviation
+    weight.copy_(numbers.to(weight))
