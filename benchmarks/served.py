@@ -1,8 +1,10 @@
-"""What a real vLLM makes of every export: targets of many families, presets and formats, draft position by position.
+"""What a real vLLM proposes for every export, token by token beside ours: many target families, designs and formats.
 
-Every cell exports a drafter, runs the very line that the export prints, and compares what that server accepts in each
-pass with ours (``specdec parity``). A cell is *equal*, or *refused* by the export with its reason; all else is a
-finding. Targets are tiny ones that mostly look at the last token, and drafters know it, so that drafts are accepted.
+Every cell exports a drafter, runs the very line that the export prints with vLLM's engine, records each proposal, and
+compares it with this drafter's at the same place of the same text (``specdec parity``). A cell is *equal*, or *refused*
+before training or by the export, with its reason; all else is a finding. Most drafters are made so that their proposals
+depend on the whole context and on every weight; some know their target's law, so that drafts are accepted. A second
+table has designs whose heads, head sizes, layers, boundaries and vocabularies are drawn at random.
 What is finished is kept beside ``--out`` until all is, so that the same command goes on.
 
 ``SPECDEC_VLLM_PYTHON=... python -m benchmarks.served --out benchmarks/results/served_<hardware>_<yyyymm>.md``
@@ -10,199 +12,267 @@ What is finished is kept beside ``--out`` until all is, so that the same command
 
 import argparse
 import contextlib
-import io
 import json
 import multiprocessing
+import os
+import random
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import transformers as hf
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from benchmarks import harness
-from specdec.diagnostics.parity import parity
-from specdec.drafter import Drafter, DrafterSpec, save_drafter
-from specdec.engines.server import free_port, running
+from benchmarks.served_targets import FAMILIES, MARKOV, make_target
+from specdec.diagnostics import parity_reference as reference
+from specdec.diagnostics.loud import loud_drafter, loud_spec
+from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
+from specdec.drafter import Drafter, DrafterSpec
+from specdec.engines.proposals import EngineRefusedError, ProposalEngine
 from specdec.export import FORMATS, NotServable, export_drafter, subject_of
+from specdec.export.formats import DrafterCheckpoint
 from specdec.target import Target, TargetSource
+from specdec.training.building import config_for
 from specdec.utils.files import write_json
-from specdec.utils.vllm import find_vllm
+from specdec.utils.text import how_many
 from tests import perfect
-from tests.tiny import HIDDEN, VOCAB
 
-TOKENS, DRAFTS, DRAFT_VOCAB, NOISE = 60, 3, 50, 0.3
-PROMPTS = ("t5 t6 t7", "t9 t1 t30 t31 t2", "t44")
+TOKENS, DRAFTS, NOISE = 48, 3, 0.3
+ROUNDING = 1e-4  # share of a distribution's range, in float32
+PROMPTS = ([5, 6, 7], [9, 1, 30, 31, 2, 17, 40, 8, 22], [44])
 FLAGS = ["--dtype", "float32", "--max-model-len", "128", "--max-num-seqs", "2", "--enforce-eager"]
+
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+               "OMP_NUM_THREADS": "1"}  # fmt: skip
+RANDOM_DESIGNS = 24
+RANDOM_FAMILIES = ("Llama", "Qwen3, tied", "Mistral with a window", "Gemma-3", "Phi-3", "GLM-4", "OLMo-3", "ERNIE-4.5")
+
+
+class Column(NamedTuple):
+    """A design, a format, and what kind of drafter."""
+
+    preset: str
+    format: str
+    kind: str = "loud"  # or "markov", which knows the target's law
+
+    @property
+    def heading(self) -> str:
+        """Of the table."""
+        return f"{self.preset}, {self.format}" + (", accepted" if self.kind == "markov" else "")
+
+
 COLUMNS = [
-    ("eagle1", "vllm"), ("eagle1", "sglang"),
-    *((preset, format) for preset in ("eagle3", "eagle3_1") for format in ("vllm", "speculators", "sglang")),
+    Column("eagle1", "vllm"), Column("eagle3", "vllm"), Column("eagle3_1", "vllm"), Column("eagle3_1", "speculators"),
+    Column("eagle3", "sglang"), Column("peagle", "vllm"), Column("eagle1", "vllm", "markov"),
+    Column("eagle3_1", "vllm", "markov"),
 ]  # fmt: skip
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 64, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256, "bos_token_id": None,
-    "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False,
-}  # fmt: skip
-ONE: dict[str, Any] = {"num_attention_heads": 1, "num_key_value_heads": 1}  # where a head is as wide as the model
-SLIDING: dict[str, Any] = {
-    "sliding_window": 16,
-    "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
-}
-EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
-SPARSE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-CAPPED: dict[str, Any] = {"query_pre_attn_scalar": 32, "final_logit_softcapping": 30.0, "attn_implementation": "eager"}
-ROPE: dict[str, Any] = {
-    "rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 128,
-        "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-    },
-}  # fmt: skip
-MAMBA: dict[str, Any] = {
-    "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"], "mamba_num_heads": 4,
-    "mamba_head_dim": 32, "ssm_state_size": 32, "n_groups": 1, "chunk_size": 8,
-}  # fmt: skip
-# the model's class, its layers, how far its context leads it astray, and what else its config says
-TARGETS: dict[str, tuple[str, int, float, dict[str, Any]]] = {
-    "Llama": ("Llama", 7, 0.75, {}),
-    "Llama, 4 layers": ("Llama", 4, 0.75, {}),
-    "Llama, tied, 30 layers": ("Llama", 30, 0.3, {"tie_word_embeddings": True}),
-    "Qwen2": ("Qwen2", 7, 0.75, ONE),
-    "Qwen3, 6 layers": ("Qwen3", 6, 0.75, {}),
-    "Qwen3-MoE": ("Qwen3Moe", 7, 0.4, SPARSE),
-    "Mixtral": ("Mixtral", 7, 0.4, EXPERTS),
-    "Mistral": ("Mistral", 7, 0.75, {"sliding_window": 16}),
-    "Gemma": ("Gemma", 7, 0.75, {}),
-    "Gemma-2": ("Gemma2", 7, 1.2, SLIDING | CAPPED),
-    "Gemma-3": ("Gemma3", 7, 0.75, SLIDING | {"query_pre_attn_scalar": 32}),
-    "Phi-3": ("Phi3", 7, 0.75, ONE),
-    "Granite": ("Granite", 7, 0.75, ONE | {"logits_scaling": 3.0, "residual_multiplier": 0.5}),
-    "Cohere": ("Cohere", 7, 0.75, ONE | {"logit_scale": 0.3}),
-    "OLMo-2": ("Olmo2", 7, 0.75, ONE),
-    # text that does not hang on the recurrent state: where drafts are refused, vLLM's CPU build does not put it back
-    "Nemotron-H, last token alone": ("NemotronH", 4, 0.0, MAMBA),
-    "GPT-OSS": ("GptOss", 7, 0.4, EXPERTS | ROPE | {"sliding_window": 16}),
-}
 
 
-def make(family: str, preset: str, folder: Path) -> tuple[Target, Drafter]:
-    """A target, saved in ``folder``, and a drafter of it."""
-    name, layers, context, more = TARGETS[family]
-    model = getattr(hf, f"{name}ForCausalLM")
-    torch.manual_seed(0)
-    config = model.config_class(**SIZES | more, num_hidden_layers=layers)
-    perfect.make_markov(model(config), context, layers=layers).float().save_pretrained(folder)
-    tokenizer = Tokenizer(WordLevel({f"t{n}": n for n in range(VOCAB)}, unk_token="t0"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.add_tokens([AddedToken(f"t{n}", normalized=False) for n in range(VOCAB)])  # all that Qwen2's class keeps
-    hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(folder)
-    target = Target.load(folder)
-    spec = DrafterSpec.preset(preset)
-    own = spec.head == "own"
-    boundaries: Any = [1, layers // 2, layers - 1] if own and layers < 7 else "default"
-    spec = replace(spec, draft_vocab_size=DRAFT_VOCAB if own else "all", aux_layers=boundaries)
-    if name == "NemotronH":  # it has no positions that a drafter could take over
-        spec = replace(spec, rope_theta=10000.0)
-    return target, perfect.disturb(perfect.perfect_drafter(target, spec), NOISE if own and context else 0.0).float()
+class Cell(NamedTuple):
+    """One export."""
+
+    family: str
+    column: Column
+    seed: int | None = None  # of a design drawn at random
 
 
-def cell(family: str, preset: str, format: str) -> dict[str, Any]:
-    """Export, serve by the line that the export prints, and compare."""
+def designed(target: Target, cell: Cell) -> DrafterSpec:
+    """The design of a cell: a preset, or one whose shape is drawn at random."""
+    spec = loud_spec(target, cell.column.preset)
+    if cell.seed is None:
+        return spec
+    draw = random.Random(cell.seed)
+    groups = draw.choice([1, 2, 3])
+    fields: dict[str, Any] = {
+        "num_layers": draw.choice([1, 1, 2]),
+        "num_key_value_heads": groups,
+        "num_attention_heads": groups * draw.choice([1, 2, 3]),
+        "head_dim": draw.choice([32, 64, 96]),
+        "intermediate_size": draw.choice([40, 64, 100]),
+    }
+    if spec.head == "own":
+        boundaries = draw.sample(range(target.num_layers + 1), draw.choice([1, 2, 3, 4]))
+        fields["aux_layers"] = sorted(boundaries)
+        fields["draft_vocab_size"] = draw.choice([target.vocab_size // 3, target.vocab_size - 1, target.vocab_size])
+    return replace(spec, **fields)
+
+
+def made_drafter(target: Target, cell: Cell) -> Drafter:
+    """The cell's drafter; ValueError if training would refuse its design for this target."""
+    spec = designed(target, cell)
+    if cell.column.kind == "loud":
+        return loud_drafter(target, spec, cell.seed or 0)
+    config_for(spec, target)
+    noise = NOISE if spec.head == "own" and FAMILIES[cell.family].context else 0.0
+    return perfect.disturb(perfect.perfect_drafter(target, spec), noise).float()
+
+
+def run_cell(cell: Cell, target: Target, engine: ProposalEngine, scratch: Path) -> dict[str, Any]:
+    """Export, run the printed line, and compare all that is proposed."""
+    begin = time.monotonic()
+    about = {"family": cell.family, "column": cell.column._asdict(), "seed": cell.seed}
+    try:
+        drafter = made_drafter(target, cell)
+        about["design"] = drafter.config.to_json()
+    except ValueError as error:
+        return about | {"verdict": "refused", "reason": f"before training: {error}"}
+    try:
+        export = export_drafter(drafter, target, scratch / "served", cell.column.format, draft_tokens=DRAFTS)
+    except NotServable as error:
+        return about | {"verdict": "refused", "reason": str(error)}
+    except ValueError as error:
+        return about | {"verdict": "EXPORT FAILED", "reason": str(error)}
+    line = export.command
+    if cell.column.format == "sglang":  # vLLM reads this format too, by the line that it has for its own
+        source = TargetSource(target.source)
+        line = FORMATS["vllm"].command(str(export.directory), subject_of(drafter, target), source, DRAFTS)
+    about["line"] = line.replace(str(scratch.parent), "")
+    try:
+        answers = engine.ask([*shlex.split(line)[2:], *FLAGS, "--no-enable-prefix-caching"], PROMPTS, TOKENS)
+    except EngineRefusedError as error:
+        return about | {"verdict": "LINE FAILED", "reason": str(error)}
+    method = DrafterCheckpoint.of(export.directory, subject_of(drafter, target)).method
+    files = reference.read_files(export.directory) if cell.column.kind == "loud" else None
+    comparison = compare_proposals(target, drafter, answers, ROUNDING, files, method)
+    return about | outcome(comparison, cell.column.kind) | {"seconds": time.monotonic() - begin}
+
+
+def outcome(comparison: ProposalComparison, kind: str) -> dict[str, Any]:
+    """A cell's verdict and figures."""
+    fault = comparison.fault or (comparison.too_weak if kind == "loud" else None)
+    positions = comparison.positions
+    context = next((probe.changed for probe in comparison.probes), None)
+    return {
+        "verdict": "equal" if fault is None else "NO VERDICT" if comparison.fault is None else "DIFFERENT",
+        "reason": fault or "",
+        "proposals": comparison.proposals,
+        "different": sum(position.different for position in positions),
+        "near_ties": sum(position.near_ties for position in positions),
+        "largest_near_tie": comparison.largest_near_tie,
+        "by_context": context,
+        "probed": next((probe.proposals for probe in comparison.probes), None),
+        "unseen": comparison.unseen,
+        "accepted": positions[0].accepted,
+        "passes": positions[0].proposals,
+        "apart": comparison.apart,
+    }
+
+
+def run_family(family: str, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """A family's cells, one after another in one process of vLLM, in another one after a fall."""
     torch.set_num_threads(1)
-    begin, found = time.monotonic(), {"family": family, "preset": preset, "format": format}
-    with tempfile.TemporaryDirectory(prefix="served-") as name, contextlib.redirect_stdout(io.StringIO()) as said:
-        scratch = Path(name)
-        try:
-            target, drafter = make(family, preset, scratch / "target")
-            save_drafter(drafter, scratch / "drafter")
-            made = export_drafter(drafter, target, scratch / "served", format, draft_tokens=DRAFTS)
-        except NotServable as error:
-            return found | {"verdict": "refused", "reason": str(error)}
-        except ValueError as error:
-            return found | {"verdict": "NO TARGET", "reason": str(error)}
-        line = made.command
-        if format == "sglang":  # vLLM reads this format too, by the line that it has for its own
-            source = TargetSource(target.source)
-            line = FORMATS["vllm"].command(str(made.directory), subject_of(drafter, target), source, DRAFTS)
-        found["line"] = line.replace(name, "")
-        (scratch / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
-        port = free_port()
-        command = [
-            *find_vllm(),
-            *shlex.split(line)[1:],
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            *FLAGS,
-            "--no-enable-prefix-caching",
-        ]
-        try:
-            with running(command, "127.0.0.1", port, scratch / "log", 300) as server:
-                status = parity(
-                    drafter=str(scratch / "drafter"), target=TargetSource(target.source), exported=made.directory,
-                    prompts=[str(scratch / "prompts.jsonl")], max_new_tokens=TOKENS, engine="vllm", url=server.url,
-                    out=scratch / "parity",
-                )  # fmt: skip
-        except ValueError as error:
-            return found | {"verdict": "FAILED", "reason": str(error)}
-        engine = json.loads((scratch / "parity" / "parity.json").read_text())["engine"]
-        words = said.getvalue().splitlines()
-    return found | {
-        "verdict": "DIFFERENT" if status else "equal", "reason": words[-1] if status else "",
-        "passes": engine["positions"][0]["passes"], "accepted": [one["accepted"] for one in engine["positions"]],
-        "rounding": sum(one["rounding"] for one in engine["positions"]), "seconds": time.monotonic() - begin,
-    }  # fmt: skip
+    os.environ.update(ENVIRONMENT)
+    outcomes: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="served-") as name, contextlib.redirect_stdout(sys.stderr):
+        folder = Path(name)
+        target = make_target(family, folder / "target")
+        left = list(cells)
+        while left:
+            for result in _until_fall(left, target, folder):
+                outcomes.append(result)
+                left = left[1:]
+    return outcomes
+
+
+def _until_fall(cells: Sequence[Cell], target: Target, folder: Path) -> Iterator[dict[str, Any]]:
+    """Cells until vLLM's process ends by itself, the one at which it does among them."""
+    with ProposalEngine.started() as engine:
+        for cell in cells:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                try:
+                    yield run_cell(cell, target, engine, Path(scratch))
+                except ValueError as error:
+                    about = {"family": cell.family, "column": cell.column._asdict(), "seed": cell.seed}
+                    yield about | {"verdict": "FAILED", "reason": str(error)}
+                    return
 
 
 def report(about: dict[str, Any], cells: Sequence[dict[str, Any]], minutes: float) -> list[str]:
     """Markdown."""
-    verdicts = Counter(one["verdict"] for one in cells)
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-    passes = sum(one.get("passes", 0) for one in cells)
-    lines = [f"# Exports in vLLM, {about['date'][:10]}", "", *harness.conditions(about, about["versions"])]
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in Counter(cell["verdict"] for cell in cells).items())
+    compared = [cell for cell in cells if "proposals" in cell]
+    total, different, ties = (sum(cell[key] for cell in compared) for key in ("proposals", "different", "near_ties"))
+    probed = [cell for cell in compared if cell["by_context"] is not None]
+    context, tried = (sum(cell[key] for cell in probed) for key in ("by_context", "probed"))
+    accepted = sum(cell["accepted"] for cell in compared)
+    lines = [f"# Exports in vLLM, proposal by proposal, {about['date'][:10]}", ""]
+    lines += harness.conditions(about, about["versions"])
     lines += [
-        f"- vLLM: {about['vllm']}, float32, chains of {DRAFTS}; {minutes:.0f} minutes", "",
-        f"{len(cells)} exports: {counts}; {passes:,} passes of {DRAFTS} drafts. A figure says *equal*, vLLM accepts "
-        "at every position of every pass what the drafter says there, and is the tokens a pass. Others have the "
-        "number of their reason below. *t*: by vLLM's Transformers backend, which the printed line asks for.", "",
+        f"- vLLM {about['vllm']}, V1 runner, float32, greedy, {DRAFTS} drafts a pass, 3 prompts at once; "
+        f"{minutes:.0f} minutes", "",
+        f"{how_many(len(cells), 'export')}: {counts}. **{total:,} proposals compared, {different} different**, {ties} "
+        f"near-ties. Of {tried:,} proposals that were probed {context:,} depend on more than the last token. In "
+        f"{accepted:,} passes at least one draft was accepted.", "",
+        "A figure is the number of proposals, all of them equal to this drafter's at the same place of the same text. "
+        "Others have the number of their reason below. *t*: by vLLM's Transformers backend, which the printed line "
+        "asks for.", "",
     ]  # fmt: skip
     reasons: list[str] = []
+    planned = [cell for cell in cells if cell["seed"] is None]
+    drawn = [cell for cell in cells if cell["seed"] is not None]
+    by_place = {(cell["family"], Column(**cell["column"]).heading): cell for cell in planned}
     rows = []
-    for family in dict.fromkeys(one["family"] for one in cells):
-        row = [family]
-        for preset, format in COLUMNS:
-            (one,) = [x for x in cells if (x["family"], x["preset"], x["format"]) == (family, preset, format)] or [None]
-            if one is None:
-                row.append("")
-            elif one["verdict"] == "equal":
-                length = 1 + sum(one["accepted"]) / one["passes"]
-                row.append(f"{length:.2f}" + " *t*" * ("--model-impl" in one["line"]))
-            else:
-                text = f"{one['verdict']}: {one['reason']}"
-                reasons += [] if text in reasons else [text]
-                row.append(f"{one['verdict']} ({reasons.index(text) + 1})")
-        rows.append(row)
-    lines += harness.table(["target", *(f"{preset}, {format}" for preset, format in COLUMNS)], rows)
+    for family in dict.fromkeys(cell["family"] for cell in planned):
+        entries = [by_place.get((family, column.heading)) for column in COLUMNS]
+        rows.append([family, *(_entry(cell, reasons) for cell in entries)])
+    lines += harness.table(["target", *(column.heading for column in COLUMNS)], rows)
+    if drawn:
+        lines += ["", "## Shapes and boundaries drawn at random", ""]
+        headings = ["target", "design", "heads, key heads, head size", "layers", "boundaries", "draft vocabulary", ""]
+        lines += harness.table(headings, [_drawn_row(cell, reasons) for cell in drawn])
     return [*lines, "", *(f"{n}. {' '.join(text.split())}" for n, text in enumerate(reasons, 1))]
+
+
+def _entry(cell: dict[str, Any] | None, reasons: list[str]) -> str:
+    """A cell of the table; its reason, if it has a new one, is added."""
+    if cell is None:
+        return ""
+    if cell["verdict"] == "equal":
+        return f"{cell['proposals']}" + " *t*" * ("--model-impl" in cell["line"])
+    text = f"{cell['verdict']}: {cell['reason']}"
+    if text not in reasons:
+        reasons.append(text)
+    return f"{cell['verdict']} ({reasons.index(text) + 1})"
+
+
+def _drawn_row(cell: dict[str, Any], reasons: list[str]) -> list[str]:
+    column = Column(**cell["column"])
+    design = cell.get("design")
+    shape = ["", "", "", ""]
+    if design is not None:
+        heads = [design[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")]
+        boundaries = ", ".join(map(str, design["aux_layers"]))
+        vocabulary = f"{design['draft_vocab_size']} of {design['vocab_size']}"
+        shape = [", ".join(map(str, heads)), str(design["num_layers"]), boundaries, vocabulary]
+    return [cell["family"], column.heading, *shape, _entry(cell, reasons)]
+
+
+def planned_cells(families: Sequence[str], columns: Sequence[Column], designs: int) -> list[Cell]:
+    """Every family with every column that it has, and designs drawn at random."""
+    cells = [
+        Cell(family, column) for family in families for column in columns if column.kind == "loud" or family in MARKOV
+    ]
+    drawn_from = [family for family in RANDOM_FAMILIES if family in families]
+    presets = [column for column in columns if column.kind == "loud"]
+    for seed in range(1, designs + 1 if drawn_from and presets else 1):
+        cells.append(Cell(drawn_from[seed % len(drawn_from)], presets[seed % len(presets)], seed))
+    return cells
 
 
 def main() -> int:
     """All of it; the exit status is 1 if there is a cell that is neither equal nor refused."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS))
-    p.add_argument("--columns", nargs="+", metavar="PRESET,FORMAT", default=[",".join(one) for one in COLUMNS])
-    p.add_argument("--workers", type=int, default=2, help="cells at a time")
+    p.add_argument("--targets", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    p.add_argument("--columns", nargs="+", type=int, metavar="N", default=range(len(COLUMNS)), help="by number, from 0")
+    p.add_argument("--random", type=int, default=RANDOM_DESIGNS, help="designs drawn at random")
+    p.add_argument("--workers", type=int, default=2, help="targets at a time")
     p.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
     p.add_argument("--force", action="store_true", help="overwrite what --out names")
     a = p.parse_args()
@@ -210,26 +280,27 @@ def main() -> int:
     begin, about = time.monotonic(), harness.machine(1)
     partial = a.out and a.out.with_suffix(".partial.json")
     cells = json.loads(partial.read_text()) if partial and partial.exists() else []
-    known = {(one["family"], one["preset"], one["format"]) for one in cells}
-    wanted = [(family, *one.split(",")) for family in a.targets for one in a.columns]
+    known = {(cell["family"], Column(**cell["column"]), cell["seed"]) for cell in cells}
+    wanted = planned_cells(a.targets, [COLUMNS[n] for n in a.columns], a.random)
+    left = [cell for cell in wanted if cell not in known]
+    by_family = {family: [cell for cell in left if cell.family == family] for family in a.targets}
     with ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(cell, *one) for one in wanted if one not in known]
+        futures = [pool.submit(run_family, family, todo) for family, todo in by_family.items() if todo]
         for done in as_completed(futures):
-            cells.append(one := done.result())
-            harness.tell(f"{one['family']}, {one['preset']}, {one['format']}: {one['verdict']} {one.get('reason', '')}")
+            for cell in done.result():
+                cells.append(cell)
+                heading = Column(**cell["column"]).heading
+                harness.tell(f"{cell['family']}, {heading}: {cell['verdict']} {cell.get('reason', '')}")
             if partial:
                 write_json(partial, cells)
-    cells.sort(key=lambda one: wanted.index((one["family"], one["preset"], one["format"])))
-    harness.keep(a.out, report(about | {"vllm": vllm_version()}, cells, (time.monotonic() - begin) / 60), cells)
+    order = {cell: number for number, cell in enumerate(wanted)}
+    cells.sort(key=lambda cell: order[Cell(cell["family"], Column(**cell["column"]), cell["seed"])])
+    with ProposalEngine.started() as engine:
+        about["vllm"] = engine.version
+    harness.keep(a.out, report(about, cells, (time.monotonic() - begin) / 60), cells)
     if partial:
         partial.unlink()
-    return int(any(one["verdict"] not in ("equal", "refused") for one in cells))
-
-
-def vllm_version() -> str:
-    """Of the vLLM that is asked."""
-    code = "from importlib.metadata import distributions as d; print({x.version for x in d() if 'vllm' in x.name})"
-    return subprocess.run([find_vllm()[0], "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return int(any(cell["verdict"] not in ("equal", "refused") for cell in cells))
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ class ProposalComparison(NamedTuple):
     near_tokens: int  # of them, those that are not the target's likeliest, within rounding of it
     wrong_tokens: int  # those beyond rounding: the engine runs another target
     left_out: int  # passes that begin behind the end of an answer, whose text is not known
+    apart: int  # passes of which the engine and this drafter accept other numbers of drafts: all that counters show
 
     @property
     def proposals(self) -> int:
@@ -173,6 +174,7 @@ def compare_proposals(
         near_tokens=near_tokens,
         wrong_tokens=wrong_tokens,
         left_out=left_out,
+        apart=sum(int((reading.accepted_A != reading.expected_A).sum()) for reading in readings),
     )
 
 
