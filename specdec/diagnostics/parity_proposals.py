@@ -220,7 +220,7 @@ def _read(
     own_drafts = []
     for start in range(0, len(places), text.side_by_side):
         rows = slice(start, start + text.side_by_side)
-        chains = text.draft(places[rows], proposed_AK[rows])
+        chains = text.draft(places[rows], proposed_AK[rows].clamp(0, target.vocab_size - 1))
         likeliest.append(chains.tokens_AK)
         log_probs.append(margins(drafter, chains.log_probs_AKD, proposed_AK[rows]))
         own_drafts.append(text.draft(places[rows], due_AK[rows]).tokens_AK)
@@ -293,7 +293,9 @@ def _probes(target: Target, readings: Sequence[_Readings], files: reference.File
             features_TH = fused_features(served, boundaries, final_TH)
             slots = (reading.places_A - 1).tolist()
             depth = reading.proposed_AK.shape[1] - 1
-            _, log_probs_AKV = reference.draft(served, reading.ids_T, features_TH, slots, depth, reading.proposed_AK)
+            _, log_probs_AKV = reference.draft(
+                served, reading.ids_T, features_TH, slots, depth, reading.proposed_AK.clamp(0, target.vocab_size - 1)
+            )
             rows.append(log_probs_AKV.argmax(-1))
         return torch.cat(rows)
 

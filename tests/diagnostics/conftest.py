@@ -9,10 +9,10 @@ from specdec.drafter import DrafterSpec, save_drafter
 from specdec.export import export_drafter
 from specdec.target import Target
 from tests.diagnostics.parity_made import sharp
-from tests.engines.conftest import fake, served
+from tests.engines.conftest import fake_proposals
 from tests.export.made import made_drafter
 
-__all__ = ["fake", "served"]
+__all__ = ["fake_proposals"]
 SMALL = ["--max_new_tokens", "8", "--depth", "2"]
 
 

@@ -40,6 +40,24 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
+def fake_proposals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a stand-in for what records vLLM's proposals, which the environment names as vLLM's Python."""
+    root = Path(__file__).parents[2]
+    path = tmp_path / "proposing"
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(root)!r})\n"
+        "if sys.argv[1] == '-c': sys.exit()\n"  # whether it has vLLM
+        "from tests.engines.fake_proposals import main\nmain()\n"
+    )
+    path.chmod(0o755)
+    folder = tmp_path / "proposals"
+    folder.mkdir()
+    monkeypatch.setenv("FAKE_PROPOSALS", str(folder))
+    monkeypatch.setenv(VARIABLE, str(path))
+    return folder
+
+
+@pytest.fixture
 def served() -> Iterator[Callable[..., FakeVllm]]:
     """Makes fake servers in this process, and ends them."""
     made: list[FakeVllm] = []
