@@ -74,7 +74,9 @@ class Format:
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
         """The whole ``config.json``; some formats name the target in it and the drafts a pass."""
-        written = keys.write(subject.config, subject.method)
+        written = keys.write(
+            subject.config, subject.method, unbounded=subject.narrowed, own_rope=subject.rope_is_changed
+        )
         if EMBEDDING in subject.shared:  # EAGLE's own code then reads the target's embedding, if this key is absent
             written.pop("target_hidden_size")
         return {"architectures": self.architectures(subject), **written}
@@ -208,7 +210,7 @@ class SpeculatorsFormat(Format):
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
         """The layer's config apart, the drafter's switches at the top, and the target by name."""
-        flat = keys.write(subject.config, subject.method)
+        flat = keys.write(subject.config, subject.method, unbounded=subject.narrowed, own_rope=subject.rope_is_changed)
         kind, name = ("peagle", "PEagleSpeculator") if subject.parallel else ("eagle3", "Eagle3Speculator")
         top = {key: value for key, value in flat.items() if key in TOP}
         if subject.method == "dflash":

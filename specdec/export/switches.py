@@ -1,7 +1,7 @@
 """The engine matrix: what of a drafter which engine honours. The exporter refuses by it and the docs show it."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specdec.drafter import (
     GQA,
@@ -41,6 +41,8 @@ _IMAGES = "Gemma4 Llama4 Llava Mistral3 Pixtral Qwen2_5_VL Qwen3VL Qwen3VLMoe Qw
 EAGLE3_TARGETS = {f"{name}ForCausalLM" for name in _STATES.split()}
 EAGLE3_TARGETS |= {f"{name}ForConditionalGeneration" for name in _IMAGES.split()}
 HEADLESS_TARGETS = {f"{name}ForCausalLM" for name in ("Cohere", "Cohere2", "Cohere2Moe", "Gemma2", "Gemma3n")}
+# classes of vLLM that set is_neox_style=False on what get_rope keeps for all who ask by the same parameters
+ROPE_CHANGED = {"Ernie4_5ForCausalLM"}
 THROUGH_TRANSFORMERS = ["--model-impl", "transformers"]
 
 
@@ -52,6 +54,7 @@ class Subject(NamedTuple):
     own_head: bool  # whether the head knows fewer tokens than the target's, or has other weights
     entry_bias: bool  # whether a narrow entry adds a bias that is not zero
     architecture: str = ""  # of the target, as its config.json names the class
+    target_window: int | None = None  # of a target whose every layer slides; see :func:`window_of_all_layers`
 
     @property
     def method(self) -> str:
@@ -66,10 +69,35 @@ class Subject(NamedTuple):
         return self.config.recurrence.parallel and self.method == "eagle3"
 
     @property
+    def narrowed(self) -> bool:
+        """Whether vLLM would give the target's window to a drafter that attends to everything: its layers take what
+        ``cache_config.sliding_window`` says if they name none, but for MLA's."""
+        sees_all = self.config.attention_window == "full" and type(self.config.attention) is not MLA
+        return self.target_window is not None and sees_all
+
+    @property
+    def rope_is_changed(self) -> bool:
+        """Whether vLLM's class of the target changes its rope, which a drafter with equal parameters is given too."""
+        return self.architecture in ROPE_CHANGED
+
+    @property
     def shared(self) -> tuple[str, ...]:
         """Weights that are the target's and stay with it."""
         left = self.method == "eagle" or (self.method == "dflash" and not self.own_head)
         return (() if self.own_embedding else (EMBEDDING,)) + ((HEAD,) if left else ())
+
+
+def window_of_all_layers(hf_config: Any) -> int | None:
+    """The window that vLLM puts into its cache's config, where every layer of a target slides; None otherwise.
+
+    Args:
+        hf_config: the target's transformers config of its text model.
+
+    Source: vLLM 0.32.0, ``engine/arg_utils.py``, ``create_engine_config``; 0 is no window to ``config/model.py``.
+    """
+    kinds = getattr(hf_config, "layer_types", None)
+    all_slide = kinds is None or all(kind == "sliding_attention" for kind in kinds)
+    return (getattr(hf_config, "sliding_window", None) or None) if all_slide else None
 
 
 def target_flags(architecture: str, method: str) -> list[str]:
@@ -199,7 +227,6 @@ SWITCHES = (
     Switch("attention_window, with method eagle3", _eagle3(lambda c: c.attention_window != "full"),
            vllm_since="0.10.2"),
     Switch("attention_window, with method eagle", _eagle(lambda c: c.attention_window != "full"),
-           vllm="its method eagle counts layer_types from the target's first layer and fails",
            sglang="no config says so, only a flag of the server"),
     Switch("attention_sinks", _any(lambda c: c.attention_sinks),
            **_both("its windows hide a text's first tokens as any others")),
