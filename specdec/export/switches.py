@@ -20,6 +20,7 @@ from specdec.drafter import (
     TargetNorm,
     Wide,
 )
+from specdec.utils.vllm import hands_over_states
 
 VLLM, SGLANG = "vLLM 0.32.0", "SGLang 0.5.23"
 ENGINES = (VLLM, SGLANG)
@@ -30,16 +31,25 @@ SHIFTED_IF_FIRST_IS_ONE = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 LATENT_WIDTHS = (320, 512, 576)  # that vLLM's kernels of latent attention know
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
-# of vLLM's own classes: those that hand states to method eagle3, and those without a head that method eagle can share;
-# where its class lacks what is needed, vLLM's Transformers backend runs the model instead
+# of vLLM 0.32.0's own classes: those that hand states to method eagle3, and those without a head that method eagle can
+# share; where its class lacks what is needed, vLLM's Transformers backend runs the model instead. The first list is what
+# specdec.utils.vllm.hands_over_states says of every architecture in that version's registry, of text or images
 _STATES = (
-    "Afmoe Apertus Cohere2Moe Deepseek DeepseekV2 DeepseekV3 Ernie4_5 Gemma4 GptOss Granite GraniteSWA InternLM3 Llama "
-    "Llama4 MiniCPM MiniCPM3 MiMo MiMoV2 MiniMaxM2 Ministral3 Mistral NemotronH Phi3 Plamo3 Qwen2 Qwen3 Qwen3Moe "
-    "Qwen3Next Qwen3_5 Step1"
+    "Afmoe Apertus Cohere2Moe Deepseek DeepseekV2 DeepseekV3 DeepseekV32 DeepseekV4 DeepseekV41 Ernie4_5 Gemma4 Glm5Next "
+    "GlmMoeDsa GptOss Granite GraniteSWA IQuestCoder InternLM3 K2Horizon KimiLinear LLaMA Laguna Llama Llama4 MiMo MiMoV2 "
+    "MiMoV2Flash MiMoV2Omni MiniCPM MiniCPM3 MiniMaxM2 MiniMaxM3Sparse Ministral3 Mistral MistralLarge3 MuseGlimmer "
+    "NemotronH NemotronHPuzzle Phi3 Plamo3 Qwen2 Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe SarvamMLA Step1 TeleChat2 "
+    "TeleChat3 TeleFLM"
 )
-_IMAGES = "Gemma4 Llama4 Llava Mistral3 Pixtral Qwen2_5_VL Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe"
+_IMAGES = (
+    "CohereCompass Cosmos3 DeepseekV4 Exaone4_5_ Gemma4 Gemma4Unified Glm5Next InternS1Pro InternS2Mobius InternS2Preview "
+    "KimiK25 KimiK3 LightOnOCR Llama4 Llava MiniCPMV4_6 MiniCPMV4_7 MiniMaxM3Sparse Mistral3 MuseGlimmer OpenCUA Pixtral "
+    "Qwen2_5_VL Qwen3ASR Qwen3OmniMoe Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp"
+)
 EAGLE3_TARGETS = {f"{name}ForCausalLM" for name in _STATES.split()}
 EAGLE3_TARGETS |= {f"{name}ForConditionalGeneration" for name in _IMAGES.split()}
+EAGLE3_TARGETS |= {f"NemotronH_{name}_Reasoning_V3" for name in ("Nano_Omni", "Super_Omni")}
+EAGLE3_TARGETS |= {"NemotronH_Nano_VL_V2", "NemotronH_Omni_Reasoning_V3", "Qwen3ASRRealtimeGeneration"}
 HEADLESS_TARGETS = {f"{name}ForCausalLM" for name in ("Cohere", "Cohere2", "Cohere2Moe", "Gemma2", "Gemma3n")}
 # classes of vLLM that set is_neox_style=False on what get_rope keeps for all who ask by the same parameters
 ROPE_CHANGED = {"Ernie4_5ForCausalLM"}
@@ -100,9 +110,19 @@ def window_of_all_layers(hf_config: Any) -> int | None:
     return (getattr(hf_config, "sliding_window", None) or None) if all_slide else None
 
 
-def target_flags(architecture: str, method: str) -> list[str]:
-    """The flags of ``vllm serve`` without which a target of this class would not be drafted for."""
-    native = architecture not in HEADLESS_TARGETS if method == "eagle" else architecture in EAGLE3_TARGETS
+def target_flags(architecture: str, method: str, python: str | None = None) -> list[str]:
+    """The flags of ``vllm serve`` without which a target of this class would not be drafted for.
+
+    Args:
+        architecture: of the target, as its ``config.json`` names the class.
+        method: the drafter's, as engines call it.
+        python: whose vLLM will serve; its source is asked, where it tells, in place of the table of vLLM 0.32.0.
+    """
+    if method == "eagle":
+        return THROUGH_TRANSFORMERS if architecture in HEADLESS_TARGETS else []
+    native = hands_over_states(python, architecture) if python else None
+    if native is None:
+        native = architecture in EAGLE3_TARGETS
     return [] if native else THROUGH_TRANSFORMERS
 
 

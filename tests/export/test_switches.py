@@ -22,7 +22,18 @@ from specdec.drafter import (
     Wide,
 )
 from specdec.export import NotServable, Subject, export_drafter, subject_of
-from specdec.export.switches import ENGINES, SGLANG, SWITCHES, VLLM, Switch, lint, window_of_all_layers
+from specdec.export.switches import (
+    EAGLE3_TARGETS,
+    ENGINES,
+    SGLANG,
+    SWITCHES,
+    VLLM,
+    Switch,
+    lint,
+    target_flags,
+    window_of_all_layers,
+)
+from specdec.utils.vllm import configured_python, hands_over_states, installed
 from tests.export.made import made_drafter
 from tests.tiny import LAYERS, biased, presets, tiny_config, tiny_target, variants
 
@@ -191,6 +202,19 @@ def matrix() -> str:
 def test_the_page_shows_the_table_that_the_exporter_goes_by() -> None:
     page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
     assert matrix() in page, f"put this there:\n{matrix()}"
+
+
+@pytest.mark.vllm
+def test_the_classes_are_those_of_the_vllm_that_the_table_names() -> None:
+    python = configured_python()
+    assert python is not None and (place := installed(python)) is not None
+    if not VLLM.endswith(place.version.partition("+")[0]):
+        pytest.skip(f"this is vLLM {place.version}, the table is of {VLLM}")
+    others = {name.replace("ForConditionalGeneration", "ForCausalLM") for name in EAGLE3_TARGETS}
+    native = {"MixtralForCausalLM", "Gemma2ForCausalLM", "CohereForCausalLM", "GlmOcrForConditionalGeneration"}
+    for architecture in {*EAGLE3_TARGETS, *others, *native}:
+        said = hands_over_states(python, architecture)
+        assert said == (architecture in EAGLE3_TARGETS) or (said and target_flags(architecture, "eagle3")), architecture
 
 
 def test_what_is_the_targets_own_is_seen() -> None:

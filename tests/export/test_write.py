@@ -303,6 +303,18 @@ def test_the_line_has_the_flags_that_the_family_needs(
         assert exported.command.endswith(flags) and ("--model-impl" in exported.command) == bool(flags)
 
 
+def test_the_line_names_a_local_target_for_every_working_directory(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target.model.save_pretrained(tmp_path / "target")
+    monkeypatch.chdir(tmp_path)
+    for format in ("vllm", "sglang"):
+        drafter = made_drafter(SPEC, target)
+        line = export_drafter(drafter, target, Path(format), format, served=TargetSource("target")).command
+        named = [word for word in shlex.split(line) if word.endswith("target")]
+        assert named == [str(tmp_path / "target")] and str(tmp_path / format) in line
+
+
 def test_the_embedding_that_eagles_own_code_would_not_load(tmp_path: Path, target: Target) -> None:
     """It takes the target's where the config has no target_hidden_size, and the file's otherwise."""
     export_drafter(made_drafter(SPEC, target), target, tmp_path / "theirs")
