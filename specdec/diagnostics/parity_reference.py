@@ -261,7 +261,7 @@ def _windows(config: Raw, fused: bool) -> tuple[int | None, ...]:
     kinds = config.get("layer_types") or ["full_attention"] * layers
     if len(kinds) != layers:
         raise Misread(f"config.json: layer_types names {len(kinds)} layers of {layers}")
-    if "sliding_attention" in kinds and not fused:
+    if "sliding_attention" in kinds and not fused and "target_layer_count" not in config:
         raise Misread("config.json: method eagle reads layer_types of the target's first layers and fails")
     return tuple(config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds)
 

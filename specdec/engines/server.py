@@ -66,7 +66,8 @@ class VllmLaunch:
     ) -> "contextlib.AbstractContextManager[Server]":
         """The server, to be entered; without ``caching``, prefixes are cached only if a flag of ``extra`` says so."""
         drafts = drafter.drafts(self.draft_tokens) if drafter else 0
-        port, arguments = self.port or free_port(self.host), vllm_arguments(self.target, drafter, drafts)
+        port = self.port or free_port(self.host)
+        arguments = vllm_arguments(self.target, drafter, drafts, self.vllm[0])
         arguments += ["--host", self.host, "--port", str(port)]
         arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]  # the last of two flags counts
         return running([*self.vllm, *arguments], self.host, port, log, self.timeout)

@@ -6,6 +6,7 @@ Legend: D draft vocabulary, V target vocabulary.
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -16,6 +17,7 @@ from specdec.drafter import MLA, Drafter, PostNorm
 from specdec.export import keys, tensors
 from specdec.export.switches import EMBEDDING, SGLANG, SWITCHES, VLLM, Subject, lint, target_flags
 from specdec.target import NotServable, TargetSource
+from specdec.utils.vllm import configured_python
 
 VOCABULARY = "vocab.target_ids_D"
 DRAFT_TOKENS = 3  # a pass, where nobody says
@@ -74,7 +76,9 @@ class Format:
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
         """The whole ``config.json``; some formats name the target in it and the drafts a pass."""
-        written = keys.write(subject.config, subject.method)
+        written = keys.write(
+            subject.config, subject.method, unbounded=subject.narrowed, own_rope=subject.rope_is_changed
+        )
         if EMBEDDING in subject.shared:  # EAGLE's own code then reads the target's embedding, if this key is absent
             written.pop("target_hidden_size")
         return {"architectures": self.architectures(subject), **written}
@@ -118,12 +122,21 @@ class Format:
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The line that serves the target with the drafter, a chain of drafts a pass."""
         drafter = DrafterCheckpoint.of(directory, subject)
-        return shlex.join(["vllm", *vllm_arguments(target, drafter, draft_tokens)])
+        arguments = vllm_arguments(from_anywhere(target), drafter, draft_tokens, configured_python())
+        return shlex.join(["vllm", *arguments])
 
 
-def vllm_arguments(target: TargetSource, drafter: DrafterCheckpoint | None = None, draft_tokens: int = 0) -> list[str]:
+def from_anywhere(target: TargetSource) -> TargetSource:
+    """A target by a name that holds in every working directory."""
+    place = Path(target.directory())
+    return replace(target, source=str(place.resolve())) if place.exists() else target
+
+
+def vllm_arguments(
+    target: TargetSource, drafter: DrafterCheckpoint | None = None, draft_tokens: int = 0, python: str | None = None
+) -> list[str]:
     """The arguments of ``vllm`` for a target, alone or with a drafter, whose method it would guess from the path; with
-    one, what the target's architecture needs for that."""
+    one, what the target's architecture needs for that, as the vLLM of ``python`` has it."""
     arguments = ["serve", target.servable()]
     if drafter is not None:
         speculative: dict[str, Any] = {"method": drafter.method, "model": str(drafter.directory)}
@@ -134,7 +147,9 @@ def vllm_arguments(target: TargetSource, drafter: DrafterCheckpoint | None = Non
     if target.revision is not None:
         arguments += ["--revision", target.revision, "--tokenizer-revision", target.revision]
     arguments += ["--trust-remote-code"] if target.trust_remote_code else []
-    return [*arguments, *(target_flags(drafter.architecture, drafter.method) if drafter is not None else [])]
+    if drafter is not None:
+        arguments += target_flags(drafter.architecture, drafter.method, python)
+    return arguments
 
 
 class SglangFormat(Format):
@@ -162,7 +177,7 @@ class SglangFormat(Format):
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """A chain, which is what vLLM drafts too; a larger ``--speculative-eagle-topk`` makes it a tree."""
         arguments = {
-            "model-path": target.servable(),
+            "model-path": from_anywhere(target).servable(),
             "speculative-algorithm": subject.method.upper(),
             "speculative-draft-model-path": directory,
             "speculative-num-steps": draft_tokens,
@@ -208,7 +223,7 @@ class SpeculatorsFormat(Format):
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
         """The layer's config apart, the drafter's switches at the top, and the target by name."""
-        flat = keys.write(subject.config, subject.method)
+        flat = keys.write(subject.config, subject.method, unbounded=subject.narrowed, own_rope=subject.rope_is_changed)
         kind, name = ("peagle", "PEagleSpeculator") if subject.parallel else ("eagle3", "Eagle3Speculator")
         top = {key: value for key, value in flat.items() if key in TOP}
         if subject.method == "dflash":
@@ -239,7 +254,9 @@ class SpeculatorsFormat(Format):
 
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The checkpoint names target, method and number of drafts itself."""
-        return shlex.join(["vllm", "serve", directory, *target_flags(subject.architecture, subject.method)])
+        return shlex.join(
+            ["vllm", "serve", directory, *target_flags(subject.architecture, subject.method, configured_python())]
+        )
 
 
 FORMATS: dict[str, Format] = {each.name: each for each in (Format(), SpeculatorsFormat(), SglangFormat())}

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 IDS, AUX = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"  # the second of speculators' DFlash
 FULL, SLIDING = "full_attention", "sliding_attention"
+UNBOUNDED = 2**30  # a window longer than any text; sums of it and positions stay in 32 bits
+TARGET_LAYERS = "target_layer_count"  # what vLLM takes from a layer's number before it looks into layer_types
+OWNER = "owner"  # in a rope block, a word that no engine reads, for a block that is not the target's
 Raw = Mapping[str, Any]
 
 
@@ -94,7 +97,12 @@ def _window(raw: Raw, hf: Any) -> dict[str, Any]:
         return {"attention_window": "full"}
     if kinds != {SLIDING}:
         raise ValueError(f"layer_types are {sorted(kinds)}; drafters here have one kind for all layers")
-    return {"attention_window": raw.get("sliding_window")}
+    window = raw.get("sliding_window")
+    return {"attention_window": "full" if window == UNBOUNDED else window}
+
+
+def _rope(raw: Raw, hf: Any) -> dict[str, Any]:
+    return {"rope": {key: value for key, value in rope_parameters(hf).items() if key != OWNER}}
 
 
 MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")  # as vLLM looks for them
@@ -168,7 +176,7 @@ COMMON = (
            lambda raw, hf: {"head_dim": raw.get("head_dim") or hf.hidden_size // hf.num_attention_heads}),
     _fixed("hidden_act", "silu"),
     _same("rms_norm_eps"),
-    KeyRow("rope_parameters", lambda c: dict(c.rope), lambda raw, hf: {"rope": rope_parameters(hf)}),
+    KeyRow("rope_parameters", lambda c: dict(c.rope), _rope),
     KeyRow("rope_theta", lambda c: c.rope["rope_theta"]),
     _same("max_position_embeddings"),
     KeyRow("tie_word_embeddings", lambda c: False),
@@ -201,9 +209,9 @@ EAGLE3 = (
     _flag("norm_before_fc", "norms.aux", "concat"),
     _flag("fc_norm", "norms.aux", "each", "use_aux_norm"),
     _flag("norm_output", "recurrence", PostNorm()),
-    KeyRow("use_sliding_window", lambda c: c.attention_window != "full"),
-    KeyRow("sliding_window", lambda c: None if c.attention_window == "full" else c.attention_window),
-    KeyRow("layer_types", lambda c: [FULL if c.attention_window == "full" else SLIDING] * c.num_layers, _window),
+    KeyRow("use_sliding_window", lambda c: False),
+    KeyRow("sliding_window", lambda c: None),
+    KeyRow("layer_types", lambda c: [FULL] * c.num_layers, _window),
 )  # fmt: skip
 
 PARALLEL = (KeyRow(MASKS[0], lambda c: c.recurrence.mask_token_id, _mask),)  # type: ignore[attr-defined]  # of P-EAGLE
@@ -221,12 +229,25 @@ DFLASH = (
 TABLES = {"eagle": EAGLE, "eagle3": EAGLE3, "dflash": DFLASH}
 
 
-def write(config: DrafterConfig, method: str) -> dict[str, Any]:
-    """Every key but ``architectures``."""
+def write(config: DrafterConfig, method: str, *, unbounded: bool = False, own_rope: bool = False) -> dict[str, Any]:
+    """Every key but ``architectures``.
+
+    Args:
+        unbounded: say that all is seen by a window longer than any text, for an engine that would take the target's.
+        own_rope: write the rope so that an engine does not find it equal to the target's and share its module.
+    """
     rows = TABLES[method]
     rows += LATENT if type(config.attention) is MLA else ()
     rows += PARALLEL if type(config.recurrence) is MaskConstant else ()
-    return {row.key: row.write(config) for row in rows}
+    written = {row.key: row.write(config) for row in rows}
+    window = UNBOUNDED if unbounded else config.attention_window
+    if window != "full":
+        kinds = [SLIDING] * config.num_layers
+        written |= {"use_sliding_window": True, "sliding_window": window, "layer_types": kinds}
+        written |= {TARGET_LAYERS: config.num_target_layers} if method == "eagle" else {}
+    if own_rope:
+        written["rope_parameters"] |= {OWNER: "drafter"}
+    return written
 
 
 def read(raw: Raw, method: str) -> dict[str, Any]:
@@ -250,6 +271,8 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
         for row in TABLES[method] + LATENT + (PARALLEL if method == "eagle3" else ()):
             if row.read is not None:
                 found |= row.read(raw, hf)
+        if method == "eagle" and TARGET_LAYERS in raw:  # else vLLM's class fails, and others read no windows
+            found |= _window(raw, hf)
     except (StrictDataclassError, TypeError, KeyError, ArithmeticError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"config.json is not one that transformers reads: {reason:.300}") from error

@@ -1,7 +1,7 @@
 """The engine matrix: what of a drafter which engine honours. The exporter refuses by it and the docs show it."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specdec.drafter import (
     GQA,
@@ -20,6 +20,7 @@ from specdec.drafter import (
     TargetNorm,
     Wide,
 )
+from specdec.utils.vllm import hands_over_states
 
 VLLM, SGLANG = "vLLM 0.32.0", "SGLang 0.5.23"
 ENGINES = (VLLM, SGLANG)
@@ -30,17 +31,28 @@ SHIFTED_IF_FIRST_IS_ONE = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 LATENT_WIDTHS = (320, 512, 576)  # that vLLM's kernels of latent attention know
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
-# of vLLM's own classes: those that hand states to method eagle3, and those without a head that method eagle can share;
-# where its class lacks what is needed, vLLM's Transformers backend runs the model instead
+# of vLLM 0.32.0's own classes: those that hand states to method eagle3, and those without a head that method eagle can
+# share; where its class lacks what is needed, vLLM's Transformers backend runs the model instead. The first list is what
+# specdec.utils.vllm.hands_over_states says of every architecture in that version's registry, of text or images
 _STATES = (
-    "Afmoe Apertus Cohere2Moe Deepseek DeepseekV2 DeepseekV3 Ernie4_5 Gemma4 GptOss Granite GraniteSWA InternLM3 Llama "
-    "Llama4 MiniCPM MiniCPM3 MiMo MiMoV2 MiniMaxM2 Ministral3 Mistral NemotronH Phi3 Plamo3 Qwen2 Qwen3 Qwen3Moe "
-    "Qwen3Next Qwen3_5 Step1"
+    "Afmoe Apertus Cohere2Moe Deepseek DeepseekV2 DeepseekV3 DeepseekV32 DeepseekV4 DeepseekV41 Ernie4_5 Gemma4 Glm5Next "
+    "GlmMoeDsa GptOss Granite GraniteSWA IQuestCoder InternLM3 K2Horizon KimiLinear LLaMA Laguna Llama Llama4 MiMo MiMoV2 "
+    "MiMoV2Flash MiMoV2Omni MiniCPM MiniCPM3 MiniMaxM2 MiniMaxM3Sparse Ministral3 Mistral MistralLarge3 MuseGlimmer "
+    "NemotronH NemotronHPuzzle Phi3 Plamo3 Qwen2 Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe SarvamMLA Step1 TeleChat2 "
+    "TeleChat3 TeleFLM"
 )
-_IMAGES = "Gemma4 Llama4 Llava Mistral3 Pixtral Qwen2_5_VL Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe"
+_IMAGES = (
+    "CohereCompass Cosmos3 DeepseekV4 Exaone4_5_ Gemma4 Gemma4Unified Glm5Next InternS1Pro InternS2Mobius InternS2Preview "
+    "KimiK25 KimiK3 LightOnOCR Llama4 Llava MiniCPMV4_6 MiniCPMV4_7 MiniMaxM3Sparse Mistral3 MuseGlimmer OpenCUA Pixtral "
+    "Qwen2_5_VL Qwen3ASR Qwen3OmniMoe Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp"
+)
 EAGLE3_TARGETS = {f"{name}ForCausalLM" for name in _STATES.split()}
 EAGLE3_TARGETS |= {f"{name}ForConditionalGeneration" for name in _IMAGES.split()}
+EAGLE3_TARGETS |= {f"NemotronH_{name}_Reasoning_V3" for name in ("Nano_Omni", "Super_Omni")}
+EAGLE3_TARGETS |= {"NemotronH_Nano_VL_V2", "NemotronH_Omni_Reasoning_V3", "Qwen3ASRRealtimeGeneration"}
 HEADLESS_TARGETS = {f"{name}ForCausalLM" for name in ("Cohere", "Cohere2", "Cohere2Moe", "Gemma2", "Gemma3n")}
+# classes of vLLM that set is_neox_style=False on what get_rope keeps for all who ask by the same parameters
+ROPE_CHANGED = {"Ernie4_5ForCausalLM"}
 THROUGH_TRANSFORMERS = ["--model-impl", "transformers"]
 
 
@@ -52,6 +64,7 @@ class Subject(NamedTuple):
     own_head: bool  # whether the head knows fewer tokens than the target's, or has other weights
     entry_bias: bool  # whether a narrow entry adds a bias that is not zero
     architecture: str = ""  # of the target, as its config.json names the class
+    target_window: int | None = None  # of a target whose every layer slides; see :func:`window_of_all_layers`
 
     @property
     def method(self) -> str:
@@ -66,15 +79,50 @@ class Subject(NamedTuple):
         return self.config.recurrence.parallel and self.method == "eagle3"
 
     @property
+    def narrowed(self) -> bool:
+        """Whether vLLM would give the target's window to a drafter that attends to everything: its layers take what
+        ``cache_config.sliding_window`` says if they name none, but for MLA's."""
+        sees_all = self.config.attention_window == "full" and type(self.config.attention) is not MLA
+        return self.target_window is not None and sees_all
+
+    @property
+    def rope_is_changed(self) -> bool:
+        """Whether vLLM's class of the target changes its rope, which a drafter with equal parameters is given too."""
+        return self.architecture in ROPE_CHANGED
+
+    @property
     def shared(self) -> tuple[str, ...]:
         """Weights that are the target's and stay with it."""
         left = self.method == "eagle" or (self.method == "dflash" and not self.own_head)
         return (() if self.own_embedding else (EMBEDDING,)) + ((HEAD,) if left else ())
 
 
-def target_flags(architecture: str, method: str) -> list[str]:
-    """The flags of ``vllm serve`` without which a target of this class would not be drafted for."""
-    native = architecture not in HEADLESS_TARGETS if method == "eagle" else architecture in EAGLE3_TARGETS
+def window_of_all_layers(hf_config: Any) -> int | None:
+    """The window that vLLM puts into its cache's config, where every layer of a target slides; None otherwise.
+
+    Args:
+        hf_config: the target's transformers config of its text model.
+
+    Source: vLLM 0.32.0, ``engine/arg_utils.py``, ``create_engine_config``; 0 is no window to ``config/model.py``.
+    """
+    kinds = getattr(hf_config, "layer_types", None)
+    all_slide = kinds is None or all(kind == "sliding_attention" for kind in kinds)
+    return (getattr(hf_config, "sliding_window", None) or None) if all_slide else None
+
+
+def target_flags(architecture: str, method: str, python: str | None = None) -> list[str]:
+    """The flags of ``vllm serve`` without which a target of this class would not be drafted for.
+
+    Args:
+        architecture: of the target, as its ``config.json`` names the class.
+        method: the drafter's, as engines call it.
+        python: whose vLLM will serve; its source is asked, where it tells, in place of the table of vLLM 0.32.0.
+    """
+    if method == "eagle":
+        return THROUGH_TRANSFORMERS if architecture in HEADLESS_TARGETS else []
+    native = hands_over_states(python, architecture) if python else None
+    if native is None:
+        native = architecture in EAGLE3_TARGETS
     return [] if native else THROUGH_TRANSFORMERS
 
 
@@ -199,7 +247,6 @@ SWITCHES = (
     Switch("attention_window, with method eagle3", _eagle3(lambda c: c.attention_window != "full"),
            vllm_since="0.10.2"),
     Switch("attention_window, with method eagle", _eagle(lambda c: c.attention_window != "full"),
-           vllm="its method eagle counts layer_types from the target's first layer and fails",
            sglang="no config says so, only a flag of the server"),
     Switch("attention_sinks", _any(lambda c: c.attention_sinks),
            **_both("its windows hide a text's first tokens as any others")),

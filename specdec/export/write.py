@@ -18,7 +18,7 @@ from specdec.export import card, mtp, read
 from specdec.export.formats import FORMATS, DrafterCheckpoint, drafts_of
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
-from specdec.export.switches import EMBEDDING, HEAD, Subject
+from specdec.export.switches import EMBEDDING, HEAD, Subject, window_of_all_layers
 from specdec.target import NotServable, Target, TargetSource
 from specdec.utils.files import sha256, staged_directory, write_json, write_text
 from specdec.utils.machine import provenance
@@ -168,6 +168,7 @@ def subject_of(drafter: Drafter, target: Target) -> Subject:
         own_head=not is_targets(state[HEAD], target.head_weight()),
         entry_bias=type(config.entry) is Narrow and bias is not None and bool(bias.any()),
         architecture=(target.model.config.architectures or [type(target.model).__name__])[0],
+        target_window=window_of_all_layers(target.config),
     )
 
 

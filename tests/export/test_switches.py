@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 
 from specdec.drafter import (
     MLA,
@@ -21,7 +22,18 @@ from specdec.drafter import (
     Wide,
 )
 from specdec.export import NotServable, Subject, export_drafter, subject_of
-from specdec.export.switches import ENGINES, SGLANG, SWITCHES, VLLM, Switch, lint
+from specdec.export.switches import (
+    EAGLE3_TARGETS,
+    ENGINES,
+    SGLANG,
+    SWITCHES,
+    VLLM,
+    Switch,
+    lint,
+    target_flags,
+    window_of_all_layers,
+)
+from specdec.utils.vllm import configured_python, hands_over_states, installed
 from tests.export.made import made_drafter
 from tests.tiny import LAYERS, biased, presets, tiny_config, tiny_target, variants
 
@@ -68,7 +80,7 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
     "norms.output, with method eagle": (subject(EAGLE1, norms=norms(BARE, output=True)), ""),
     "norms.query_key, with method eagle": (subject(EAGLE1, norms=norms(BARE, query_key=True)), ""),
     "a head of its own, with method eagle": (subject(EAGLE1, head="own"), ""),
-    "attention_window, with method eagle": (subject(EAGLE1, attention_window=16), ""),
+    "attention_window, with method eagle": (subject(EAGLE1, attention_window=16), "V"),
     "num_layers above 1, with method eagle": (subject(EAGLE1, num_layers=2), "VS"),
     "fusion ScalarMix": (subject(fusion=ScalarMix()), ""),
     "entry Narrow, with method eagle3": (subject(entry=Narrow()), ""),
@@ -192,6 +204,19 @@ def test_the_page_shows_the_table_that_the_exporter_goes_by() -> None:
     assert matrix() in page, f"put this there:\n{matrix()}"
 
 
+@pytest.mark.vllm
+def test_the_classes_are_those_of_the_vllm_that_the_table_names() -> None:
+    python = configured_python()
+    assert python is not None and (place := installed(python)) is not None
+    if not VLLM.endswith(place.version.partition("+")[0]):
+        pytest.skip(f"this is vLLM {place.version}, the table is of {VLLM}")
+    others = {name.replace("ForConditionalGeneration", "ForCausalLM") for name in EAGLE3_TARGETS}
+    native = {"MixtralForCausalLM", "Gemma2ForCausalLM", "CohereForCausalLM", "GlmOcrForConditionalGeneration"}
+    for architecture in {*EAGLE3_TARGETS, *others, *native}:
+        said = hands_over_states(python, architecture)
+        assert said == (architecture in EAGLE3_TARGETS) or (said and target_flags(architecture, "eagle3")), architecture
+
+
 def test_what_is_the_targets_own_is_seen() -> None:
     target = tiny_target(dtype=torch.float32)
     eagle1 = made_drafter(biased(), target)
@@ -202,6 +227,25 @@ def test_what_is_the_targets_own_is_seen() -> None:
     assert subject_of(eagle1, target)[1:4] == (True, True, True)
     half = made_drafter(EAGLE3, target).to(torch.bfloat16)
     assert not subject_of(half, target).own_embedding
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        (hf.MistralConfig(sliding_window=5), 5),
+        (hf.MistralConfig(sliding_window=None), None),
+        (hf.MistralConfig(sliding_window=0), None),
+        (hf.Phi3Config(sliding_window=7), 7),
+        (hf.Starcoder2Config(sliding_window=9), 9),
+        (hf.LlamaConfig(sliding_window=3), 3),  # a stray key, which the family ignores and vLLM does not
+        (hf.Gemma3TextConfig(num_hidden_layers=2, layer_types=["sliding_attention"] * 2, sliding_window=6), 6),
+        (hf.Gemma3TextConfig(sliding_window=6), None),
+        (hf.Qwen2Config(use_sliding_window=False), None),
+        (hf.LlamaConfig(), None),
+    ],
+)
+def test_the_window_that_a_drafter_would_be_given(config: hf.PretrainedConfig, window: int | None) -> None:
+    assert window_of_all_layers(config) == window
 
 
 def test_a_config_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:

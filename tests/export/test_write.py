@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import LlamaForCausalLM
+from transformers import Ernie4_5Config, Ernie4_5ForCausalLM, LlamaForCausalLM
 
 from specdec.cli import main
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Norms, load_drafter
@@ -24,7 +24,7 @@ from specdec.utils.files import sha256
 from tests.export.made import evaluation, made_drafter, same_state
 from tests.export.made import names as files
 from tests.perfect import markov_target
-from tests.tiny import HIDDEN, VOCAB, biased, largest_file, llama_config, presets, tiny_target, variants
+from tests.tiny import HIDDEN, LAYERS, VOCAB, biased, largest_file, llama_config, presets, tiny_target, variants
 
 H = HIDDEN
 SPEC = DrafterSpec(draft_vocab_size=40)
@@ -178,6 +178,75 @@ def test_a_window_and_further_layers(tmp_path: Path, target: Target) -> None:
     assert "--speculative-draft-window-size 16" in line
 
 
+def drafter_layer(directory: Path) -> dict[str, Any]:
+    """The keys of the drafter's layers, whatever the format nests them in."""
+    config = config_of(directory)
+    return config.get("transformer_layer_config", config)
+
+
+WHOLE = {"use_sliding_window": True, "sliding_window": 2**30, "layer_types": ["sliding_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "format", "wanted"),
+    [
+        (SPEC, "vllm", WHOLE),
+        (SPEC, "speculators", WHOLE),
+        (SPEC, "sglang", WHOLE),
+        (DrafterSpec(norms=Norms("each", query_key=True)), "vllm", WHOLE),
+        (variants()["peagle"], "vllm", WHOLE),
+        (variants()["peagle"], "speculators", WHOLE),
+        (variants()["dflash"], "vllm", WHOLE | {"layer_types": ["sliding_attention"] * 2}),
+        (variants()["dflash"], "speculators", WHOLE | {"layer_types": ["sliding_attention"] * 2}),
+        (presets()["eagle1"], "vllm", WHOLE | {"target_layer_count": LAYERS}),
+        (presets()["eagle1"], "sglang", WHOLE | {"target_layer_count": LAYERS}),
+        (dataclasses.replace(SPEC, attention_window=16), "vllm", WHOLE | {"sliding_window": 16}),
+        (dataclasses.replace(presets()["eagle1"], attention_window=16), "vllm",
+         WHOLE | {"sliding_window": 16, "target_layer_count": LAYERS}),
+    ],
+)  # fmt: skip
+def test_a_drafter_keeps_its_own_window_where_every_layer_of_the_target_slides(
+    spec: DrafterSpec, format: str, wanted: dict[str, Any], tmp_path: Path
+) -> None:
+    """vLLM gives the target's window to each layer that names none."""
+    target = Target(markov_target("mistral").model.float())
+    drafter = made_drafter(spec, target)
+    export_drafter(drafter, target, tmp_path / "out", format)
+    layer = drafter_layer(tmp_path / "out")
+    assert {key: layer.get(key) for key in wanted} == wanted
+    assert drafter_layer(tmp_path / "out").get("dflash_config", {}).get("causal", False) is False
+    read = import_checkpoint(read_checkpoint(tmp_path / "out"), target)
+    assert read.config.attention_window == drafter.config.attention_window
+
+
+def test_a_window_of_method_eagle_is_written_for_any_target(tmp_path: Path, target: Target) -> None:
+    export_drafter(made_drafter(presets()["eagle1"], target), target, tmp_path / "full")
+    assert not {"layer_types", "sliding_window", "target_layer_count"} & set(config_of(tmp_path / "full"))
+    spec = dataclasses.replace(presets()["eagle1"], attention_window=16)
+    export_drafter(made_drafter(spec, target), target, tmp_path / "windowed")
+    config = config_of(tmp_path / "windowed")
+    assert (config["sliding_window"], config["layer_types"], config["target_layer_count"]) == (
+        16, ["sliding_attention"], LAYERS,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", [SPEC, presets()["eagle1"], variants()["dflash"]], ids=["eagle3", "eagle", "dflash"])
+@pytest.mark.parametrize("format", ["vllm", "speculators"])
+def test_the_rope_is_not_the_one_that_the_targets_class_changes(spec: DrafterSpec, format: str, tmp_path: Path) -> None:
+    """vLLM's ERNIE-4.5 sets the style of a rope that get_rope hands to all who ask by the same parameters."""
+    if format == "speculators" and spec == presets()["eagle1"]:
+        pytest.skip("that format has no method eagle")
+    sizes = llama_config().to_dict() | {"architectures": ["Ernie4_5ForCausalLM"]}
+    known = {key: sizes[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "head_dim")}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+    target = Target(Ernie4_5ForCausalLM(Ernie4_5Config(**known, **heads, tie_word_embeddings=False)).float())
+    drafter = made_drafter(spec, target)
+    export_drafter(drafter, target, tmp_path / "out", format)
+    rope = drafter_layer(tmp_path / "out")["rope_parameters"]
+    assert rope == {**drafter.config.rope, "owner": "drafter"} and rope != target.config.rope_parameters
+    assert import_checkpoint(read_checkpoint(tmp_path / "out"), target).config.rope == drafter.config.rope
+
+
 def test_sglang_gets_what_it_would_leave_at_random(tmp_path: Path, target: Target) -> None:
     exported = export_drafter(made_drafter(DrafterSpec(num_layers=2), target), target, tmp_path / "two", "sglang")
     tensors = load_file(tmp_path / "two" / "model.safetensors")
@@ -232,6 +301,18 @@ def test_the_line_has_the_flags_that_the_family_needs(
     for format in ("vllm", "speculators") if spec is SPEC else ("vllm",):
         exported = export_drafter(made_drafter(spec, target), target, tmp_path / format, format)
         assert exported.command.endswith(flags) and ("--model-impl" in exported.command) == bool(flags)
+
+
+def test_the_line_names_a_local_target_for_every_working_directory(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target.model.save_pretrained(tmp_path / "target")
+    monkeypatch.chdir(tmp_path)
+    for format in ("vllm", "sglang"):
+        drafter = made_drafter(SPEC, target)
+        line = export_drafter(drafter, target, Path(format), format, served=TargetSource("target")).command
+        named = [word for word in shlex.split(line) if word.endswith("target")]
+        assert named == [str(tmp_path / "target")] and str(tmp_path / format) in line
 
 
 def test_the_embedding_that_eagles_own_code_would_not_load(tmp_path: Path, target: Target) -> None:
