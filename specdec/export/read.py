@@ -392,8 +392,11 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
         found["draft_vocab_size"] = found["vocab_size"]
     if (wide or block) and not last_state:
         numbered = checkpoint.ours is not None or "speculators_model_type" in raw
-        named_there = keys.block_boundaries(config) if block else keys.boundaries(config, target.num_layers, numbered)
-        found |= {"fusion": Concat(), "aux_layers": aux_layers or named_there}
+        if aux_layers is None:  # else what the config names is not asked: it may be what is wrong
+            aux_layers = (
+                keys.block_boundaries(config) if block else keys.boundaries(config, target.num_layers, numbered)
+            )
+        found |= {"fusion": Concat(), "aux_layers": aux_layers}
     else:
         if aux_layers:
             raise ValueError("a drafter without fused states reads the target's last state: leave out --aux_layers")

@@ -512,6 +512,15 @@ def test_what_it_may_not_say(raw: dict[str, object], message: str) -> None:
         boundaries(raw, L)
 
 
+def test_boundaries_that_are_given_decide_whatever_the_lists_say(tmp_path: Path, target: Target) -> None:
+    """As the refusal tells to: contradictory lists, and EAGLE-3's own in the other numbering."""
+    for n, names in enumerate(({IDS: [2, 3, 5], "eagle_config": {IDS: [2, 3, 5]}}, {"eagle_config": {IDS: [2, 3, 4]}})):
+        directory = written(tmp_path / str(n), flat(**names), eagle3())
+        with pytest.raises(ValueError, match="--aux_layers"):
+            import_drafter(directory, target)
+        assert import_drafter(directory, target, aux_layers=[1, 3, 6]).config.aux_layers == (1, 3, 6)
+
+
 def test_the_list_of_outputs_is_one_less_and_has_no_embeddings() -> None:
     config = tiny_config(presets()["eagle3"])
     assert keys._eagle_config(config) == {"use_aux_hidden_state": True, IDS: [1, 2, 3]}
