@@ -135,7 +135,8 @@ def run_cell(cell: Cell, target: Target, engine: ProposalEngine, scratch: Path) 
         line = FORMATS["vllm"].command(str(export.directory), subject_of(drafter, target), source, DRAFTS)
     about["line"] = line.replace(str(scratch.parent), "")
     try:
-        answers = engine.ask([*shlex.split(line)[2:], *FLAGS, "--no-enable-prefix-caching"], PROMPTS, TOKENS)
+        words = shlex.split(line)
+        answers = engine.ask([*words[words.index("serve") + 1 :], *FLAGS, "--no-enable-prefix-caching"], PROMPTS, TOKENS)
     except EngineRefusedError as error:
         return about | {"verdict": "LINE FAILED", "reason": str(error)}
     method = DrafterCheckpoint.of(export.directory, subject_of(drafter, target)).method

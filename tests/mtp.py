@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 
 from specdec.target import Target
 from tests.tiny import HIDDEN, VOCAB
@@ -36,6 +43,16 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
         "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8, "n_routed_experts": 4, "use_qk_norm": True,
         "attention_bias": True, "num_nextn_predict_layers": 1,
     }),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, {
+        "num_hidden_layers": 2, "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+        "kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+        "mlp_layer_types": ["dense", "sparse"], "num_nextn_predict_layers": 1,
+    }),
+    "qwen3_5_text": (Qwen3_5TextConfig, {
+        "num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 16, "linear_key_head_dim": 8,
+        "layer_types": ["linear_attention"] * 2 + ["full_attention"], "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    }),
     "qwen3_next": (Qwen3NextConfig, {
         "num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4, "linear_key_head_dim": 8,
         "shared_expert_intermediate_size": 16, "layer_types": ["linear_attention"] * 2 + ["full_attention"],
@@ -43,6 +60,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     }),
 }  # fmt: skip
 FAMILIES = tuple(CONFIGS)
+NUMBERED = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")  # whose module is one layer more of the target's
 UNREAD = 5  # a token whose embedding is zero
 NEXTN = {"enorm": "enorm", "hnorm": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm"}
 MTP = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "fc": "fc", "norm": "norm"}
@@ -74,10 +92,10 @@ class Module(nn.Module):
 
     def published(self, family: str, layers: int) -> Iterator[tuple[str, Tensor]]:
         """The tensors as checkpoints have them."""
-        prefix = "mtp." if family == "qwen3_next" else f"model.layers.{layers}."
-        for part, name in (MTP if family == "qwen3_next" else NEXTN).items():
+        prefix = f"model.layers.{layers}." if family in NUMBERED else "mtp."
+        for part, name in (NEXTN if family in NUMBERED else MTP).items():
             yield f"{prefix}{name}.weight", getattr(self, part).weight.data
-        prefix += "layers.0." * (family == "qwen3_next")
+        prefix += "layers.0." * (family not in NUMBERED)
         for name, value in self.block.state_dict().items():
             if name == "mlp.experts.gate_up_proj":
                 for e, both in enumerate(value):
@@ -111,7 +129,7 @@ def made(
     sharded = family != "glm4_moe"
     model.save_pretrained(directory, max_shard_size="40KB" if sharded else "5GB")
     tensors = {name: value.contiguous().clone() for name, value in module.published(family, config.num_hidden_layers)}
-    if family != "qwen3_next":  # copies that nobody reads
+    if family in NUMBERED:  # copies that nobody reads
         beside = {"embed_tokens": model.model.embed_tokens, "shared_head.head": model.lm_head}
         place = f"model.layers.{config.num_hidden_layers}"
         tensors |= {f"{place}.{name}.weight": part.weight.detach().clone() for name, part in beside.items()}

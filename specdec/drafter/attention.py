@@ -73,7 +73,8 @@ class GQA(AttentionKind):
 
     def build_layer(self, config: "DrafterConfig", index: int) -> Attention:
         h, g, norm = config.num_attention_heads, config.num_key_value_heads, config.norms.build_heads(config)
-        return GroupedAttention(config.hidden_size, h, g, config.head_dim, index, norm, config.attention_bias)
+        biases = bool(config.attention_bias), config.attention_bias is True
+        return GroupedAttention(config.hidden_size, h, g, config.head_dim, index, norm, *biases)
 
 
 @dataclass(frozen=True)

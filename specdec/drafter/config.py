@@ -67,7 +67,8 @@ class DrafterSpec:
         attention_window: positions back that a node attends to, itself included, or the ``full`` text.
         attention_sinks: first tokens of the text that it attends to beyond its window
             (https://arxiv.org/abs/2309.17453); 0 for none.
-        attention_bias: biases on queries, keys, values and the attention's output, as some published drafters have.
+        attention_bias: biases on queries, keys, values and the attention's output (``true``), or on the first three
+            alone (``qkv``, as Qwen2 has them), as some published drafters do.
         rope_theta: base of the drafter's rotary positions, unscaled, or all as the ``target`` has them. A target
             without such positions (Nemotron-H) wants a number.
     """
@@ -85,7 +86,7 @@ class DrafterSpec:
     intermediate_size: Intermediate | Literal["target"] = "target"
     attention_window: int | Literal["full"] = "full"
     attention_sinks: Whole = 0
-    attention_bias: bool = False
+    attention_bias: bool | Literal["qkv"] = False
     rope_theta: float | Literal["target"] = "target"
 
     def __post_init__(self) -> None:
@@ -148,7 +149,7 @@ class DrafterConfig:
     draft_vocab_size: Vocabulary
     attention_window: int | Literal["full"]
     attention_sinks: Whole
-    attention_bias: bool
+    attention_bias: bool | Literal["qkv"]
     rms_norm_eps: Share
     rope: Mapping[str, Any]
     max_position_embeddings: Positions
@@ -159,8 +160,8 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         check_numbers(DrafterConfig, vars(self))
         _check_window(self.attention_window, self.attention_sinks)
-        if type(self.attention_bias) is not bool:
-            raise ValueError(f"attention_bias must be true or false, not {self.attention_bias!r:.60}")
+        if type(self.attention_bias) is not bool and self.attention_bias != "qkv":
+            raise ValueError(f"attention_bias must be true, false or qkv, not {self.attention_bias!r:.60}")
         if self.head not in ("own", "target"):
             raise ValueError(f"head must be own or target, not {self.head!r:.60}")
         if odd := [value for value in self.target.values() if not isinstance(value, str | int | None)]:

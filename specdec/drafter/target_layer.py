@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig
 
 # families whose layer, run as here, was compared with transformers' own
-COMPARED = ("deepseek_v3", "glm4_moe", "llama", "qwen2", "qwen3", "qwen3_next")
+COMPARED = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "llama", "qwen2", "qwen3", "qwen3_5_text", "qwen3_next")
 OURS = "specdec_view"  # what a config says in place of sdpa, and of grouped_mm
 # of a config, what says nothing of a layer, or what is to be run
 _LEFT_OUT = {"architectures", "auto_map", "dtype", "torch_dtype", "quantization_config", "transformers_version"}
@@ -45,7 +45,7 @@ class TargetLayer(AttentionKind):
         """With the config of one layer that attends, with experts where the family has any."""
         kept = {k: v for k, v in hf_config.to_diff_dict().items() if k not in _LEFT_OUT and not k.startswith("_")}
         kept |= {"model_type": hf_config.model_type, "num_hidden_layers": 1, "vocab_size": 1, "pad_token_id": None}
-        of_one = {"layer_types": ["full_attention"], "first_k_dense_replace": 0}
+        of_one = {"layer_types": ["full_attention"], "first_k_dense_replace": 0, "mlp_layer_types": ["sparse"]}
         kept |= {key: value for key, value in of_one.items() if getattr(hf_config, key, None) is not None}
         return type(self)(json.loads(json.dumps(kept)))
 

@@ -113,6 +113,9 @@ class Format:
             if theirs == tensors.MASK:
                 theirs, value = theirs.removesuffix(".weight"), value.reshape(1, 1, -1)
             made[theirs.replace("layers.0.", self.first_layer) if subject.method == "eagle3" else theirs] = value
+        if subject.config.attention_bias == "qkv" and subject.method != "eagle" and not _is_qwen3(subject):
+            outputs = [name for name in made if name.endswith("self_attn.o_proj.weight")]
+            made |= {name.replace(".weight", ".bias"): made[name].new_zeros(len(made[name])) for name in outputs}
         if not drafter.vocab.complete:
             ids_D = drafter.vocab.target_ids_D
             made[tensors.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
@@ -120,10 +123,21 @@ class Format:
         return {name: value.detach().cpu().contiguous() for name, value in made.items()}
 
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
-        """The line that serves the target with the drafter, a chain of drafts a pass."""
+        """The line that serves the target with the drafter, a chain of drafts a pass.
+
+        vLLM's second model runner hands every drafter of method eagle3 fused states, whatever its config says.
+        """
         drafter = DrafterCheckpoint.of(directory, subject)
         arguments = vllm_arguments(from_anywhere(target), drafter, draft_tokens, configured_python())
-        return shlex.join(["vllm", *arguments])
+        line = shlex.join(["vllm", *arguments])
+        last_state = subject.method == "eagle3" and not subject.config.fusion.mixes
+        return f"VLLM_USE_V2_MODEL_RUNNER=0 {line}" if last_state else line
+
+
+def _is_qwen3(subject: Subject) -> bool:
+    """Whether the engine's class is Qwen3's of method eagle3, which builds no bias on the attention's output; the
+    others of ``attention_bias`` build four, and leave at random what a file lacks."""
+    return subject.method == "eagle3" and bool(subject.config.norms.query_key)
 
 
 def from_anywhere(target: TargetSource) -> TargetSource:
@@ -215,8 +229,12 @@ class SpeculatorsFormat(Format):
     def check(self, subject: Subject) -> None:
         """As the base; and EAGLE-1 is no speculator any more."""
         super().check(subject)
-        kind = "method eagle" if subject.method == "eagle" else "attention MLA"
-        if subject.method == "eagle" or type(subject.config.attention) is MLA:
+        lacks = {
+            "method eagle": subject.method == "eagle",
+            "attention MLA": type(subject.config.attention) is MLA,
+            "drafter without fc": not subject.config.fusion.mixes,
+        }
+        if kind := next((name for name, used in lacks.items() if used), None):
             raise NotServable(
                 f"{VLLM} cannot serve this drafter: the speculators format has no {kind}: use --format vllm"
             )

@@ -7,6 +7,7 @@ The target's states are numbered in two ways. Ours, b, counts layers applied; vL
 SGLang's ids in ``eagle_config`` are of layers' outputs, b - 1, and so are those of most trainers.
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -86,9 +87,13 @@ def _fixed(key: str, value: Any) -> KeyRow:
 
 
 def _attention_bias(raw: Raw, hf: Any) -> dict[str, Any]:
-    if not isinstance(value := raw.get("attention_bias") or False, bool):
-        raise ValueError(f"attention_bias is {value!r}, wanted true or false")
-    return {"attention_bias": value}
+    """``qkv_bias``, where it is there, decides on queries, keys and values, and ``attention_bias`` on all four."""
+    flags = {key: raw.get(key) for key in ("attention_bias", "qkv_bias")}
+    if odd := [key for key, value in flags.items() if not isinstance(value, bool | None)]:
+        raise ValueError(f"{odd[0]} is {flags[odd[0]]!r}, wanted true or false")
+    if flags["attention_bias"] and flags["qkv_bias"] is False:
+        raise ValueError("attention_bias is true and qkv_bias false; drafters here have no bias on the output alone")
+    return {"attention_bias": True if flags["attention_bias"] else "qkv" if flags["qkv_bias"] else False}
 
 
 def _window(raw: Raw, hf: Any) -> dict[str, Any]:
@@ -145,7 +150,9 @@ def _block(raw: Raw, hf: Any) -> dict[str, Any]:
 
 
 def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
-    """The embeddings, boundary 0, are no layer's output."""
+    """The embeddings, boundary 0, are no layer's output; a drafter that reads the last state names none."""
+    if not config.fusion.mixes:
+        return {"use_aux_hidden_state": False}
     ids = {IDS: [b - 1 for b in config.aux_layers]} if config.aux_layers[0] else {}
     return {"use_aux_hidden_state": True, **ids}
 
@@ -180,7 +187,7 @@ COMMON = (
     KeyRow("rope_theta", lambda c: c.rope["rope_theta"]),
     _same("max_position_embeddings"),
     KeyRow("tie_word_embeddings", lambda c: False),
-    KeyRow("attention_bias", lambda c: c.attention_bias, _attention_bias),
+    KeyRow("attention_bias", lambda c: bool(c.attention_bias), _attention_bias),
     _fixed("mlp_bias", False),
 )  # fmt: skip
 
@@ -189,6 +196,11 @@ LATENT = (  # of MLA alone, whose class engines find by the first of these
     KeyRow("head_dim", lambda c: c.attention.qk_rope_head_dim),  # type: ignore[attr-defined]  # as DeepSeek calls it
     *(KeyRow(key, lambda c, key=key: getattr(c.attention, key) or None) for key in RANKS[1:]),  # type: ignore[misc]
     KeyRow(RANKS[0], lambda c: getattr(c.attention, RANKS[0]) or None, _latent),
+)
+
+QKV_BIAS = (  # of EAGLE-1 alone; other classes of engines go by attention_bias
+    KeyRow("attention_bias", lambda c: False),
+    KeyRow("qkv_bias", lambda c: True),
 )
 
 EAGLE = (
@@ -201,9 +213,6 @@ EAGLE3 = (
     *COMMON,
     _or("draft_vocab_size", "vocab_size"),
     _or("target_hidden_size", "hidden_size"),
-    KeyRow("num_aux_hidden_states", lambda c: len(c.aux_layers)),
-    KeyRow("num_aux_layers", lambda c: len(c.aux_layers)),  # as vLLM's Qwen3 class calls it
-    KeyRow(IDS, lambda c: list(c.aux_layers)),
     KeyRow("eagle_config", _eagle_config),
     _flag("norm_before_residual", "norms.residual", "normed"),
     _flag("norm_before_fc", "norms.aux", "concat"),
@@ -213,6 +222,12 @@ EAGLE3 = (
     KeyRow("sliding_window", lambda c: None),
     KeyRow("layer_types", lambda c: [FULL] * c.num_layers, _window),
 )  # fmt: skip
+
+FUSED = (  # of drafters that read several states, or one through fc
+    KeyRow("num_aux_hidden_states", lambda c: len(c.aux_layers)),
+    KeyRow("num_aux_layers", lambda c: len(c.aux_layers)),  # as vLLM's Qwen3 class calls it
+    KeyRow(IDS, lambda c: list(c.aux_layers)),
+)
 
 PARALLEL = (KeyRow(MASKS[0], lambda c: c.recurrence.mask_token_id, _mask),)  # type: ignore[attr-defined]  # of P-EAGLE
 
@@ -237,6 +252,8 @@ def write(config: DrafterConfig, method: str, *, unbounded: bool = False, own_ro
         own_rope: write the rope so that an engine does not find it equal to the target's and share its module.
     """
     rows = TABLES[method]
+    rows += FUSED if method == "eagle3" and config.fusion.mixes else ()
+    rows += QKV_BIAS if method == "eagle" and config.attention_bias == "qkv" else ()
     rows += LATENT if type(config.attention) is MLA else ()
     rows += PARALLEL if type(config.recurrence) is MaskConstant else ()
     written = {row.key: row.write(config) for row in rows}
@@ -255,11 +272,9 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
 
     ValueError if a value is not one that a drafter here can have.
     """
-    if not isinstance(raw.get("eagle_config") or {}, Mapping):
-        raise ValueError(f"eagle_config is {raw['eagle_config']!r}, wanted a table")
     if raw.get("fc_norm", raw.get("use_aux_norm")) and raw.get("norm_before_fc"):
         raise ValueError("fc_norm and norm_before_fc are both on; drafters here have one of them")
-    plain = {key: value for key, value in raw.items() if key in _READ and value is not None}
+    plain = {key: _in_a_text(value) for key, value in raw.items() if key in _READ and value is not None}
     layers, most = plain.get("num_hidden_layers"), MOST_LAYERS  # of which transformers makes a list
     if isinstance(layers, int) and layers > most:
         raise ValueError(f"num_hidden_layers is {layers}; drafters here have at most {most:,}")
@@ -280,6 +295,38 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
     return found | {"norms": norms}
 
 
+def _in_a_text(value: Any) -> Any:
+    """A value of config.json; of a rope block of type ``mrope``, whose positions are equal in a text, the default."""
+    mrope = isinstance(value, Mapping) and "mrope" in (value.get("type"), value.get("rope_type"))
+    return {**value, "type": "default", "rope_type": "default"} if mrope else value
+
+
+def reads_last_state(raw: Raw) -> bool:
+    """Whether a flat ``config.json`` says that the drafter has no ``fc`` and reads the target's last state, normed
+    (NVIDIA's ``use_aux_hidden_state``); ValueError if it says so in no way that can be read."""
+    inner = raw.get("eagle_config") or {}
+    if not isinstance(inner, Mapping):
+        raise ValueError(f"eagle_config is {inner!r:.60}, wanted a table")
+    value = inner.get("use_aux_hidden_state", True)
+    if not isinstance(value, bool):
+        raise ValueError(f"eagle_config.use_aux_hidden_state is {value!r:.60}, wanted true or false")
+    return not value
+
+
+def depends_on_length(rope: Raw) -> bool:
+    """Whether a rope block rotates otherwise where ``max_position_embeddings`` is another."""
+    scaled = rope["rope_type"] in ("llama3", "yarn") and {"original_max_position_embeddings", "factor"} <= set(rope)
+    return rope["rope_type"] not in ("default", "linear") and not scaled
+
+
+def reaching(config: DrafterConfig, positions: int) -> DrafterConfig:
+    """The config with ``max_position_embeddings`` raised to a target's ``positions``, as engines raise it to theirs;
+    as it is where that would change its rope."""
+    if config.max_position_embeddings >= positions or depends_on_length(config.rope):
+        return config
+    return dataclasses.replace(config, max_position_embeddings=positions)
+
+
 # what transformers is to read: nothing that it would act on beyond dimensions and rope
 _READ = {row.key for table in TABLES.values() for row in table if row.read is not None} | {"rope_theta", "rope_scaling"}
 _READ -= {"hidden_act", "layer_types", "dflash_config"} | {
@@ -297,14 +344,15 @@ def block_boundaries(raw: Raw) -> tuple[int, ...]:
     return tuple(found if outputs is None else [i + 1 for i in found])
 
 
-def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...]:
+def boundaries(raw: Mapping[str, Any], num_target_layers: int, numbered: bool = False) -> tuple[int, ...]:
     """The boundaries that a flat ``config.json`` names, ascending, as engines concatenate them; by default EAGLE-3's.
+
+    Args:
+        numbered: whether the layout has one numbering, so that a list means what its place says.
 
     ValueError if its lists contradict each other, or ids repeat or do not exist.
     """
     inner = raw.get("eagle_config") or {}
-    if not inner.get("use_aux_hidden_state", True):
-        raise ValueError("eagle_config.use_aux_hidden_state is false: a drafter without fused states is not supported")
     # the third is vLLM's second place, in its own numbering
     top, outputs, layer_ids = raw.get(IDS), inner.get(IDS), inner.get("layer_ids")
     for ids in (top, outputs, layer_ids):
@@ -325,7 +373,8 @@ def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...
         )
     # a list of one kind alone is taken for what its place says, unless it is EAGLE-3's own in the other's numbering
     alone = outputs if outputs and not top and not layer_ids else None
-    if (top and not outputs and [i + 1 for i in found] == usual) or (alone and sorted(alone) == usual):
+    shifted = (top and not outputs and [i + 1 for i in found] == usual) or (alone and sorted(alone) == usual)
+    if shifted and not numbered:
         raise ValueError(
             f"{IDS} is {top or outputs} {'at the top' if top else 'in eagle_config'}: EAGLE-3's {usual}, if it were "
             f"numbered as in the other of the two places: {where}"

@@ -57,15 +57,49 @@ _MTP = {"entry.fc": "fc", "norms.embed": "pre_fc_norm_embedding", "norms.hidden"
 FAMILIES = {  # by the target's class
     "DeepseekV3ForCausalLM": Family("model.layers.{}.", "", _NEXTN),
     "Glm4MoeForCausalLM": Family("model.layers.{}.", "", _NEXTN, PreNorm()),  # transformers feeds back the normed state
+    "Glm4MoeLiteForCausalLM": Family("model.layers.{}.", "", _NEXTN, PreNorm()),
     "Qwen3NextForCausalLM": Family("mtp.", "layers.0.", _MTP),
+    "Qwen3_5ForCausalLM": Family("mtp.", "layers.0.", _MTP),
+    "Qwen3_5ForConditionalGeneration": Family("mtp.", "layers.0.", _MTP),
 }
 
 
-def family_of(directory: Path) -> Family | None:
-    """Whose module a directory may hold; None if it is no checkpoint of a family whose modules are known."""
+# why another family's module is not read, by the target's class
+UNREAD = {
+    "MiMoForCausalLM": (
+        "it reads [state; embedding], where every drafter here reads [embedding; state], and transformers has no class "
+        "of the target's"
+    ),
+}
+OF_A_MODULE = re.compile(r"(model\.)?mtp(_layers|_block)?\.|.*\.(eh_proj|enorm)\.weight$")
+
+
+def class_of(directory: Path) -> str:
+    """The first class that a directory's config.json names, or nothing."""
     raw = read_json(directory / "config.json")
     kinds = raw.get("architectures") if isinstance(raw, dict) else None
-    return FAMILIES.get(str(kinds[0])) if isinstance(kinds, list) and kinds else None
+    return str(kinds[0]) if isinstance(kinds, list) and kinds else ""
+
+
+def family_of(directory: Path) -> Family | None:
+    """Whose module a directory may hold; None if it is no checkpoint of a family whose modules are known.
+
+    Raises:
+        ValueError: it holds another family's module, which is not read; the message says why.
+    """
+    kind = class_of(directory)
+    if kind in FAMILIES or not any(_names_of_a_module(directory)):
+        return FAMILIES.get(kind)
+    why = UNREAD.get(kind, "its layer was not compared with transformers' own")
+    raise ValueError(
+        f"{directory}: it holds the module of multi-token prediction (MTP) of a target of class {kind or '(none)'}, "
+        f"which is not read: {why}. Modules of {', '.join(FAMILIES)} are; for this one train a drafter with specdec fit"
+    )
+
+
+def _names_of_a_module(directory: Path) -> Iterator[str]:
+    for file in directory.glob("*.safetensors"):
+        yield from (name for name in measure(file) if OF_A_MODULE.match(name))
 
 
 class Place(NamedTuple):
@@ -107,8 +141,10 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
             otherwise than to FP8.
     """
     raw = read_json(directory / "config.json")
-    if (modules := raw.get("num_nextn_predict_layers", 1)) != 1:
-        raise ValueError(f"{directory}: num_nextn_predict_layers is {modules!r:.60}: a drafter is one such module")
+    said = raw | (raw["text_config"] if isinstance(raw.get("text_config"), dict) else {})
+    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        if (modules := said.get(key, 1)) != 1:
+            raise ValueError(f"{directory}: {key} is {modules!r:.60}: a drafter is one such module")
     config = config_for(dataclasses.replace(DrafterSpec.preset("mtp"), recurrence=family.recurrence), target)
     skeleton, prefix = skeleton_of(config).state_dict(), family.prefix.format(target.num_layers)
     shapes = _own(skeleton, config)

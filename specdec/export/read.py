@@ -6,6 +6,7 @@ Legend: D draft vocabulary, V target vocabulary.
 import dataclasses
 import functools
 import logging
+import re
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FETCHED = (CONFIG, OURS, "*.safetensors", "*.index.json", "mask_embedding.pt")  # of a repository on the Hub
 LATENT = "layers.0.self_attn.kv_a_proj_with_mqa.weight"  # of multi-head latent attention (MLA)
 QUERIES, BIAS = "layers.0.self_attn.q_proj.weight", "fc.bias"
+QUERY_BIAS, OUTPUT_BIAS = "layers.0.self_attn.q_proj.bias", "layers.0.self_attn.o_proj.bias"
 CONTEXT = "hidden_norm.weight"  # of DFlash alone, on what every layer reads
 FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 SPECFORGE = "SpecForge or TorchSpec"
@@ -116,6 +118,8 @@ def import_drafter(
         )
     for line in recognised(read, drafter.config, given=bool(aux_layers)):
         log.info("%s", line)
+    for line in misread(read, drafter.config, loaded):
+        log.warning("%s", line)
     return drafter
 
 
@@ -240,8 +244,11 @@ def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[
                 )
             same = target.is_of(stored.target)  # wherever it lies now
             config = stored if same else dataclasses.replace(stored, target=dict(target.identity))
-        ids_D, order_D = _vocabulary(checkpoint.tensors, config)
-        return _filled(config, ids_D, checkpoint.tensors, order_D, target)
+        tensors = checkpoint.tensors
+        if isinstance(config.entry, Wide) and (embedding := _tied_head(checkpoint, target)) is not None:
+            tensors = {**tensors, HEAD: embedding}
+        ids_D, order_D = _vocabulary(tensors, config)
+        return _filled(config, ids_D, tensors, order_D, target)
     except ValueError as error:
         raise ValueError(f"{checkpoint.where}: {error}") from error
 
@@ -256,7 +263,7 @@ def layout(checkpoint: Checkpoint) -> str:
         return "speculators"
     if "dflash_config" in raw:
         return "z-lab"
-    if "norm_before_fc" in inner or "use_last_layernorm" in inner:
+    if "norm_before_fc" in inner or "use_last_layernorm" in inner or inner.get("use_aux_hidden_state") is False:
         return "NVIDIA"
     if checkpoint.layer.startswith("model."):
         return "Automodel"
@@ -268,8 +275,9 @@ def layout(checkpoint: Checkpoint) -> str:
 def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = False) -> list[str]:
     """What was made of a checkpoint, in sentences; ``given``: the boundaries were not to be looked for in it."""
     raw, tensors = flat(checkpoint.raw), checkpoint.tensors
-    wide, block = isinstance(config.fusion, Concat), config.entry.context
+    wide, block = isinstance(config.entry, Wide), config.entry.context
     family = "DFlash" if block else "EAGLE-3" if wide else "EAGLE-1"
+    last = "the last state, which " + ("a drafter without fc reads" if wide else "EAGLE-1 reads")
     inner = raw.get("dflash_config" if block else "eagle_config") or {}
     places = [(raw, keys.AUX), (inner, "target_layer_ids")] if block else [(raw, keys.IDS), (inner, keys.IDS)]
     named_there = any(holder.get(key) for holder, key in [*places, (inner, "layer_ids")])
@@ -283,6 +291,13 @@ def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = Fals
         {str(value.dtype).removeprefix("torch.") for name, value in tensors.items() if name not in named.MAPS}
     )
     parts = []
+    if (told := raw.get("num_hidden_layers")) is not None and told != config.num_layers:
+        parts.append(f"layers: {config.num_layers}, as the file has, while its config says {told}, which engines go by")
+    if (told := raw.get("max_position_embeddings")) is not None and told < config.max_position_embeddings:
+        parts.append(f"positions: {told:,} in its config, raised to the target's {config.max_position_embeddings:,}")
+    if config.attention_bias:
+        where = "queries, keys and values" + (" and the output" if config.attention_bias is True else "")
+        parts.append(f"biases: on {where}")
     if isinstance(config.recurrence, MaskConstant):
         parts.append(f"parallel (P-EAGLE): its mask is token {config.recurrence.mask_token_id}")
     if isinstance(config.recurrence, MaskBlock):
@@ -294,12 +309,39 @@ def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = Fals
         f"layout: {family}, {layout(checkpoint)}; its layer is called {checkpoint.layer}*, "
         f"{how_many(len(tensors), 'tensor')} in {' and '.join(kinds)}",
         f"boundaries: {', '.join(map(str, config.aux_layers))} of {config.num_target_layers}"
-        + (f" ({why})" if wide else " (the last state, which EAGLE-1 reads)"),
+        + (f" ({why})" if config.fusion.mixes else f" ({last})"),
         *([f"switches: {', '.join(on) or 'none'} on; {', '.join(off) or 'none'} off"] if switches else []),
         *parts,
         f"draft vocabulary: {size:,} of {how_many(whole, 'token')} ({100 * size / whole:.1f} %), {maps}"
         + (f"; the target's {' and '.join(theirs)}" if theirs else "; its own embedding and head"),
     ]
+
+
+def misread(checkpoint: Checkpoint, config: DrafterConfig, target: Target) -> list[str]:
+    """What engines make otherwise of a checkpoint than was read, in sentences that say the way out."""
+    raw, lines = flat(checkpoint.raw), []
+    longest = target.config.max_position_embeddings
+    if config.max_position_embeddings < longest:
+        lines.append(
+            f"its rope {config.rope['rope_type']} depends on max_position_embeddings, which is "
+            f"{config.max_position_embeddings:,} here and {longest:,} in the target: engines raise it to the server's "
+            "length and then rotate otherwise"
+        )
+    if isinstance(config.entry, Wide) and _tied_head(checkpoint, target) is not None:
+        lines.append(
+            "tie_word_embeddings is true and the file has no lm_head: its embedding is read as its head, as SGLang "
+            "does; vLLM ignores the key and takes the target's head: serve an export of this drafter in its place"
+        )
+    ids = raw.get(keys.IDS)
+    if "speculators_model_type" in checkpoint.raw and checkpoint.ours is None and ids and target.num_layers > 6:
+        usual = list(Concat().default_layers(target.num_layers))
+        if [i + 1 for i in sorted(ids)] == usual and list(config.aux_layers) == sorted(ids):
+            lines.append(
+                f"{keys.IDS} {ids} are read as boundaries, as speculators' layout numbers them; they are EAGLE-3's "
+                f"{usual} less one: if the file was converted from a layout that numbers outputs of layers, give "
+                f"--aux_layers {usual}"
+            )
+    return lines
 
 
 def contradictions(stored: DrafterConfig, read: DrafterConfig) -> list[str]:
@@ -310,6 +352,7 @@ def contradictions(stored: DrafterConfig, read: DrafterConfig) -> list[str]:
     one, two = stored.to_json(), read.to_json()
     both_narrow = isinstance(stored.entry, Narrow) and isinstance(read.entry, Narrow)
     silent = {"head", "target"} | ({"entry"} if both_narrow else set())
+    silent |= {"attention_bias"} if stored.attention_bias == "qkv" and read.attention_bias is True else set()
     return [name for name in one if name not in silent and one[name] != two[name]]
 
 
@@ -318,46 +361,114 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     tensors, raw = checkpoint.tensors, checkpoint.raw
     if raw.get("format") == DRAFTER:
         raise ValueError("no drafter as others publish them, but specdec's own, which needs no import")
-    config = flat(raw)
+    config = {**flat(raw)}
     if (LATENT in tensors) != (config.get("kv_lora_rank") is not None):
         lacks = "kv_lora_rank in config.json" if LATENT in tensors else LATENT
         raise ValueError(f"of a drafter with multi-head latent attention (MLA) it lacks {lacks}")
     reads = LATENT if LATENT in tensors else QUERIES  # what reads the first layer's input
-    lacking = [name for name in (reads, "fc.weight") if name not in tensors or tensors[name].ndim != 2]
-    if lacking:
-        also = " (or midlayer.*)" if lacking[0] == QUERIES else ""
-        near = likely(lacking[0], tensors)
-        raise ValueError(f"no drafter: it lacks a matrix {lacking[0]}{also}; {near}".removesuffix("; "))
-    hidden, block = len(tensors["fc.weight"]), CONTEXT in tensors
-    if block and (Path(checkpoint.where) / "mask_embedding.pt").exists():
-        raise ValueError(
-            "it has a mask_embedding.pt, a mask with an embedding of its own, which drafters here have not"
-        )
-    layers = config.get("num_target_layers", target.num_layers)
-    if block and layers != target.num_layers:
-        raise ValueError(f"it is for a target of {layers!r:.60} layers, {target.source} has {target.num_layers}")
-    wide = tensors[reads].shape[1] == 2 * hidden  # EAGLE-3's layer reads embedding and feature
+    last_state = keys.reads_last_state(config) and "fc.weight" not in tensors
+    _check_matrices(tensors, (reads,) if last_state else (reads, "fc.weight"))
+    hidden = tensors[reads].shape[1] // 2 if last_state else len(tensors["fc.weight"])
+    block = CONTEXT in tensors
+    if block:
+        _check_block(checkpoint, config, target)
+    wide = last_state or tensors[reads].shape[1] == 2 * hidden  # EAGLE-3's layer reads embedding and feature
+    if wide and not last_state and keys.reads_last_state(config):
+        raise ValueError("use_aux_hidden_state is false and the file has fc.weight, which engines drop: remove one")
     method = "dflash" if block else "eagle3" if wide else "eagle"
+    config["num_hidden_layers"] = _layers(tensors, config.get("num_hidden_layers"))
     found = {"recurrence": PreNorm()} | keys.read(config, method)
     if not block and (named.MASK in tensors) != found["recurrence"].parallel:
         lacks = "mask_token_id in config.json" if named.MASK in tensors else "the tensor mask_hidden"
         raise ValueError(f"a parallel drafter (P-EAGLE) has a mask token and a learned state: it lacks {lacks}")
+    found["attention_bias"] = _biases(tensors, found["attention_bias"])
     norms = found.pop("norms") | {"query_key": "layers.0.self_attn.q_norm.weight" in tensors}
     if wide or block:
         shared = HEAD not in tensors and found["draft_vocab_size"] == found["vocab_size"]
-        found |= {"fusion": Concat(), "entry": Wide(), "head": "target" if shared else "own"}
-        found |= {"entry": KVInjection()} if block else {}
-        named_there = keys.block_boundaries(config) if block else keys.boundaries(config, target.num_layers)
-        found["aux_layers"] = aux_layers or named_there
+        shared = shared and (block or _tied_head(checkpoint, target) is None)
+        found |= {"entry": KVInjection() if block else Wide(), "head": "target" if shared else "own"}
     else:
-        found |= {"fusion": LastLayer(), "entry": Narrow(bias=BIAS in tensors), "head": "target"}
-        found |= {"aux_layers": (target.num_layers,), "target_hidden_size": hidden}
+        found |= {"entry": Narrow(bias=BIAS in tensors), "head": "target", "target_hidden_size": hidden}
         found["draft_vocab_size"] = found["vocab_size"]
+    if (wide or block) and not last_state:
+        numbered = checkpoint.ours is not None or "speculators_model_type" in raw
+        if aux_layers is None:  # else what the config names is not asked: it may be what is wrong
+            aux_layers = (
+                keys.block_boundaries(config) if block else keys.boundaries(config, target.num_layers, numbered)
+            )
+        found |= {"fusion": Concat(), "aux_layers": aux_layers}
+    else:
+        if aux_layers:
+            raise ValueError("a drafter without fused states reads the target's last state: leave out --aux_layers")
+        found |= {"fusion": LastLayer(), "aux_layers": (target.num_layers,)}
     found["norms"] = dataclasses.replace(Norms(embed=not block) if wide or block else EAGLE1, **norms)
     for field, theirs in (("vocab_size", target.vocab_size), ("target_hidden_size", target.hidden_size)):
         if found[field] != theirs:
             raise ValueError(f"it is for a target of {field} {found[field]}, {target.source} has {theirs}")
-    return DrafterConfig(**found, num_target_layers=target.num_layers, target=dict(target.identity))
+    made = DrafterConfig(**found, num_target_layers=target.num_layers, target=dict(target.identity))
+    return keys.reaching(made, target.config.max_position_embeddings)
+
+
+def _check_matrices(tensors: Mapping[str, Tensor], wanted: Sequence[str]) -> None:
+    """Raise ValueError unless these are matrices of the file, with what stands there under a name like it."""
+    lacking = [name for name in wanted if name not in tensors or tensors[name].ndim != 2]
+    if lacking:
+        also = " (or midlayer.*)" if lacking[0] == QUERIES else ""
+        near = likely(lacking[0], tensors)
+        raise ValueError(f"no drafter: it lacks a matrix {lacking[0]}{also}; {near}".removesuffix("; "))
+
+
+def _check_block(checkpoint: Checkpoint, config: Mapping[str, Any], target: Target) -> None:
+    """Raise ValueError for a block drafter of another target, or with a mask that has an embedding of its own."""
+    if (Path(checkpoint.where) / "mask_embedding.pt").exists():
+        raise ValueError(
+            "it has a mask_embedding.pt, a mask with an embedding of its own, which drafters here have not"
+        )
+    layers = config.get("num_target_layers", target.num_layers)
+    if layers != target.num_layers:
+        raise ValueError(f"it is for a target of {layers!r:.60} layers, {target.source} has {target.num_layers}")
+
+
+def _layers(tensors: Mapping[str, Tensor], told: Any) -> Any:
+    """How many layers a checkpoint has: what its config says, or fewer where the file's are numbered 0..n-1 (EAGLE's
+    authors kept the target's 40 in the config of a drafter of one layer)."""
+    numbers = {int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.", name))}
+    whole = numbers == set(range(len(numbers)))
+    more = told is None or (type(told) is int and told > len(numbers))
+    return len(numbers) if numbers and whole and more else told
+
+
+def _biases(tensors: Mapping[str, Tensor], told: Any) -> Any:
+    """``attention_bias`` of a drafter whose config says ``told``, which names no bias on the output; ValueError for
+    biases that it does not switch on."""
+    if told is False and QUERY_BIAS in tensors:
+        raise ValueError(
+            f"the file has {QUERY_BIAS}, and neither attention_bias nor qkv_bias is true in config.json: engines would "
+            "drop it without a word; write qkv_bias: true there if the drafter was trained with it"
+        )
+    return "qkv" if told is True and QUERY_BIAS in tensors and OUTPUT_BIAS not in tensors else told
+
+
+def _tied_head(checkpoint: Checkpoint, target: Target) -> Tensor | None:
+    """The embedding of an EAGLE-3 checkpoint that has no head and says that the two are tied, where that is another
+    head than the target's; ValueError if its draft vocabulary is smaller than the embedding."""
+    config = flat(checkpoint.raw)
+    if config.get("tie_word_embeddings") is not True or HEAD in checkpoint.tensors:
+        return None
+    size = config.get("draft_vocab_size")
+    if size not in (None, config.get("vocab_size")):
+        raise ValueError(
+            f"tie_word_embeddings is true and there is no {HEAD}: an embedding of {config.get('vocab_size')} tokens is "
+            f"no head over {size}, and engines would draft from one that nobody trained"
+        )
+    embedding = checkpoint.tensors.get(EMBEDDING, target.embedding_weight().detach().cpu())
+    return None if same_numbers(embedding, target.head_weight()) else embedding
+
+
+def same_numbers(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors are equal number by number, whatever their dtypes and devices."""
+    dtype = torch.promote_types(one.dtype, two.dtype)
+    return one.shape == two.shape and torch.equal(one.to("cpu", dtype), two.to("cpu", dtype))
 
 
 def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[Tensor, Tensor]:
@@ -423,12 +534,16 @@ def _filled(
 
 
 def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:
-    """What SGLang needs and says nothing: a zero bias, a further layer's input norm under its second name."""
+    """What engines need and says nothing: a zero bias, a further layer's input norm under its second name."""
     for i in range(1, config.num_layers):
         first, second = f"layers.{i}.input_layernorm.weight", f"layers.{i}.hidden_norm.weight"
         if second in weights:
             double = weights.pop(second)
             if not torch.equal(weights.setdefault(first, double).double(), double.double()):
                 raise ValueError(f"{second} and {first} differ: engines take one or the other")
-    if config.entry == Narrow(bias=False) and BIAS in weights and not weights[BIAS].any():
-        del weights[BIAS]
+    zeros = [BIAS] if config.entry == Narrow(bias=False) else []
+    if config.attention_bias == "qkv":
+        zeros += [f"layers.{i}.self_attn.o_proj.bias" for i in range(config.num_layers)]
+    for name in zeros:
+        if name in weights and not weights[name].any():
+            del weights[name]

@@ -71,7 +71,8 @@ class Subject(NamedTuple):
         """What engines call the drafter's kind: ``eagle`` is EAGLE-1 and 2, ``eagle3`` EAGLE-3 to 3.1, P-EAGLE too."""
         if self.config.recurrence.masks:
             return "dflash"
-        return "eagle" if isinstance(self.config.fusion, LastLayer) else "eagle3"
+        wide = isinstance(self.config.entry, Wide)
+        return "eagle" if isinstance(self.config.fusion, LastLayer) and not wide else "eagle3"
 
     @property
     def parallel(self) -> bool:
@@ -157,6 +158,10 @@ def _eagle3(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool
     return lambda s: s.method == "eagle3" and bool(used(s.config))
 
 
+def _fused(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
+    return lambda s: s.method == "eagle3" and s.config.fusion.mixes and bool(used(s.config))
+
+
 def _dflash(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
     return lambda s: s.method == "dflash" and bool(used(s.config))
 
@@ -181,8 +186,6 @@ _ROPE_KEYS = {
 SWITCHES = (
     # EAGLE-1 and 2
     Switch("method eagle: fusion LastLayer, entry Narrow", lambda s: s.method == "eagle"),
-    Switch("fusion LastLayer with entry Wide", _eagle(lambda c: type(c.entry) is Wide),
-           **_both("a wide entry reads fused states: use fusion Concat")),
     Switch("entry.bias=true, the bias not zero", lambda s: s.method == "eagle" and s.entry_bias,
            vllm="fc.bias is dropped without a word: train with entry.bias=false"),
     *(Switch(f"norms.{site}, with method eagle", _eagle(lambda c, site=site: getattr(c.norms, site)),  # type: ignore[misc]
@@ -191,7 +194,9 @@ SWITCHES = (
     Switch("a head of its own, with method eagle", lambda s: s.method == "eagle" and s.own_head,
            **_both("method eagle reads the target's head: train with head=target")),
     # EAGLE-3 and 3.1
-    Switch("method eagle3: fusion Concat, entry Wide", lambda s: s.method == "eagle3"),
+    Switch("method eagle3: fusion Concat, entry Wide", _fused(lambda c: True)),
+    Switch("fusion LastLayer with entry Wide (use_aux_hidden_state=false)",
+           _eagle3(lambda c: type(c.fusion) is LastLayer), sglang="what it makes of such a config was not compared"),
     Switch("fusion ScalarMix", _any(lambda c: type(c.fusion) is ScalarMix),
            **_both("states are concatenated, there are no weights for them")),
     Switch("entry Narrow, with method eagle3", _eagle3(lambda c: type(c.entry) is Narrow),
@@ -210,18 +215,18 @@ SWITCHES = (
            sglang="it drafts one after another"),
     Switch("norms.query_key, with method eagle3", _eagle3(lambda c: c.norms.query_key),
            sglang="its layers have no norms on queries and keys", vllm_since="0.24.0"),
-    Switch("aux_layers of another number than three", _eagle3(lambda c: len(c.aux_layers) != 3),
+    Switch("aux_layers of another number than three", _fused(lambda c: len(c.aux_layers) != 3),
            vllm_since="0.22.0", sglang_since="0.5.12"),
     Switch("draft_vocab_size below the target's", _eagle3(lambda c: c.draft_vocab_size < c.vocab_size)),
-    Switch("a boundary 0 in aux_layers", _eagle3(lambda c: c.aux_layers[0] == 0),
+    Switch("a boundary 0 in aux_layers", _fused(lambda c: c.aux_layers[0] == 0),
            sglang="its ids are of layers' outputs: the embeddings have none"),
-    Switch("the last boundary in aux_layers", _eagle3(lambda c: c.aux_layers[-1] == c.num_target_layers),
+    Switch("the last boundary in aux_layers", _fused(lambda c: c.aux_layers[-1] == c.num_target_layers),
            sglang="it captures before a layer: the state after the last one is not reached"),
     Switch(f"aux_layers not starting at 2, target {' or '.join(SHIFTED_IF_FIRST_IS_ONE)}",
-           _eagle3(lambda c: c.target.get("model_type") in SHIFTED_IF_FIRST_IS_ONE and c.aux_layers[0] != 2),
+           _fused(lambda c: c.target.get("model_type") in SHIFTED_IF_FIRST_IS_ONE and c.aux_layers[0] != 2),
            sglang="its ids are shifted for this family only if the first is 1"),
     Switch("aux states as wide together as the drafter",
-           _eagle3(lambda c: len(c.aux_layers) * c.target_hidden_size == c.hidden_size),
+           _fused(lambda c: len(c.aux_layers) * c.target_hidden_size == c.hidden_size),
            sglang="it tells fused states by their width, and would leave fc out"),
     # DFlash
     Switch("method dflash: fusion Concat, entry KVInjection, recurrence MaskBlock", lambda s: s.method == "dflash",
@@ -270,7 +275,7 @@ SWITCHES = (
     Switch("attention TargetLayer (MTP)", _any(lambda c: type(c.attention) is TargetLayer),
            **_both("such a drafter is a part of its target: use --format mtp")),
     Switch("attention_bias", _any(lambda c: c.attention_bias), sglang="its layers have no biases"),
-    Switch("attention_bias with norms.query_key", _eagle3(lambda c: c.attention_bias and c.norms.query_key),
+    Switch("attention_bias with norms.query_key", _eagle3(lambda c: c.attention_bias is True and c.norms.query_key),
            vllm="its class with these norms has no bias on the attention's output", sglang="its layers have no biases"),
     *(Switch(f"rope_type {kind}", _any(lambda c, kind=kind: c.rope["rope_type"] == kind), *lacks)  # type: ignore[misc]
       for kind, lacks in ROPE_KINDS.items()),

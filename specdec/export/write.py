@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Drafter, Narrow, load_drafter
 from specdec.drafter.io import check_finite, located, weights_sha256
-from specdec.export import card, mtp, read
+from specdec.export import card, keys, mtp, read
 from specdec.export.formats import FORMATS, DrafterCheckpoint, drafts_of
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
@@ -114,6 +114,7 @@ def export_drafter(
     made_for = warn_unless_made_for(target, drafter)
     drafts = drafts_of(config.recurrence.masks, draft_tokens)
     subject = subject_of(drafter, target)
+    _check_positions(subject, target)
     served = served or TargetSource(target.source)
     if format == mtp.FORMAT:
         line = mtp.stitch(drafter, target, subject, served, directory, drafts)
@@ -127,7 +128,7 @@ def export_drafter(
     record: dict[str, Any] = {
         "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,
         "parallel": subject.parallel,
-        "needs": chosen.needs(subject), "draft_tokens": drafts, "serve": line, "drafter": config.to_json(),
+        "needs": chosen.needs(subject), "draft_tokens": drafts, "serve": line, "drafter": subject.config.to_json(),
         "drafter_sha256": weights_sha256(drafter), "provenance": provenance(),
         "target": {**loaded_by, "architecture": subject.architecture, "fingerprint": which},
         "training": card.trained(run) if run else None,
@@ -158,9 +159,20 @@ def export_drafter(
     return Exported(directory, DrafterCheckpoint.of(directory, subject), line)
 
 
+def _check_positions(subject: Subject, target: Target) -> None:
+    """Raise NotServable for a rope that engines would change by raising its length to the server's."""
+    own, longest = subject.config.max_position_embeddings, target.config.max_position_embeddings
+    if own < longest:
+        raise NotServable(
+            f"the drafter's max_position_embeddings is {own:,} and the target's {longest:,}: engines raise it to the "
+            f"server's length, and its rope {subject.config.rope['rope_type']} then rotates otherwise than in "
+            "training: give --model.drafter.rope_theta for a rope of its own"
+        )
+
+
 def subject_of(drafter: Drafter, target: Target) -> Subject:
-    """What engines differ in, of a drafter and its target."""
-    config, state = drafter.config, drafter.state_dict()
+    """What engines differ in, of a drafter, its positions raised to the target's, and that target."""
+    config, state = keys.reaching(drafter.config, target.config.max_position_embeddings), drafter.state_dict()
     bias = state.get("entry.feature_fc.bias")
     return Subject(
         config,
@@ -175,7 +187,7 @@ def subject_of(drafter: Drafter, target: Target) -> Subject:
 def _verify(directory: Path, drafter: Drafter, target: Target, subject: Subject) -> None:
     """Read the checkpoint back as if anyone had written it: to the last bit the drafter, or what the target has."""
     checkpoint = read.read_checkpoint(directory)
-    if lost := read.contradictions(drafter.config, read.described(checkpoint, target)):
+    if lost := read.contradictions(subject.config, read.described(checkpoint, target)):
         raise NotServable(f"the checkpoint does not say all of the drafter: {', '.join(lost)} read back otherwise")
     state, theirs = drafter.state_dict(), _weights(target)
     for name, value in read.import_checkpoint(checkpoint, target).state_dict().items():
@@ -194,7 +206,7 @@ def is_targets(ours: Tensor, theirs: Tensor) -> bool:
     if ours.shape != theirs.shape:
         return False
     ours, theirs = ours.detach().cpu(), theirs.detach().cpu()
-    return _rounding(ours, theirs) is not None or _equal(ours.to(theirs.dtype), theirs)
+    return _rounding(ours, theirs) is not None or read.same_numbers(ours.to(theirs.dtype), theirs)
 
 
 def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
@@ -217,10 +229,4 @@ def _weights(target: Target) -> dict[str, Tensor]:
 
 def _rounding(ours: Tensor, theirs: Tensor) -> torch.dtype | None:
     """The dtype in which theirs are ours, their own if nothing is rounded; None if there is none."""
-    return next((dtype for dtype in (theirs.dtype, *ROUNDED) if _equal(ours, theirs.to(dtype))), None)
-
-
-def _equal(one: Tensor, two: Tensor) -> bool:
-    """Number by number, of any dtypes."""
-    dtype = torch.promote_types(one.dtype, two.dtype)
-    return torch.equal(one.to(dtype), two.to(dtype))
+    return next((dtype for dtype in (theirs.dtype, *ROUNDED) if read.same_numbers(ours, theirs.to(dtype))), None)

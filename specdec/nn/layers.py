@@ -100,6 +100,8 @@ def rope_parameters(hf_config: Any) -> dict[str, Any]:
         flat.pop(key, None)
     kind = flat.pop("type", None)  # the older spelling; where both stand, transformers reads rope_type
     flat.setdefault("rope_type", kind or "default")
+    if flat["rope_type"] == "mrope":  # the default frequencies, shared out among dimensions that are equal in a text
+        flat["rope_type"] = "default"
     theta = flat.get("rope_theta", getattr(hf_config, "rope_theta", None))
     if theta is None:
         raise ValueError(
@@ -246,16 +248,25 @@ class Attention(nn.Module):
         value_dim: width of a head's values, as the last matrix reads them.
         layer: index under which the view's cache keeps this layer's keys.
         norm: on the heads, before queries and keys are rotated.
-        bias: whether both matrices have one.
+        qkv_bias: whether the first matrix has a bias.
+        o_bias: whether the last one has.
     """
 
     def __init__(
-        self, width: int, projected: int, heads: int, value_dim: int, layer: int, norm: nn.Module, bias: bool = False
+        self,
+        width: int,
+        projected: int,
+        heads: int,
+        value_dim: int,
+        layer: int,
+        norm: nn.Module,
+        qkv_bias: bool = False,
+        o_bias: bool = False,
     ) -> None:
         super().__init__()
         self.heads, self.value_dim, self.layer, self.norm = heads, value_dim, layer, norm
-        self.qkv_proj = nn.Linear(width, projected, bias=bias)
-        self.o_proj = nn.Linear(heads * value_dim, width, bias=bias)
+        self.qkv_proj = nn.Linear(width, projected, bias=qkv_bias)
+        self.o_proj = nn.Linear(heads * value_dim, width, bias=o_bias)
 
     def forward(
         self,
@@ -303,13 +314,22 @@ class GroupedAttention(Attention):
         width: H, of input and output.
         layer: index under which the view's cache keeps this layer's keys.
         norm: on the heads, (B, T, h + 2g, d) to the same, before queries and keys are rotated.
-        bias: whether both projections have one.
+        qkv_bias: whether the first projection has a bias.
+        o_bias: whether the last one has.
     """
 
     def __init__(
-        self, width: int, heads: int, kv_heads: int, head_dim: int, layer: int, norm: nn.Module, bias: bool = False
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        layer: int,
+        norm: nn.Module,
+        qkv_bias: bool = False,
+        o_bias: bool = False,
     ) -> None:
-        super().__init__(width, (heads + 2 * kv_heads) * head_dim, heads, head_dim, layer, norm, bias)
+        super().__init__(width, (heads + 2 * kv_heads) * head_dim, heads, head_dim, layer, norm, qkv_bias, o_bias)
         self.kv_heads, self.head_dim = kv_heads, head_dim
 
     def split(self, qkv_BTW: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

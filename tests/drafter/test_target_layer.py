@@ -121,7 +121,7 @@ def test_a_layer_is_transformers_own(kind: str) -> None:
     mask = torch.zeros(9, 9, dtype=torch.float64).masked_fill(hidden_TT, float("-inf"))[None, None]
     theirs = own.layers[0](x_BTH, attention_mask=mask, position_embeddings=own.rotary_emb(x_BTH, positions_BT))
     ours = drafter.layers(Entered(x_BTH, None, x_BTH), View.packed(torch.zeros_like(positions_BT)))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)  # some routers choose in float32
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)  # some routers choose in float32
 
 
 def test_a_routers_bias_is_not_rounded() -> None:

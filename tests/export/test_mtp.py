@@ -96,7 +96,7 @@ def test_fine_tuning_changes_the_drafter_alone(family: str, tmp_path: Path) -> N
     save_drafter(import_drafter(tmp_path / "target", target), tmp_path / "drafter")
     ids = torch.randint(0, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
     batch, recipe = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids)), ObjectiveConfig(steps=3)
-    spec = mtp() if family != "glm4_moe" else dataclasses.replace(mtp(), recurrence=PreNorm())
+    spec = dataclasses.replace(mtp(), recurrence=PreNorm()) if family.startswith("glm4_moe") else mtp()
     torch.set_default_dtype(torch.float64)
     try:
         config = config_for(spec, target)
@@ -121,6 +121,30 @@ def test_fine_tuning_changes_the_drafter_alone(family: str, tmp_path: Path) -> N
     assert {name for name in still if not name.endswith("e_score_correction_bias")} == {  # which has no gradient
         "embed_tokens.weight", "lm_head.weight", "vocab.target_ids_D",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "why"),
+    [
+        ("MiMoForCausalLM", "model.mtp_layers.0.input_proj.weight", r"it reads \[state; embedding\]"),
+        ("Qwen3_5MoeForConditionalGeneration", "mtp.fc.weight", "was not compared with transformers' own"),
+        ("Ernie4_5_MoeForCausalLM", "model.mtp_block.0.mlp.up_proj.weight", "was not compared"),
+    ],
+)
+def test_a_module_of_another_family_is_named(kind: str, name: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind], "num_nextn_predict_layers": 1}))
+    save_file({name: torch.ones(2, 4), "model.norm.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"of a target of class {kind}, which is not read: .*{why}"):
+        import_drafter(tmp_path, tiny_target())
+
+
+def test_two_modules_are_none(tmp_path: Path) -> None:
+    target, _ = made("qwen3_5_text", tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw |= {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": {"mtp_num_hidden_layers": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match="mtp_num_hidden_layers is 2: a drafter is one such module"):
+        import_drafter(tmp_path, target)
 
 
 @pytest.mark.slow

@@ -341,15 +341,18 @@ BROKEN: dict[str, tuple[Change, str]] = {
     ),
     "a number": (lambda c, t: t.update({"fc.weight": torch.tensor(1.0)}), "it lacks a matrix"),
     "a layer too many": (
-        lambda c, t: c.update(num_hidden_layers=2),
-        "it lacks layers.1.self_attn.q_proj.weight .48, 32. and 8 more",
+        lambda c, t: (c.update(num_hidden_layers=2), t.update({"layers.1.input_layernorm.weight": torch.ones(H)})),
+        "it lacks layers.1.self_attn.q_proj.weight .48, 32. and 7 more",
     ),
     "another map": (lambda c, t: t.update(t2d=t["t2d"].flip(0)), "t2d and d2t name different tokens"),
     "a short map": (lambda c, t: t.update(d2t=t["d2t"][:-1].clone()), r"d2t has shape \[39\]"),
     "norms too many": (lambda c, t: t.update({"fc_norm.0.weight": torch.ones(H)}), "without a place: fc_norm.0"),
     "norms too few": (lambda c, t: c.update(fc_norm=True), "it lacks fc_norm.0.weight"),
     "both norms": (lambda c, t: c.update(fc_norm=True, norm_before_fc=True), "both on"),
-    "a bias": (lambda c, t: t.update({"midlayer.self_attn.q_proj.bias": torch.ones(48)}), "without a place: layers.0"),
+    "a bias": (
+        lambda c, t: t.update({"midlayer.self_attn.q_proj.bias": torch.ones(48)}),
+        "neither attention_bias nor qkv_bias",
+    ),
     "parallel": (lambda c, t: t.update(mask_hidden=torch.ones(1, 3 * H)), "it lacks mask_token_id in config.json"),
     "a mask, no state": (lambda c, t: c.update(pard_token=7), "it lacks the tensor mask_hidden"),
     "no such mask": (lambda c, t: (c.update(ptd_token_id=99), t.update(mask_hidden=torch.ones(3 * H))), "none of the"),
@@ -375,7 +378,17 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "another width": (lambda c, t: c.update(target_hidden_size=64), "target of target_hidden_size 64"),
     "two lists": (lambda c, t: c.update({IDS: [2, 3, 5], "eagle_config": {IDS: [2, 3, 5]}}), "--aux_layers"),
     "no such layer": (lambda c, t: c.update({IDS: [2, 3, 9]}), r"in 0\.\.7"),
-    "no states": (lambda c, t: c.update(eagle_config={"use_aux_hidden_state": False}), "without fused states"),
+    "no states": (lambda c, t: c.update(eagle_config={"use_aux_hidden_state": False}), "engines drop: remove one"),
+    "a word for no states": (lambda c, t: c.update(eagle_config={"use_aux_hidden_state": "no"}), "wanted true or"),
+    "a gap in the layers": (
+        lambda c, t: (c.update(num_hidden_layers=3), t.update({"layers.2.input_layernorm.weight": torch.ones(H)})),
+        "it lacks layers.1.self_attn.q_proj.weight",
+    ),
+    "a tied head over some": (
+        lambda c, t: (c.update(tie_word_embeddings=True), t.pop("lm_head.weight")),
+        "is no head over 40",
+    ),
+    "a bias on the output alone": (lambda c, t: c.update(attention_bias=True, qkv_bias=False), "on the output alone"),
     "integers": (lambda c, t: t.update({"fc.weight": torch.ones(H, 3 * H, dtype=torch.int8)}), "only unquantised"),
     "twice": (lambda c, t: t.update({"layers.0.hidden_norm.weight": torch.ones(H)}), "twice"),
     "mixed layers": (lambda c, t: c.update(layer_types=["a", "b"]), "one kind for all layers"),
@@ -492,12 +505,20 @@ def test_what_a_config_names(raw: dict[str, object], found: tuple[int, ...]) -> 
         ({IDS: [2, 2, 33]}, "named once"),
         ({IDS: [2, 37]}, r"in 0\.\.36"),
         ({IDS: [-1, 2]}, r"in 0\.\.36"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "not supported"),
     ],
 )
 def test_what_it_may_not_say(raw: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         boundaries(raw, L)
+
+
+def test_boundaries_that_are_given_decide_whatever_the_lists_say(tmp_path: Path, target: Target) -> None:
+    """As the refusal tells to: contradictory lists, and EAGLE-3's own in the other numbering."""
+    for n, names in enumerate(({IDS: [2, 3, 5], "eagle_config": {IDS: [2, 3, 5]}}, {"eagle_config": {IDS: [2, 3, 4]}})):
+        directory = written(tmp_path / str(n), flat(**names), eagle3())
+        with pytest.raises(ValueError, match="--aux_layers"):
+            import_drafter(directory, target)
+        assert import_drafter(directory, target, aux_layers=[1, 3, 6]).config.aux_layers == (1, 3, 6)
 
 
 def test_the_list_of_outputs_is_one_less_and_has_no_embeddings() -> None:

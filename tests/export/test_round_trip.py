@@ -125,6 +125,8 @@ CASES = random_cases(40)
 def served(spec: DrafterSpec, format: str, *, biased: bool, embedding: bool) -> bool:
     """What engines can express, said once more in other words than the exporter's."""
     norms = spec.norms
+    if isinstance(spec.fusion, LastLayer) and isinstance(spec.entry, Wide):
+        return format == "vllm" and bool(norms.embed and norms.hidden and norms.output)
     if isinstance(spec.fusion, LastLayer):
         plain = not (norms.embed or norms.hidden or norms.input or norms.output or norms.query_key)
         if not plain or spec.head != "target" or not isinstance(spec.entry, Narrow):

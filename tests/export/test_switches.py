@@ -19,7 +19,6 @@ from specdec.drafter import (
     Norms,
     ScalarMix,
     TargetLayer,
-    Wide,
 )
 from specdec.export import NotServable, Subject, export_drafter, subject_of
 from specdec.export.switches import (
@@ -72,7 +71,7 @@ YARN = rope(rope_type="yarn", factor=2.0)
 LONG = rope(rope_type="longrope", factor=2.0, short_factor=[1.0] * 6, long_factor=[2.0] * 6)
 DEEPSEEK = {"source": "x", "model_type": "deepseek_v3"}
 CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it, and which engines serve that
-    "fusion LastLayer with entry Wide": (subject(EAGLE1, entry=Wide()), ""),
+    "fusion LastLayer with entry Wide": (subject(fusion=LastLayer()), "V"),
     "entry.bias=true, the bias not zero": (subject(EAGLE1, entry_bias=True), "S"),
     "norms.embed, with method eagle": (subject(EAGLE1, norms=norms(BARE, embed=True)), ""),
     "norms.hidden, with method eagle": (subject(EAGLE1, norms=norms(BARE, hidden=True)), ""),
