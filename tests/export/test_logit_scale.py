@@ -11,6 +11,7 @@ from specdec.export import export_drafter, import_checkpoint, read_checkpoint
 from specdec.export.read import contradictions
 from specdec.target import Target
 from specdec.training.building import new_drafter
+from specdec.utils.files import SUMS
 from tests.export.made import same_state
 from tests.tiny import llama_config, presets
 
@@ -38,6 +39,7 @@ def test_a_scale_that_is_none_is_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     target = Target(TARGETS[0.125]())
     export_drafter(new_drafter(target, presets()["eagle1"]).requires_grad_(False), target, tmp_path / "made")
+    (tmp_path / "made" / SUMS).unlink()
     path = tmp_path / "made" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"logit_scale": -1}))
     with pytest.raises(ValueError, match="logit_scale is -1, wanted a number above 0"):
