@@ -27,6 +27,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength, best_and_last, document_prompts
+from specdec.export.ahead import missing_kernels, planned_subject, served, unserved
 from specdec.training.callbacks import BEST, RunRecord, Throughput, check_run, progress
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
 from specdec.training.distributed import strategy_kind
@@ -141,6 +142,23 @@ class DrafterCLI(LightningCLI):
             if "save_dir" in logger.get("init_args", {}) and logger.init_args.save_dir is not None:
                 logger.init_args.save_dir = str(self.out / logger.init_args.save_dir)
         super().instantiate_classes()
+        self._warn_of_engines()
+
+    def _warn_of_engines(self) -> None:
+        """Say which engines will not serve what is to be trained, where the target's config is here to tell."""
+        model = self.model
+        if (config := model.early_config()) is None:
+            return
+        architecture = (getattr(model.target_config, "architectures", None) or [""])[0]
+        reasons = unserved(planned_subject(config, architecture, model.train_embed, model.train_head))
+        if served(reasons):
+            for engine, text in reasons.items():
+                log.info("%s will not serve this drafter: %s", engine, text)
+        else:
+            told = "; ".join(f"{engine}: {text}" for engine, text in reasons.items())
+            log.warning("no engine will serve this drafter, and export will refuse it: %s", told)
+        if kernels := missing_kernels(config):
+            log.warning("%s", kernels)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose checkpoints are atomic and whose files all lie in the run directory; the loggers get the

@@ -3,8 +3,9 @@
 The options are those of specdec fit: specdec doctor --config RUN.yaml examines what specdec fit --config RUN.yaml
 would train; without any, the quick start's set-up. --drafter examines a saved drafter in the place of a new one, as
 specdec import makes it of a published one; --target NAME is short for --model.target.source NAME. --samples shows the
-training data instead, for which only the target's tokenizer is loaded. The exit status is 1 if a fault was found, and
-2 if specdec fit would refuse the set-up.
+training data instead, for which only the target's tokenizer is loaded. The check setup comes first and reads config and
+tokenizer alone; after a fault there the target is not loaded, unless --only names the checks to make. The exit status is
+1 if a fault was found, and 2 if specdec fit would refuse the set-up.
 
 Example: specdec doctor --config run.yaml --only taps masks
 
@@ -26,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.data import Document, TokenData
+from specdec.diagnostics.doctor_first import first_findings
 from specdec.diagnostics.doctor_model import agreement, gradient, inputs, overfit
 from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, masks, set_up, taps, vocabulary
 from specdec.diagnostics.doctor_template import template
@@ -40,6 +42,7 @@ CHECKS: dict[str, Callable[[SetUp], Iterator[Finding]]] = {
     "inputs": inputs, "parity": agreement,
     "overfit": overfit,  # trains the drafter, so nothing comes after it
 }  # fmt: skip
+FIRST = "setup"  # before the target is loaded
 SUPERVISED, PLAIN = "bold green", "dim"
 SHOWN = 600  # tokens of a sample
 
@@ -53,7 +56,7 @@ def main(argv: list[str]) -> int:
     parser = OwnOptions("doctor", __doc__, "all other options are specdec fit's")
     parser.add_argument("--drafter", metavar="DIR", help="a saved drafter to examine")
     parser.add_argument("--samples", type=int, metavar="N", help="show N training documents, and check nothing")
-    parser.add_argument("--only", nargs="+", choices=list(CHECKS), default=list(CHECKS), help="checks to make")
+    parser.add_argument("--only", nargs="+", choices=[FIRST, *CHECKS], help="checks to make, whatever setup finds")
     parser.add_argument("--seconds", type=float, default=40.0, help="for the overfitted sample, at most")
     own, args = parser.parse_known_args(argv)
     if (own.samples or 0) < 0:
@@ -66,22 +69,40 @@ def main(argv: list[str]) -> int:
     if own.samples is not None:
         show_samples(cli.datamodule, cli.model.target_source.load_tokenizer(), own.samples, console)
         return 0
-    setup = set_up(cli.model, cli.datamodule, cli.config["fit"].trainer, own.drafter, own.seconds)
     findings: list[Finding] = []
-    with contextlib.closing(setup.module.source), progress("checks", "check", len(own.only)) as done:
-        for name in (name for name in CHECKS if name in own.only):
-            done(0, name)
-            findings += run_check(name, setup)
-            done(1)
+    if own.only is None or FIRST in own.only:
+        findings = named_findings(FIRST, first_findings(cli.model, cli.datamodule, own.drafter))
+    stops = own.only is None and faulty(findings)
+    later = [] if stops else [name for name in CHECKS if own.only is None or name in own.only]
+    if later:
+        setup = set_up(cli.model, cli.datamodule, cli.config["fit"].trainer, own.drafter, own.seconds)
+        with contextlib.closing(setup.module.source), progress("checks", "check", len(later)) as done:
+            for name in later:
+                done(0, name)
+                findings += run_check(name, setup)
+                done(1)
     show(findings, console)
-    return int(any(one.result is CheckResult.FAULTY for one in findings))
+    if stops:
+        console.print(f"the target was not loaded; once it is mended, or to go on as it is: --only {' '.join(CHECKS)}")
+    return int(faulty(findings))
+
+
+def faulty(findings: Sequence[Finding]) -> bool:
+    """Whether one of them is a fault."""
+    return any(finding.result is CheckResult.FAULTY for finding in findings)
 
 
 def run_check(name: str, setup: SetUp) -> list[Finding]:
-    """A check's findings. That it cannot be carried through is a fault, since training would end there as well."""
+    """The findings of a check that looks at the built set-up."""
+    return named_findings(name, CHECKS[name](setup))
+
+
+def named_findings(name: str, made: Iterator[Finding]) -> list[Finding]:
+    """A check's findings, with its name. That it cannot be carried through is a fault, since training would end there
+    as well."""
     findings: list[Finding] = []
     try:
-        for finding in CHECKS[name](setup):
+        for finding in made:
             findings.append(finding._replace(check=name))
     except ValueError as error:
         findings.append(Finding("the check could be made", CheckResult.FAULTY, note=str(error), check=name))

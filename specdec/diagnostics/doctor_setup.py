@@ -23,7 +23,7 @@ from specdec.data.chat import conversation, encode
 from specdec.data.layouts import ChatConversation
 from specdec.data.loader import ResumableLoader
 from specdec.data.rows import find_sources, read_rows
-from specdec.drafter import Drafter, DrafterSpec, choose, load_drafter
+from specdec.drafter import Drafter, choose, load_drafter
 from specdec.embedded.corpus import EmbeddedData
 from specdec.evaluation.callback import decoding_copy
 from specdec.features.source import CachedSource
@@ -168,12 +168,7 @@ def set_up(module: DrafterModule, data: TokenData, trainer: Any, drafter: str | 
     device = torch.device("cuda" if gpu else "cpu")
     module.target.to(device)
     if drafter is not None:
-        config = load_drafter(drafter).config
-        names = {one.name for one in dataclasses.fields(DrafterSpec)} & {one.name for one in dataclasses.fields(config)}
-        fields = {name: getattr(config, name) for name in names} | {"aux_layers": list(config.aux_layers)}
-        theta = config.rope["rope_theta"]
-        plain = dict(config.rope) == {"rope_type": "default", "rope_theta": theta}
-        module.spec = DrafterSpec(**fields, rope_theta=theta if plain else "target")
+        module.spec = load_drafter(drafter).config.design()
         module.objective.loss.check(module.spec)
         module.start = FromDrafter(drafter)
         module.train_head = module.train_head and module.spec.head == "own"

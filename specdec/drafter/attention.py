@@ -4,7 +4,7 @@ Legend: h query heads, g key heads, d head width.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import nn
 
@@ -28,12 +28,15 @@ class HeadSizes(NamedTuple):
 class AttentionKind(Part):
     """Base of the attention axis: a frozen dataclass that builds a layer's attention."""
 
+    fixed_heads: ClassVar[str] = ""
+    """Why a design may not choose the number and width of heads; nothing where it may."""
+
     def of_target(self, hf_config: Any) -> Self:
         """This kind for a target, of whose text model this is the transformers config."""
         return self
 
     def heads(self, hf_config: Any) -> HeadSizes:
-        """Those of a drafter for such a target."""
+        """Those of a drafter for such a target whose design does not choose its own."""
         raise TypeError(f"{type(self).__name__} must say what heads it has")
 
     def projections(self, config: "DrafterConfig") -> dict[str, int]:
@@ -60,7 +63,7 @@ class AttentionKind(Part):
 
 @dataclass(frozen=True)
 class GQA(AttentionKind):
-    """Grouped queries (https://arxiv.org/abs/2305.13245), with heads as the target's: EAGLE-1 to 3.1."""
+    """Grouped queries (https://arxiv.org/abs/2305.13245), with heads as the target's or as chosen: EAGLE-1 to 3.1."""
 
     def heads(self, hf_config: Any) -> HeadSizes:
         h = hf_config.num_attention_heads
@@ -92,6 +95,10 @@ class MLA(AttentionKind):
         v_head_dim: width of a head's values, at most that of its keys.
     """
 
+    fixed_heads: ClassVar[str] = (
+        "has as many heads as the target, whose widths are attention.qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
+    )
+
     q_lora_rank: Whole = 1536
     kv_lora_rank: Width = 512
     qk_nope_head_dim: Heads = 128
@@ -112,7 +119,7 @@ class MLA(AttentionKind):
         for name, used in (("norms.query_key", config.norms.query_key), ("attention_bias", config.attention_bias)):
             if used:
                 raise ValueError(f"{name} belongs to attention GQA: MLA has norms on its latents, and no bias")
-        if not hasattr(config, "head_dim"):
+        if not hasattr(config, "target_hidden_size"):  # a design without a target
             return
         sizes = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         if sizes != (wanted := self.heads(config)):

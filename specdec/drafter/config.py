@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from specdec.drafter.attention import GQA, AttentionKind
+from specdec.drafter.attention import GQA, AttentionKind, HeadSizes
 from specdec.drafter.entry import Entry, Wide
 from specdec.drafter.fusion import Concat, Fusion
 from specdec.drafter.norms import Norm, Norms
@@ -14,7 +14,18 @@ from specdec.drafter.parts import Part, describe, revive
 from specdec.drafter.recurrence import PostNorm, Recurrence
 from specdec.nn.layers import frequencies, rope_parameters
 from specdec.utils.config import read_yaml, shipped
-from specdec.utils.numbers import Heads, Intermediate, Layers, Positions, Share, Vocabulary, Whole, Width, check_numbers
+from specdec.utils.numbers import (
+    Heads,
+    Intermediate,
+    Layers,
+    Positions,
+    Positive,
+    Share,
+    Vocabulary,
+    Whole,
+    Width,
+    check_numbers,
+)
 
 SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window
 
@@ -48,6 +59,30 @@ def _check_boundaries(layers: Sequence[int], last: int | None = None) -> None:
         raise ValueError(f"aux_layers {given}: the target has boundaries 0 {reach}; leave out what lies outside")
 
 
+def _check_heads(spec: "DrafterSpec") -> None:
+    """Refuse heads that are wrong, or not to be chosen, whatever the target."""
+    chosen = [name for name in HeadSizes._fields if getattr(spec, name) != "target"]
+    if chosen and spec.attention.fixed_heads:
+        raise ValueError(
+            f"{chosen[0]} {getattr(spec, chosen[0])} belongs to attention GQA: attention {type(spec.attention).__name__} "
+            f"{spec.attention.fixed_heads}: leave it out"
+        )
+    heads, groups, width = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    if width != "target" and width % 2:
+        raise ValueError(f"head_dim must be even, not {width}: rotary positions pair channels; set {width + 1}")
+    if heads != "target" and groups != "target":
+        _check_groups(heads, groups)
+
+
+def _check_groups(heads: int, groups: int) -> None:
+    if heads % groups:
+        fitting = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+        raise ValueError(
+            f"num_attention_heads {heads} is no multiple of num_key_value_heads {groups}: set model.drafter."
+            f"num_key_value_heads to one of {fitting}"
+        )
+
+
 @dataclass(frozen=True)
 class DrafterSpec:
     """A drafter's design, before a target gives it its dimensions. The defaults are EAGLE-3.1.
@@ -64,6 +99,10 @@ class DrafterSpec:
         num_layers: decoder layers of the drafter.
         hidden_size: width, or the ``target``'s.
         intermediate_size: feed-forward width, or the ``target``'s.
+        num_attention_heads: query heads of attention GQA, or as many as the ``target`` has. Engines read most designs only
+            if they divide ``hidden_size``.
+        num_key_value_heads: key heads, of which the query heads are a multiple, or as many as the ``target`` has.
+        head_dim: width of a head, even, or the ``target``'s; heads and width need not give ``hidden_size``.
         attention_window: positions back that a node attends to, itself included, or the ``full`` text.
         attention_sinks: first tokens of the text that it attends to beyond its window
             (https://arxiv.org/abs/2309.17453); 0 for none.
@@ -84,6 +123,9 @@ class DrafterSpec:
     num_layers: Layers = 1
     hidden_size: Width | Literal["target"] = "target"
     intermediate_size: Intermediate | Literal["target"] = "target"
+    num_attention_heads: Heads | Literal["target"] = "target"
+    num_key_value_heads: Heads | Literal["target"] = "target"
+    head_dim: Heads | Literal["target"] = "target"
     attention_window: int | Literal["full"] = "full"
     attention_sinks: Whole = 0
     attention_bias: bool | Literal["qkv"] = False
@@ -100,6 +142,7 @@ class DrafterSpec:
         _check_window(self.attention_window, self.attention_sinks)
         if self.aux_layers != "default":
             _check_boundaries(self.aux_layers)
+        _check_heads(self)
         for axis in (self.entry, self.norms, self.recurrence, self.attention):  # these look at the other axes alone
             axis.check(self)
 
@@ -125,6 +168,8 @@ class DrafterConfig:
         aux_layers: boundaries of the target, strictly increasing; b is the residual stream after b layers.
         attention_window: positions back that a node attends to, itself included, or ``full``.
         attention_sinks: first tokens of the text that it attends to beyond its window.
+        logit_scale: what the head's products are multiplied by: the target's number where the head is the target's
+            (Granite and Cohere scale their logits), else 1; an imported drafter may have another.
         rope: the target's rope block, verbatim; see :func:`specdec.nn.layers.rope_parameters`.
         target: the identity of the target it was built for.
 
@@ -150,6 +195,7 @@ class DrafterConfig:
     attention_window: int | Literal["full"]
     attention_sinks: Whole
     attention_bias: bool | Literal["qkv"]
+    logit_scale: Positive
     rms_norm_eps: Share
     rope: Mapping[str, Any]
     max_position_embeddings: Positions
@@ -167,10 +213,10 @@ class DrafterConfig:
         if odd := [value for value in self.target.values() if not isinstance(value, str | int | None)]:
             raise ValueError(f"the target's identity holds {odd[0]!r:.60}, wanted words and whole numbers")
         if self.attention.rotated(self) % 2:
-            raise ValueError(f"head_dim must be even, not {self.head_dim}: rotary positions pair channels")
-        heads, groups = self.num_attention_heads, self.num_key_value_heads
-        if heads % groups:
-            raise ValueError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {groups}")
+            raise ValueError(
+                f"head_dim must be even, not {self.head_dim}: rotary positions pair channels; set model.drafter.head_dim"
+            )
+        _check_groups(self.num_attention_heads, self.num_key_value_heads)
         _check_boundaries(self.aux_layers, self.num_target_layers)
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"draft_vocab_size {self.draft_vocab_size} must lie in 1..{self.vocab_size}")
@@ -195,12 +241,14 @@ class DrafterConfig:
         vocab_size: int,
         num_target_layers: int,
         identity: Mapping[str, str | int | None],
+        logit_scale: float = 1.0,
     ) -> Self:
         """Give a design the dimensions of a target.
 
         Args:
             hf_config: the target's transformers config of its text model.
             vocab_size: rows of the target's output head.
+            logit_scale: see :class:`DrafterConfig`; a target's own where the head is the target's.
         """
         if getattr(hf_config, "is_heterogeneous", False):  # layers of several sizes (Gemma 4): the first one's
             hf_config = hf_config.per_layer_config[0]
@@ -208,6 +256,9 @@ class DrafterConfig:
         for width in ("hidden_size", "intermediate_size"):
             if chosen[width] == "target":
                 chosen[width] = getattr(hf_config, width)
+        for name, size in spec.attention.heads(hf_config)._asdict().items():
+            if chosen[name] == "target":
+                chosen[name] = size
         theta = chosen.pop("rope_theta")
         rope = rope_parameters(hf_config) if theta == "target" else {"rope_type": "default", "rope_theta": float(theta)}
         default = spec.aux_layers == "default"
@@ -218,7 +269,7 @@ class DrafterConfig:
         chosen["attention"] = spec.attention.of_target(hf_config)
         return cls(
             **chosen,
-            **spec.attention.heads(hf_config)._asdict(),
+            logit_scale=logit_scale,
             vocab_size=vocab_size,
             rms_norm_eps=getattr(hf_config, "rms_norm_eps", 1e-6),  # families without RMSNorm name no such epsilon
             rope=rope,
@@ -227,6 +278,16 @@ class DrafterConfig:
             num_target_layers=num_target_layers,
             target=dict(identity),
         )
+
+    def design(self) -> DrafterSpec:
+        """The design that becomes this config for its target again."""
+        names = {f.name for f in dataclasses.fields(DrafterSpec)} & {f.name for f in dataclasses.fields(self)}
+        chosen = {name: getattr(self, name) for name in names} | {"aux_layers": list(self.aux_layers)}
+        if self.attention.fixed_heads:
+            chosen |= dict.fromkeys(HeadSizes._fields, "target")
+        theta = self.rope["rope_theta"]
+        plain = dict(self.rope) == {"rope_type": "default", "rope_theta": theta}
+        return DrafterSpec(**chosen, rope_theta=theta if plain else "target")
 
     def to_json(self) -> dict[str, Any]:
         """Lossless JSON-able data."""

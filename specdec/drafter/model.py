@@ -87,6 +87,17 @@ class ContextLayers(Layers):
         return x_BTH
 
 
+class LogitScale(nn.Module):
+    """Multiplies what the head reads, and so its products, by one number."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, normed_BTH: Tensor) -> Tensor:
+        return normed_BTH * self.scale
+
+
 class Step(NamedTuple):
     """What one step of the drafter yields for every node."""
 
@@ -125,6 +136,7 @@ class Drafter(nn.Module):
         self.recurrence = built("recurrence", config, nn.Module)  # out, normed -> next feature
         if isinstance(self.recurrence, FeedMask):
             self.recurrence.fuse = self.fuse
+        self.logit_scale = nn.Identity() if config.logit_scale == 1 else LogitScale(config.logit_scale)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.is_meta:
@@ -178,7 +190,7 @@ class Drafter(nn.Module):
         entered = self.entry(read, self.norms.hidden(h_BTH), h_BTH, self.norms)
         out_BTH = self.layers(entered, view)
         normed_BTH = self.norms.output(out_BTH)
-        return Step(self.recurrence(out_BTH, normed_BTH), normed_BTH)
+        return Step(self.recurrence(out_BTH, normed_BTH), self.logit_scale(normed_BTH))
 
     def logits(self, normed: Tensor) -> Tensor:
         """Draft logits (..., D) of states (..., H); index j is the target id ``vocab.target_ids_D[j]``."""

@@ -7,7 +7,7 @@ Legend: B batch, T nodes, M some of them, H hidden, h query heads, g key heads, 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ class TargetLayer(AttentionKind):
             takes the target's.
     """
 
+    fixed_heads: ClassVar[str] = "is the target's layer, with its heads"
+
     hf_config: dict[str, Any] = field(default_factory=dict)
 
     def of_target(self, hf_config: Any) -> Self:
@@ -60,7 +62,7 @@ class TargetLayer(AttentionKind):
                 raise ValueError(f"{name}: with attention TargetLayer the layer has its own, or none: set it to false")
         if config.num_layers != 1:
             raise ValueError(f"attention TargetLayer is one layer: num_layers is {config.num_layers}")
-        if hasattr(config, "head_dim"):
+        if hasattr(config, "target_hidden_size"):  # no design without a target
             hf = self.text_config()
             theirs = {name: getattr(hf, name) for name in ("hidden_size", "intermediate_size")}
             theirs |= self.heads(hf)._asdict()

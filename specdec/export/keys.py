@@ -96,6 +96,13 @@ def _attention_bias(raw: Raw, hf: Any) -> dict[str, Any]:
     return {"attention_bias": True if flags["attention_bias"] else "qkv" if flags["qkv_bias"] else False}
 
 
+def _logit_scale(raw: Raw, hf: Any) -> dict[str, Any]:
+    value = raw.get("logit_scale", 1.0)
+    if type(value) not in (int, float) or not value > 0:
+        raise ValueError(f"logit_scale is {value!r}, wanted a number above 0")
+    return {"logit_scale": float(value)}
+
+
 def _window(raw: Raw, hf: Any) -> dict[str, Any]:
     kinds = set(raw.get("layer_types") or [FULL])
     if kinds == {FULL}:
@@ -137,8 +144,8 @@ def _block(raw: Raw, hf: Any) -> dict[str, Any]:
     odd = [key for key in ("causal", "use_swa", "sample_from_anchor", "attention_sink_bias") if inner.get(key)]
     if odd or raw.get("is_causal"):
         raise ValueError(f"dflash_config: {(odd or ['is_causal'])[0]} is on; block drafters here have no such thing")
-    if raw.get("is_neox_style", True) is not True or raw.get("logit_scale", 1.0) != 1.0:
-        raise ValueError("is_neox_style or logit_scale is not the default; block drafters here have no such thing")
+    if raw.get("is_neox_style", True) is not True:
+        raise ValueError("is_neox_style is not the default; block drafters here have no such thing")
     if inner.get("attention_value_scale", 1.0) not in (1.0, None) or inner.get("use_aux_hidden_state", True) is False:
         raise ValueError("dflash_config: attention_value_scale or use_aux_hidden_state is not the default")
     if (token := _mask_token(raw)) is None:
@@ -188,6 +195,7 @@ COMMON = (
     _same("max_position_embeddings"),
     KeyRow("tie_word_embeddings", lambda c: False),
     KeyRow("attention_bias", lambda c: bool(c.attention_bias), _attention_bias),
+    KeyRow("logit_scale", lambda c: c.logit_scale, _logit_scale),
     _fixed("mlp_bias", False),
 )  # fmt: skip
 

@@ -436,9 +436,9 @@ class TargetSource:
         Raises:
             ValueError: it is neither a directory or GGUF file that is there nor a Hub id.
         """
-        if self.source == EMBEDDED or not is_local(self.source):
+        if self.source != EMBEDDED and not is_local(self.source):
             return None
-        return load_config(self.source, self.revision, self.trust_remote_code)
+        return load_config(self.directory(), self.revision, self.trust_remote_code)
 
     def load(self, device: str = "cpu") -> Target:
         """Load model and tokenizer from disk, without any network, or from the Hugging Face Hub.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.data import TokenData
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm, choose, load_drafter
+from specdec.drafter import GQA, Drafter, DrafterConfig, DrafterSpec, PreNorm, choose, load_drafter
 from specdec.drafter.io import located
 from specdec.drafter.parts import dry_run
 from specdec.target import Target
@@ -22,7 +22,7 @@ from specdec.utils.config import canonical, pairs, words
 log = logging.getLogger(__name__)
 
 # a design does not set these: a saved drafter keeps its own
-KEPT = {"num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope", "max_position_embeddings"}
+KEPT = {"rms_norm_eps", "rope", "max_position_embeddings"}
 OF_THE_TARGET = {"vocab_size", "target_hidden_size", "num_target_layers"}
 
 
@@ -93,8 +93,37 @@ class FromDrafter(Start):
 
 def config_for(spec: DrafterSpec, target: Target) -> DrafterConfig:
     """A design with a loaded target's dimensions; ValueError if they do not go together."""
+    scale = logit_scale(target) if spec.head == "target" else 1.0
     sizes = {"vocab_size": target.vocab_size, "num_target_layers": target.num_layers}
-    return DrafterConfig.for_target(spec, target.config, **sizes, identity=target.identity)
+    return DrafterConfig.for_target(spec, target.config, **sizes, identity=target.identity, logit_scale=scale)
+
+
+def logit_scale(target: Target) -> float:
+    """What the target multiplies its head's products by, which families call by different names, one of them its
+    reciprocal: measured.
+
+    Raises:
+        ValueError: its logits are no positive multiple of the products.
+    """
+    generator = torch.Generator().manual_seed(0)
+    final_1TH = 10 * torch.randn(1, 4, target.hidden_size, generator=generator)  # far enough that a cap tells
+    final_1TH = final_1TH.to(device=target.device, dtype=target.dtype)
+    plain_1TV = nn.functional.linear(final_1TH, target.head_weight())  # the same product, to the last bit
+    logits_1TV = target.logits(final_1TH)
+    if torch.equal(logits_1TV.to(plain_1TV.dtype), plain_1TV):
+        return 1.0
+    wide, plain = logits_1TV.double(), plain_1TV.double()
+    measured = float((wide * plain).sum() / plain.square().sum())
+    # configs have a short number, or one whose reciprocal is short, and the measured one is that but for rounding
+    short = [float(f"{measured:.4g}"), 1 / float(f"{1 / measured:.4g}")] if measured > 0 else []
+    rounding_1TV = 2 * torch.finfo(target.dtype).eps * plain.abs()
+    for scale in sorted(short, key=lambda value: abs(value - measured)) + [measured]:
+        if scale > 0 and bool(((wide - scale * plain).abs() <= scale * rounding_1TV).all()):
+            return scale
+    raise ValueError(
+        "head=target: this target's logits have a bias or a cap, which drafters of method eagle have no place for: train "
+        "a drafter with a head of its own, as --model.drafter conf/drafter/eagle3_1.yaml"
+    )
 
 
 def new_drafter(
@@ -135,12 +164,6 @@ def build(
     design, target, data and training do not go together."""
     config = config_for(spec, target)
     check(config, data.seq_len, target.config.max_position_embeddings, start, train_embed, train_head, ttt_steps)
-    if config.head == "target":  # EAGLE-1's drafter has no place for a bias, scale or cap
-        final_1TH = torch.randn(1, 4, target.hidden_size, generator=torch.Generator().manual_seed(0))
-        final_1TH = 10 * final_1TH.to(device=target.device, dtype=target.dtype)  # far enough that a cap tells
-        plain_1TV = nn.functional.linear(final_1TH, target.head_weight())  # the same product, to the last bit
-        if not torch.equal(target.logits(final_1TH).to(plain_1TV.dtype), plain_1TV):
-            raise ValueError("head=target: this target's logits have a bias, scale or cap: use head=own")
     log.info("building the drafter")
     counts_V = data.supervised_counts(config.vocab_size)
     with torch.random.fork_rng(devices=[]):
@@ -163,11 +186,40 @@ def build(
 
 def check_early(spec: DrafterSpec, hf_config: Any, seq_len: int, start: Start, *trained: Any) -> None:
     """:func:`check` before a target is loaded, from its configuration alone, where that is known (not None)."""
-    if hf_config is None or not hasattr(hf_config, "num_attention_heads"):  # of no family that can be a target
-        return
+    if (config := early_config(spec, hf_config)) is not None:
+        check(config, seq_len, hf_config.max_position_embeddings, start, *trained)
+
+
+def early_config(spec: DrafterSpec, hf_config: Any) -> DrafterConfig | None:
+    """:func:`config_for` before a target is loaded, from its configuration alone; None where that is unknown, or of no
+    family that can be a target."""
+    if hf_config is None or not hasattr(hf_config, "num_attention_heads"):
+        return None
     sizes = {"vocab_size": hf_config.vocab_size, "num_target_layers": hf_config.num_hidden_layers}
-    config = DrafterConfig.for_target(spec, hf_config, **sizes, identity={})
-    check(config, seq_len, hf_config.max_position_embeddings, start, *trained)
+    return DrafterConfig.for_target(spec, hf_config, **sizes, identity={})
+
+
+def check_shapes(config: DrafterConfig) -> None:
+    """Raise ValueError for shapes and positions that no engine can load, which a drafter would inherit of its target.
+
+    Engines read the config of a drafter without norms on queries and keys as transformers' LlamaConfig, which wants a
+    hidden size that the heads divide; longrope's factors are chosen by how long texts a server allows.
+    """
+    hidden, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    if type(config.attention) is GQA and not config.norms.query_key and hidden % heads:
+        fitting = [n for n in range(1, heads) if hidden % n == 0 and n % groups == 0][-2:]
+        keys = "" if fitting else "and num_key_value_heads "
+        fitting = fitting or [n for n in range(1, heads) if hidden % n == 0][-2:]
+        raise ValueError(
+            f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and no engine loads such a drafter: set "
+            f"model.drafter.num_attention_heads {keys}to {' or '.join(map(str, reversed(fitting)))}, or "
+            "norms.query_key=true, whose config engines read otherwise"
+        )
+    if config.rope["rope_type"] == "longrope":
+        raise ValueError(
+            "the drafter would have the target's rope_type longrope, which no engine serves, since its factors would be "
+            "chosen by the server's max_model_len: set model.drafter.rope_theta=10000, or another, for a rope of its own"
+        )
 
 
 def check(
@@ -180,6 +232,7 @@ def check(
     ttt_steps: int,
 ) -> None:
     """Raise ValueError for what is wrong before target and data are loaded; ``positions``: the target's maximum."""
+    check_shapes(config)
     if seq_len > positions:
         raise ValueError(f"data.seq_len {seq_len} exceeds the target's {positions} positions")
     narrow = config.hidden_size != config.target_hidden_size

@@ -25,14 +25,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from specdec.data import Batch, TokenData
-from specdec.drafter import Drafter, DrafterSpec, save_drafter
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save_drafter
 from specdec.features import Features, FeatureSource, OnTheFly
 from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend
 from specdec.nn.optimizers import AdamW
 from specdec.nn.unroll import unroll_kernel
 from specdec.target import Target, TargetSource
 from specdec.training import divergences  # noqa: F401  configs name its losses
-from specdec.training.building import FromTarget, Start, build, check_checkpoint, check_early
+from specdec.training.building import FromTarget, Start, build, check_checkpoint, check_early, early_config
 from specdec.training.distributed import is_sharded, shard, unsharded
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.memory import precision
@@ -185,7 +185,7 @@ class DrafterModule(pl.LightningModule):
                 "model.recompute: the steps of a block are one call: to save memory, lower model.step_keep"
             )
         start.check()
-        self._known = self.target_source.local_config() if self._target is None else self._target.config
+        self.target_config = self.target_source.local_config() if self._target is None else self._target.config
         self._check()
 
     @property
@@ -251,7 +251,11 @@ class DrafterModule(pl.LightningModule):
 
     def _check(self, seq_len: int = 0) -> None:
         given = (self.start, self.train_embed, self.train_head, self.objective.steps)
-        check_early(self.spec, self._known, seq_len, *given)
+        check_early(self.spec, self.target_config, seq_len, *given)
+
+    def early_config(self) -> DrafterConfig | None:
+        """The drafter's config before the target is loaded; None where the target's config is not here."""
+        return early_config(self.spec, self.target_config)
 
     @property
     def _data(self) -> TokenData:

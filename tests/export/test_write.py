@@ -46,6 +46,7 @@ EAGLE3_1 = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
     "attention_bias": False,
+    "logit_scale": 1.0,
     "mlp_bias": False,
     "num_aux_hidden_states": 3,
     "num_aux_layers": 3,

@@ -16,8 +16,9 @@ from specdec.cli import main
 from specdec.data import Batch, TokenData
 from specdec.data.module import Splits
 from specdec.drafter import Drafter, DrafterSpec, load_drafter, save_drafter
+from specdec.nn.view import View
 from specdec.target import Target
-from specdec.training.building import FromDrafter, FromTarget, Start, build, check_checkpoint
+from specdec.training.building import FromDrafter, FromTarget, Start, build, check_checkpoint, logit_scale
 from tests.tiny import VOCAB, biased, presets, tiny_drafter, tiny_target, variants
 
 EAGLE1, EAGLE3 = presets()["eagle1"], presets()["eagle3_1"]
@@ -82,6 +83,46 @@ def capped() -> Target:
     return target
 
 
+def scaled(by: float, dtype: torch.dtype = torch.float32) -> Target:
+    """A target that multiplies its logits, as Granite and Cohere do."""
+    target = tiny_target(dtype=dtype)
+    plain = target.logits
+    target.logits = lambda *args: plain(*args) * by  # type: ignore[method-assign]
+    return target
+
+
+def biased_head() -> Target:
+    target = tiny_target(dtype=torch.float32)
+    plain = target.logits
+    target.logits = lambda *args: plain(*args) + torch.arange(VOCAB)  # type: ignore[method-assign]
+    return target
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25, 1 / 6, 0.0625, 1 / 0.0078125, 0.123456789])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_scale_of_a_target_s_logits_is_measured(scale: float, dtype: torch.dtype) -> None:
+    measured = logit_scale(scaled(scale, dtype))
+    assert measured == pytest.approx(scale, rel=1e-6 if dtype == torch.float32 else 1e-3)
+    assert measured == scale or scale == 0.123456789
+
+
+def test_eagle_1_is_trained_with_the_target_s_scale() -> None:
+    """The drafter's logits of the target's own state are the target's, and the state itself is not scaled."""
+    target = scaled(0.25)
+    drafter = make(EAGLE1, target, train_head=False, steps=1)
+    assert drafter.config.logit_scale == 0.25 and torch.equal(drafter.lm_head.weight, target.head_weight())
+    h_1TH = torch.randn(1, 5, target.hidden_size)
+    view = View.packed(torch.zeros(1, 5, dtype=torch.int64))
+    step = drafter.step(torch.tensor([[1, 2, 3, 4, 5]]), h_1TH, view)
+    torch.testing.assert_close(drafter.logits(step.normed_BTH), target.logits(step.h_BTH))
+
+
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 6, "long_factor": [2.0] * 6,
+    "original_max_position_embeddings": 64, "factor": 2.0,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -96,7 +137,12 @@ def capped() -> Target:
             r"attention_window 16 is less than ttt_steps 17.*widen the window or unroll less",
         ),
         ({"spec": variants()["peagle"], "steps": 1}, "MaskConstant is what steps after the first read.*2 or more"),
-        ({"spec": EAGLE1, "target": capped(), "train_head": False}, "head=target.*bias, scale or cap.*use head=own"),
+        ({"spec": EAGLE1, "target": capped(), "train_head": False}, "head=target.*bias or a cap.*head of its own.*eagle3"),
+        ({"spec": EAGLE1, "target": scaled(-2), "train_head": False}, "head=target.*bias or a cap"),
+        ({"spec": EAGLE1, "target": biased_head(), "train_head": False}, "head=target.*bias or a cap"),
+        ({"spec": dataclasses.replace(EAGLE3, num_attention_heads=6)},
+         "hidden_size 32 is no multiple of num_attention_heads 6.*num_attention_heads to 4 or 2, or norms.query_key=tr"),
+        ({"target": tiny_target(dtype=torch.float32, rope_parameters=LONGROPE)}, "longrope.*set model.drafter.rope_theta"),
         ({"data": InMemory([[1, 2, VOCAB]])}, f"{VOCAB}"),
         ({"data": InMemory([[1, 2, -1]])}, "-1"),
         ({"spec": dataclasses.replace(EAGLE3, aux_layers=[1, 8])}, "boundaries 0 to 7"),

@@ -1,0 +1,54 @@
+"""What engines will not serve of a drafter, told from its config before it is trained."""
+
+from specdec.drafter import GQA, DrafterConfig, Narrow, TargetLayer
+from specdec.export.switches import ENGINES, Subject, lint
+
+# head widths of the kernels that vLLM 0.32 has on a CPU (vllm/v1/attention/backends/cpu_attn.py); on a GPU FlashAttention
+# takes multiples of 8 to 256, Triton any from 32 on, FlexAttention every one (supports_head_size of these backends)
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
+
+def planned_subject(config: DrafterConfig, architecture: str, train_embed: bool, train_head: bool) -> Subject:
+    """What engines will be given of a drafter once it is trained.
+
+    Args:
+        architecture: of the target, as its ``config.json`` names the class.
+        train_embed: whether the token embedding will be trained.
+        train_head: whether a head of the drafter's own will be.
+    """
+    narrower = config.hidden_size != config.target_hidden_size
+    fewer = config.draft_vocab_size < config.vocab_size
+    return Subject(
+        config,
+        own_embedding=train_embed or narrower,
+        own_head=config.head == "own" and (train_head or fewer or narrower),
+        entry_bias=type(config.entry) is Narrow and config.entry.bias,
+        architecture=architecture,
+    )
+
+
+def unserved(subject: Subject) -> dict[str, str]:
+    """By engine, the switches that it does not honour, each with the reason; engines that honour all are left out.
+
+    A target's own module (MTP) is refused by none: ``export --format mtp`` puts it into the target.
+    """
+    if type(subject.config.attention) is TargetLayer:
+        return {}
+    reasons = {
+        engine: "; ".join(f"{switch.name}: {reason}" for switch, reason in lint(subject, engine)) for engine in ENGINES
+    }
+    return {engine: text for engine, text in reasons.items() if text}
+
+
+def served(reasons: dict[str, str]) -> bool:
+    """Whether there is an engine that :func:`unserved` gives no reasons of."""
+    return len(reasons) < len(ENGINES)
+
+
+def missing_kernels(config: DrafterConfig) -> str:
+    """What to know of the width of the drafter's heads before it is served; nothing where every device has kernels."""
+    width = config.head_dim
+    if type(config.attention) is not GQA or width in CPU_HEADS:
+        return ""
+    widths = ", ".join(map(str, CPU_HEADS))
+    return f"head_dim {width}: vLLM's CPU kernels are for {widths}, so it serves the drafter on a GPU alone"
