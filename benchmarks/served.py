@@ -39,7 +39,7 @@ from specdec.engines.proposals import EngineRefusedError, ProposalEngine
 from specdec.export import FORMATS, NotServable, export_drafter, subject_of
 from specdec.export.formats import DrafterCheckpoint
 from specdec.target import Target, TargetSource
-from specdec.training.building import config_for
+from specdec.training.building import check_shapes, config_for
 from specdec.utils.files import write_json
 from specdec.utils.text import how_many
 from tests import perfect
@@ -89,11 +89,11 @@ def designed(target: Target, cell: Cell) -> DrafterSpec:
     if cell.seed is None:
         return spec
     draw = random.Random(cell.seed)
-    groups = draw.choice([1, 2, 3])
+    groups = draw.choice([1, 2, 2, 4, 3])
     fields: dict[str, Any] = {
         "num_layers": draw.choice([1, 1, 2]),
         "num_key_value_heads": groups,
-        "num_attention_heads": groups * draw.choice([1, 2, 3]),
+        "num_attention_heads": groups * draw.choice([1, 2, 4]),
         "head_dim": draw.choice([32, 64, 96]),
         "intermediate_size": draw.choice([40, 64, 100]),
     }
@@ -107,9 +107,9 @@ def designed(target: Target, cell: Cell) -> DrafterSpec:
 def made_drafter(target: Target, cell: Cell) -> Drafter:
     """The cell's drafter; ValueError if training would refuse its design for this target."""
     spec = designed(target, cell)
+    check_shapes(config_for(spec, target))
     if cell.column.kind == "loud":
         return loud_drafter(target, spec, cell.seed or 0)
-    config_for(spec, target)
     noise = NOISE if spec.head == "own" and FAMILIES[cell.family].context else 0.0
     return perfect.disturb(perfect.perfect_drafter(target, spec), noise).float()
 
