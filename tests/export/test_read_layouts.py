@@ -114,7 +114,7 @@ def test_a_drafter_without_fc(tmp_path: Path, target: Target, caplog: pytest.Log
 
 
 def test_numbered_layers_of_nvidia(tmp_path: Path, target: Target) -> None:
-    """Its exports of several layers call them ``midlayer.0``, and leave out the input norms of those after the first."""
+    """Its exports of several layers call them ``midlayer.0``, and leave out the input norms of the others."""
     tensors = {name.replace("midlayer.", "midlayer.0."): value for name, value in eagle3().items()}
     tensors |= {f"midlayer.1.{name}": value for name, value in block(H).items()}
     config = flat(num_hidden_layers=2)
