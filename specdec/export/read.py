@@ -42,6 +42,7 @@ from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
 from specdec.utils import hub
 from specdec.utils.files import SUMS, check_sums, claimed, read_json, regular, sha256
+from specdec.utils.numbers import MOST_LAYERS
 from specdec.utils.spelling import likely
 from specdec.utils.text import how_many, tensor_fault
 
@@ -434,7 +435,7 @@ def _layers(tensors: Mapping[str, Tensor], stated: Any) -> Any:
     authors kept the target's 40 in the config of a drafter of one layer)."""
     numbers = {int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.", name))}
     whole = numbers == set(range(len(numbers)))
-    more = stated is None or (type(stated) is int and stated > len(numbers))
+    more = stated is None or (type(stated) is int and len(numbers) < stated <= MOST_LAYERS)
     return len(numbers) if numbers and whole and more else stated
 
 
