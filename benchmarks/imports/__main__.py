@@ -112,10 +112,10 @@ def spread(drafter: Drafter, logits_TD: Tensor) -> Tensor:
     return full_TV
 
 
-def apart(one: Said, two: Said) -> float:
+def apart(ours_said: Said, meant: Said) -> float:
     """The greatest difference of two drafters' logits, in the greatest of them; infinite where a token is missing."""
     most = 0.0
-    for a, b in zip(one, two, strict=True):
+    for a, b in zip(ours_said, meant, strict=True):
         if not torch.equal(a.isfinite(), b.isfinite()):
             return float("inf")
         there = b.isfinite()
@@ -145,10 +145,10 @@ def compare(layout: Layout, fault: Callable[[Layout, Files], Files | None] | Non
             known = bool(layout.refused and re.search(layout.refused, said))
             return Result("refused" if known else "REFUSED", 0.0, 0, said)
     text = text_of(layout, config)
-    wanted = Published(layout, config, tensors, target.embedding_weight(), target.head_weight()).said(*text, DEPTH)
-    found = ours(drafter, *text)
-    same = int((found.chain_KV.argmax(-1) == wanted.chain_KV.argmax(-1)).sum())
-    difference = apart(found, wanted)
+    meant = Published(layout, config, tensors, target.embedding_weight(), target.head_weight()).said(*text, DEPTH)
+    ours_said = ours(drafter, *text)
+    same = int((ours_said.chain_KV.argmax(-1) == meant.chain_KV.argmax(-1)).sum())
+    difference = apart(ours_said, meant)
     boundaries = ", ".join(map(str, drafter.config.aux_layers))
     if layout.refused:
         return Result("NOT REFUSED", difference, same, boundaries)
@@ -169,9 +169,9 @@ def modules() -> Iterator[tuple[Layout, Result]]:
             text = text_of(layout, {"target_hidden_size": target.hidden_size})
             tokens_T = text[0] % target.vocab_size
             module = Module(Path(folder), target.embedding_weight(), target.head_weight())
-        found, wanted = ours(drafter, tokens_T, *text[1:]), module.said(tokens_T, text[2], DEPTH)
-        same = int((found.chain_KV.argmax(-1) == wanted.chain_KV.argmax(-1)).sum())
-        difference = apart(found, wanted)
+        ours_said, meant = ours(drafter, tokens_T, *text[1:]), module.said(tokens_T, text[2], DEPTH)
+        same = int((ours_said.chain_KV.argmax(-1) == meant.chain_KV.argmax(-1)).sum())
+        difference = apart(ours_said, meant)
         verdict = "equal" if difference <= ALLOWED else "DIFFERS"
         yield layout, Result(verdict, difference, same, str(*drafter.config.aux_layers))
     for kind, tensor in REFUSED.items():

@@ -1,4 +1,4 @@
-"""The layouts, with the keys of their ``config.json`` as published; and each made small, with weights that matter.
+"""The layouts, with the keys of their ``config.json`` as published; and each tensors small, with weights that matter.
 
 Legend: H hidden size of the drafter, S of the target, V vocabulary, D draft vocabulary, L layers of the target.
 """
@@ -45,27 +45,29 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
 
 def reduced(config: dict[str, Any]) -> dict[str, Any]:
     """The same keys with smaller sizes; ratios of heads, layers, ropes, flags and ids stay."""
-    made = {key: reduced(value) if key == LAYER else value for key, value in config.items()}
+    smaller = {key: reduced(value) if key == LAYER else value for key, value in config.items()}
     sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": INTERMEDIATE, "vocab_size": VOCAB}
-    if made.get("target_hidden_size") is not None:
-        sizes["target_hidden_size"] = WIDTH if made["target_hidden_size"] == made["hidden_size"] else WIDTH_OF_TARGET
-    if "draft_vocab_size" in made:
-        whole = made["draft_vocab_size"] == flat(config).get("vocab_size")
+    if smaller.get("target_hidden_size") is not None:
+        sizes["target_hidden_size"] = (
+            WIDTH if smaller["target_hidden_size"] == smaller["hidden_size"] else WIDTH_OF_TARGET
+        )
+    if "draft_vocab_size" in smaller:
+        whole = smaller["draft_vocab_size"] == flat(config).get("vocab_size")
         sizes["draft_vocab_size"] = VOCAB if whole else DRAFT_VOCAB
-    if "num_attention_heads" in made:
-        sizes |= _heads(made)
-    made |= {key: value for key, value in sizes.items() if key in made}
-    if made.get("kv_lora_rank"):
-        made |= LATENT
-    if made.get("sliding_window") and "sliding_attention" in made.get("layer_types", ()):
-        made["sliding_window"] = WINDOW
-    if isinstance(made.get("block_size"), int):
-        made["block_size"] = 4
-    if "mask_token_id" in made:
-        made["mask_token_id"] = VOCAB - 2
-    if "dflash_config" in made:
-        made["dflash_config"] = {**made["dflash_config"], "mask_token_id": VOCAB - 2}
-    return made
+    if "num_attention_heads" in smaller:
+        sizes |= _heads(smaller)
+    smaller |= {key: value for key, value in sizes.items() if key in smaller}
+    if smaller.get("kv_lora_rank"):
+        smaller |= LATENT
+    if smaller.get("sliding_window") and "sliding_attention" in smaller.get("layer_types", ()):
+        smaller["sliding_window"] = WINDOW
+    if isinstance(smaller.get("block_size"), int):
+        smaller["block_size"] = 4
+    if "mask_token_id" in smaller:
+        smaller["mask_token_id"] = VOCAB - 2
+    if "dflash_config" in smaller:
+        smaller["dflash_config"] = {**smaller["dflash_config"], "mask_token_id": VOCAB - 2}
+    return smaller
 
 
 def _heads(config: dict[str, Any]) -> dict[str, int]:
@@ -88,31 +90,31 @@ def tensors_of(layout: Layout, config: dict[str, Any]) -> dict[str, Tensor]:
     keys, extra = flat(config), set(layout.extra)
     torch.manual_seed(sum(map(ord, layout.name)))
     H, S = WIDTH, keys.get("target_hidden_size") or WIDTH
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     layers = 1 if "one_layer" in extra else keys.get("num_hidden_layers", 1)
     for i in range(layers):
         wide = 2 * H if i == 0 and not extra & {"narrow", "block"} else H
         prefix = layout.prefix if i == 0 else f"layers.{i}."
-        made |= {layout.root + prefix + name: value for name, value in _layer(keys, wide, extra).items()}
+        tensors |= {layout.root + prefix + name: value for name, value in _layer(keys, wide, extra).items()}
         if i or "block" in extra:
-            made[f"{layout.root}{prefix}input_layernorm.weight"] = _norm(H)
+            tensors[f"{layout.root}{prefix}input_layernorm.weight"] = _norm(H)
     first = layout.root + layout.prefix
     states = _states(layout, keys)
     if "block" in extra:
-        made |= {"fc.weight": _matrix(H, states * S), "hidden_norm.weight": _norm(H), "norm.weight": _norm(H)}
+        tensors |= {"fc.weight": _matrix(H, states * S), "hidden_norm.weight": _norm(H), "norm.weight": _norm(H)}
     elif "narrow" in extra:
-        made["fc.weight"] = _matrix(H, 2 * H)
+        tensors["fc.weight"] = _matrix(H, 2 * H)
     else:
-        made |= {f"{first}{name}.weight": _norm(H) for name in ("hidden_norm", "input_layernorm")}
-        made[f"{layout.root}norm.weight"] = _norm(H)
+        tensors |= {f"{first}{name}.weight": _norm(H) for name in ("hidden_norm", "input_layernorm")}
+        tensors[f"{layout.root}norm.weight"] = _norm(H)
         if "no_fc" not in extra:
-            made[f"{layout.root}fc.weight"] = _matrix(H, states * S)
-        made |= _of_states(layout, keys, states, S)
+            tensors[f"{layout.root}fc.weight"] = _matrix(H, states * S)
+        tensors |= _of_states(layout, keys, states, S)
     if "fc.bias" in extra:
-        made["fc.bias"] = torch.randn(H) / 2
+        tensors["fc.bias"] = torch.randn(H) / 2
     if "embed_tokens" in extra:
-        made[f"{layout.root}embed_tokens.weight"] = torch.randn(VOCAB, H)
-    return made | _vocabulary(keys, extra)
+        tensors[f"{layout.root}embed_tokens.weight"] = torch.randn(VOCAB, H)
+    return tensors | _vocabulary(keys, extra)
 
 
 def _states(layout: Layout, keys: dict[str, Any]) -> int:
@@ -125,14 +127,14 @@ def _states(layout: Layout, keys: dict[str, Any]) -> int:
 def _of_states(layout: Layout, keys: dict[str, Any], states: int, width: int) -> dict[str, Tensor]:
     """Norms on the target's states, and the learned state of P-EAGLE."""
     inner, root = keys.get("eagle_config") or {}, layout.root
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     if keys.get("fc_norm"):
-        made |= {f"{root}fc_norm.{n}.weight": _norm(width) for n in range(states)}
+        tensors |= {f"{root}fc_norm.{n}.weight": _norm(width) for n in range(states)}
     if keys.get("norm_before_fc") or inner.get("norm_before_fc"):
-        made[f"{root}input_norm.weight"] = _norm(states * width)
+        tensors[f"{root}input_norm.weight"] = _norm(states * width)
     if "mask_hidden" in layout.extra:
-        made["mask_hidden"] = torch.randn(1, 1, states * width)
-    return made
+        tensors["mask_hidden"] = torch.randn(1, 1, states * width)
+    return tensors
 
 
 def _layer(keys: dict[str, Any], wide: int, extra: set[str]) -> dict[str, Tensor]:
@@ -145,30 +147,30 @@ def _layer(keys: dict[str, Any], wide: int, extra: set[str]) -> dict[str, Tensor
         q, kv, plain, turned, values = LATENT.values()
         shapes = {"q_a_proj": (q, wide), "q_b_proj": (heads * (plain + turned), q), "o_proj": (WIDTH, heads * values)}
         shapes |= {"kv_a_proj_with_mqa": (kv + turned, wide), "kv_b_proj": (heads * (plain + values), kv)}
-    made = {f"self_attn.{name}.weight": _matrix(*shape, scale=3.0) for name, shape in shapes.items()}
+    tensors = {f"self_attn.{name}.weight": _matrix(*shape, scale=3.0) for name, shape in shapes.items()}
     if keys.get("kv_lora_rank"):
-        made |= {"self_attn.q_a_layernorm.weight": _norm(q), "self_attn.kv_a_layernorm.weight": _norm(kv)}
+        tensors |= {"self_attn.q_a_layernorm.weight": _norm(q), "self_attn.kv_a_layernorm.weight": _norm(kv)}
     if "query_key" in extra:
-        made |= {f"self_attn.{name}_norm.weight": _norm(d) for name in "qk"}
+        tensors |= {f"self_attn.{name}_norm.weight": _norm(d) for name in "qk"}
     if "qkv_bias" in extra:
-        made |= {f"self_attn.{name}_proj.bias": torch.randn(shapes[f"{name}_proj"][0]) for name in "qkv"}
-    made |= {f"mlp.{name}_proj.weight": _matrix(INTERMEDIATE, WIDTH) for name in ("gate", "up")}
-    made["mlp.down_proj.weight"] = _matrix(WIDTH, INTERMEDIATE)
-    return made | {"post_attention_layernorm.weight": _norm(WIDTH)}
+        tensors |= {f"self_attn.{name}_proj.bias": torch.randn(shapes[f"{name}_proj"][0]) for name in "qkv"}
+    tensors |= {f"mlp.{name}_proj.weight": _matrix(INTERMEDIATE, WIDTH) for name in ("gate", "up")}
+    tensors["mlp.down_proj.weight"] = _matrix(WIDTH, INTERMEDIATE)
+    return tensors | {"post_attention_layernorm.weight": _norm(WIDTH)}
 
 
 def _vocabulary(keys: dict[str, Any], extra: set[str]) -> dict[str, Tensor]:
     """The head, unless it is the target's or tied; offsets where it knows fewer tokens."""
     size = keys.get("draft_vocab_size") or keys["vocab_size"]
-    made = {} if extra & {"no_head", "narrow"} else {"lm_head.weight": 3 * _matrix(size, WIDTH)}
+    tensors = {} if extra & {"no_head", "narrow"} else {"lm_head.weight": 3 * _matrix(size, WIDTH)}
     if size < keys["vocab_size"] and "no_d2t" not in extra:
         ids = torch.randperm(VOCAB)[:size]
         ids = ids if "by_frequency" in extra else ids.sort().values
-        made["d2t"] = ids - torch.arange(size)
+        tensors["d2t"] = ids - torch.arange(size)
         members = torch.zeros(VOCAB, dtype=torch.bool)
         members[ids] = True
-        made |= {"t2d": members} if "t2d" in extra else {}
-    return made
+        tensors |= {"t2d": members} if "t2d" in extra else {}
+    return tensors
 
 
 def _matrix(rows: int, columns: int, scale: float = 1.0) -> Tensor:

@@ -125,7 +125,7 @@ class Module:
         if self.numbered:
             share_TE, extra_TH = self.sigmoid_shares(scores_TE), self.mlp(f"{at}shared_experts.", x_TH)
         else:
-            share_TE = _kept(scores_TE.softmax(-1), scores_TE, self.keys["num_experts_per_tok"])
+            share_TE = _greatest(scores_TE.softmax(-1), scores_TE, self.keys["num_experts_per_tok"])
             share_TE = share_TE / share_TE.sum(-1, keepdim=True)
             extra_TH = self.linear(f"{at}shared_expert_gate", x_TH).sigmoid() * self.mlp(f"{at}shared_expert.", x_TH)
         experts = [self.mlp(f"{at}experts.{e}.", x_TH) * share_TE[:, e, None] for e in range(share_TE.shape[1])]
@@ -133,20 +133,20 @@ class Module:
 
     def sigmoid_shares(self, scores_TE: Tensor) -> Tensor:
         """DeepSeek-V3's: the best groups of experts, the best experts in them, chosen with a bias that has no share."""
-        groups, kept_groups = self.keys["n_group"], self.keys["topk_group"]
+        groups, most_groups = self.keys["n_group"], self.keys["topk_group"]
         share_TE = scores_TE.sigmoid()
         wanted_TE = share_TE + self.w[f"{self.at}mlp.gate.e_score_correction_bias"]
         by_group = wanted_TE.unflatten(1, (groups, -1))
         best = by_group.topk(2, -1).values.sum(-1)
-        allowed = _kept(torch.ones_like(best), best, kept_groups).bool()
+        allowed = _greatest(torch.ones_like(best), best, most_groups).bool()
         wanted_TE = by_group.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
-        share_TE = _kept(share_TE, wanted_TE, self.keys["num_experts_per_tok"])
+        share_TE = _greatest(share_TE, wanted_TE, self.keys["num_experts_per_tok"])
         if self.keys.get("norm_topk_prob", True):
             share_TE = share_TE / share_TE.sum(-1, keepdim=True)
         return share_TE * self.keys["routed_scaling_factor"]
 
 
-def _kept(values: Tensor, by: Tensor, count: int) -> Tensor:
+def _greatest(values: Tensor, by: Tensor, count: int) -> Tensor:
     """Zero but at the ``count`` greatest ``by``."""
     return torch.zeros_like(values).scatter(-1, by.topk(count, -1).indices, 1.0) * values
 

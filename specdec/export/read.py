@@ -42,6 +42,7 @@ from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
 from specdec.utils import hub
 from specdec.utils.files import SUMS, check_sums, claimed, read_json, regular, sha256
+from specdec.utils.numbers import MOST_LAYERS
 from specdec.utils.spelling import likely
 from specdec.utils.text import how_many, tensor_fault
 
@@ -291,10 +292,10 @@ def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = Fals
         {str(value.dtype).removeprefix("torch.") for name, value in tensors.items() if name not in named.MAPS}
     )
     parts = []
-    if (told := raw.get("num_hidden_layers")) is not None and told != config.num_layers:
-        parts.append(f"layers: {config.num_layers}, as the file has, while its config says {told}, which engines go by")
-    if (told := raw.get("max_position_embeddings")) is not None and told < config.max_position_embeddings:
-        parts.append(f"positions: {told:,} in its config, raised to the target's {config.max_position_embeddings:,}")
+    if (stated := raw.get("num_hidden_layers")) is not None and stated != config.num_layers:
+        parts.append(f"layers: {config.num_layers}, as the file has; its config says {stated}, which engines go by")
+    if (stated := raw.get("max_position_embeddings")) is not None and stated < config.max_position_embeddings:
+        parts.append(f"positions: {stated:,} in its config, raised to the target's {config.max_position_embeddings:,}")
     if config.attention_bias:
         where = "queries, keys and values" + (" and the output" if config.attention_bias is True else "")
         parts.append(f"biases: on {where}")
@@ -405,8 +406,8 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     for field, theirs in (("vocab_size", target.vocab_size), ("target_hidden_size", target.hidden_size)):
         if found[field] != theirs:
             raise ValueError(f"it is for a target of {field} {found[field]}, {target.source} has {theirs}")
-    made = DrafterConfig(**found, num_target_layers=target.num_layers, target=dict(target.identity))
-    return keys.reaching(made, target.config.max_position_embeddings)
+    described_config = DrafterConfig(**found, num_target_layers=target.num_layers, target=dict(target.identity))
+    return keys.reaching(described_config, target.config.max_position_embeddings)
 
 
 def _check_matrices(tensors: Mapping[str, Tensor], wanted: Sequence[str]) -> None:
@@ -429,24 +430,24 @@ def _check_block(checkpoint: Checkpoint, config: Mapping[str, Any], target: Targ
         raise ValueError(f"it is for a target of {layers!r:.60} layers, {target.source} has {target.num_layers}")
 
 
-def _layers(tensors: Mapping[str, Tensor], told: Any) -> Any:
+def _layers(tensors: Mapping[str, Tensor], stated: Any) -> Any:
     """How many layers a checkpoint has: what its config says, or fewer where the file's are numbered 0..n-1 (EAGLE's
     authors kept the target's 40 in the config of a drafter of one layer)."""
     numbers = {int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.", name))}
     whole = numbers == set(range(len(numbers)))
-    more = told is None or (type(told) is int and told > len(numbers))
-    return len(numbers) if numbers and whole and more else told
+    more = stated is None or (type(stated) is int and len(numbers) < stated <= MOST_LAYERS)
+    return len(numbers) if numbers and whole and more else stated
 
 
-def _biases(tensors: Mapping[str, Tensor], told: Any) -> Any:
-    """``attention_bias`` of a drafter whose config says ``told``, which names no bias on the output; ValueError for
+def _biases(tensors: Mapping[str, Tensor], stated: Any) -> Any:
+    """``attention_bias`` of a drafter whose config says ``stated``, which names no bias on the output; ValueError for
     biases that it does not switch on."""
-    if told is False and QUERY_BIAS in tensors:
+    if stated is False and QUERY_BIAS in tensors:
         raise ValueError(
             f"the file has {QUERY_BIAS}, and neither attention_bias nor qkv_bias is true in config.json: engines would "
             "drop it without a word; write qkv_bias: true there if the drafter was trained with it"
         )
-    return "qkv" if told is True and QUERY_BIAS in tensors and OUTPUT_BIAS not in tensors else told
+    return "qkv" if stated is True and QUERY_BIAS in tensors and OUTPUT_BIAS not in tensors else stated
 
 
 def _tied_head(checkpoint: Checkpoint, target: Target) -> Tensor | None:
@@ -465,10 +466,10 @@ def _tied_head(checkpoint: Checkpoint, target: Target) -> Tensor | None:
     return None if same_numbers(embedding, target.head_weight()) else embedding
 
 
-def same_numbers(one: Tensor, two: Tensor) -> bool:
+def same_numbers(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal number by number, whatever their dtypes and devices."""
-    dtype = torch.promote_types(one.dtype, two.dtype)
-    return one.shape == two.shape and torch.equal(one.to("cpu", dtype), two.to("cpu", dtype))
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return a.shape == b.shape and torch.equal(a.to("cpu", dtype), b.to("cpu", dtype))
 
 
 def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[Tensor, Tensor]:

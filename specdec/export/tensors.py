@@ -113,6 +113,7 @@ ELSEWHERE = {
 # what others write for the same
 SPELLINGS = (
     (r"^(model\.)+", ""),
+    (r"^midlayer\.(\d+)\.", r"layers.\1."),  # NVIDIA's of several layers
     (r"^midlayer\.", "layers.0."),
     (r"^mask_hidden$", MASK),
     (r"^aux_norm_low\.", "fc_norm.0."),

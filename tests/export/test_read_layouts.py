@@ -16,7 +16,7 @@ from specdec.export import NotServable, export_drafter, import_checkpoint, impor
 from specdec.export.keys import IDS, reaching
 from specdec.target import Target
 from tests.export.made import made_drafter, same_state
-from tests.export.test_read import D, H, eagle1, eagle3, flat, nested, written
+from tests.export.test_read import D, H, block, eagle1, eagle3, flat, nested, written
 from tests.tiny import LAYERS, VOCAB, presets, tiny_config, tiny_target
 
 
@@ -113,6 +113,17 @@ def test_a_drafter_without_fc(tmp_path: Path, target: Target, caplog: pytest.Log
         import_drafter(tmp_path / "x", target, aux_layers=[2, 3, 4])
 
 
+def test_numbered_layers_of_nvidia(tmp_path: Path, target: Target) -> None:
+    """Its exports of several layers call them ``midlayer.0``, and leave out the input norms of the others."""
+    tensors = {name.replace("midlayer.", "midlayer.0."): value for name, value in eagle3().items()}
+    tensors |= {f"midlayer.1.{name}": value for name, value in block(H).items()}
+    config = flat(num_hidden_layers=2)
+    with pytest.raises(ValueError, match=r"it lacks layers\.1\.input_layernorm\.weight"):
+        import_drafter(written(tmp_path / "x", config, tensors), target)
+    tensors["midlayer.1.input_layernorm.weight"] = torch.ones(H)
+    assert import_drafter(written(tmp_path / "y", config, tensors), target).config.num_layers == 2
+
+
 @pytest.mark.parametrize("told", [40, None])
 def test_more_layers_in_the_config_than_in_the_file(
     told: int | None, tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture
@@ -122,7 +133,7 @@ def test_more_layers_in_the_config_than_in_the_file(
     with caplog.at_level(logging.INFO):
         drafter = import_drafter(written(tmp_path / "x", config, eagle3()), target)
     assert drafter.config.num_layers == 1
-    assert ("layers: 1, as the file has, while its config says 40" in caplog.text) == (told == 40)
+    assert ("layers: 1, as the file has; its config says 40" in caplog.text) == (told == 40)
     assert again(drafter, target, tmp_path / "y")["num_hidden_layers"] == 1
 
 
