@@ -148,7 +148,6 @@ def settings(raw: Raw, method: str) -> Settings:
         raise Misread(f"config.json: hidden_act is {config['hidden_act']!r}, the engine's drafters have silu")
     if config.get("bias"):
         raise Misread("config.json has a key bias, for which the engine leaves the attention's biases uninitialised")
-    biased = bool(config.get("attention_bias"))
     switches = {key: bool(config.get(key, False)) for key in ("norm_before_residual", "fc_norm", "norm_output")}
     inner: Raw = config.get("eagle_config") or {}
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -178,7 +177,7 @@ def settings(raw: Raw, method: str) -> Settings:
         aux_ids=_block_ids(config) if found in DFLASH else _aux_ids(config, inner, found in QWEN3) if fused else (),
         norm_before_fc=bool(inner.get("norm_before_fc", config.get("norm_before_fc", False))),
         head_norms=found in QWEN3 | DFLASH,
-        biased="qkv" * biased if found in QWEN3 else "qkvo" * biased,
+        biased=_biased(config, found),
         logit_scale=config.get("logit_scale", 1.0),
         windows=_windows(config, fused),
         rope=rotary(config, head),
@@ -229,6 +228,16 @@ def _class(config: Raw, method: str) -> str:
     raise Misread(f"config.json: architectures {named} name no class that the engine has for method {method}")
 
 
+def _biased(config: Raw, name: str) -> str:
+    """The projections that the class of this name builds a bias for; EAGLE-1's alone reads ``qkv_bias``."""
+    attention_bias = bool(config.get("attention_bias"))
+    if name in QWEN3:
+        return "qkv" * attention_bias
+    if name in CLASSES["eagle"]:
+        return "qkv" * bool(config.get("qkv_bias", attention_bias)) + "o" * attention_bias
+    return "qkvo" * attention_bias
+
+
 def _block_ids(config: Raw) -> tuple[int, ...]:
     """Of a block drafter, whose own ids are of layers' outputs; :class:`Misread` for a block that is another."""
     inner: Raw = config.get("dflash_config") or {}
@@ -243,7 +252,7 @@ def _block_ids(config: Raw) -> tuple[int, ...]:
 
 def _aux_ids(config: Raw, inner: Raw, qwen3: bool) -> tuple[int, ...]:
     if not inner.get("use_aux_hidden_state", True):
-        raise Misread("config.json: eagle_config.use_aux_hidden_state is false, which is not compared here")
+        return ()  # it reads the target's final state, as EAGLE-1 does
     named = config.get(IDS)
     if not isinstance(named, list) or not named or not all(isinstance(i, int) for i in named):
         raise Misread(f"config.json: {IDS} is {named!r}: the engine's two runners would take different states")
@@ -338,7 +347,8 @@ def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{at}post_attention_layernorm.weight", (H,)
         if i or fused:
             yield f"{at}input_layernorm.weight", (H,)
-    yield "fc.weight", (H, n * read.target_width if fused else 2 * H)
+    if n or not fused:
+        yield "fc.weight", (H, n * read.target_width if fused else 2 * H)
     if fused:
         yield from (("hidden_norm.weight" if block else "layers.0.hidden_norm.weight", (H,)), ("norm.weight", (H,)))
         if read.fc_norm:
@@ -436,7 +446,7 @@ def _log_probs(served: ServedDrafter, hidden_H: Tensor) -> Tensor:
 def fuse(served: ServedDrafter, states: list[Tensor]) -> Tensor:
     """The feature (M, H) out of the target's states, each (M, H of the target); only once, not of what is fed back."""
     read = served.settings
-    if read.method == "eagle":
+    if not read.aux_ids:
         (final_MH,) = states
         return final_MH
     joined = torch.cat(states, -1)

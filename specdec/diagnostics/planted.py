@@ -38,9 +38,9 @@ class ExportFiles(NamedTuple):
         return self.raw if nested is None else nested
 
     @property
-    def fused(self) -> bool:
+    def eagle3(self) -> bool:
         """Whether it is an EAGLE-3 drafter's, chained or parallel, and not EAGLE-1's or DFlash's."""
-        return IDS in self.raw
+        return any(name.endswith(".hidden_norm.weight") for name in self.weights)
 
     def names(self, end: str) -> list[str]:
         """The tensors of this name, in whatever module."""
@@ -52,7 +52,7 @@ def _window(files: ExportFiles) -> bool:
     files.layer["layer_types"] = ["sliding_attention"] * layers
     files.layer["sliding_window"] = WINDOW
     files.layer["use_sliding_window"] = True
-    return files.fused
+    return files.eagle3
 
 
 def _rope_base(files: ExportFiles) -> bool:
@@ -96,7 +96,7 @@ def _position(files: ExportFiles) -> bool:
 
 def _boundary(files: ExportFiles) -> bool:
     """One boundary a layer off, wherever there is room for it."""
-    if not files.fused:
+    if IDS not in files.raw:
         return False
     ids = list(files.raw[IDS])
     for place, boundary in enumerate(ids):
@@ -110,7 +110,7 @@ def _boundary(files: ExportFiles) -> bool:
 
 def _order(files: ExportFiles) -> bool:
     """The columns of fc moved on by one state."""
-    if not files.fused or len(files.raw[IDS]) < 2:
+    if len(files.raw.get(IDS, ())) < 2:
         return False
     width = files.weights["fc.weight"].shape[1] // len(files.raw[IDS])
     files.weights["fc.weight"] = files.weights["fc.weight"].roll(width, 1)
@@ -163,7 +163,7 @@ def _tied_head(files: ExportFiles) -> bool:
 def _flipped(key: str) -> Callable[[ExportFiles], bool]:
     def plant(files: ExportFiles) -> bool:
         files.raw[key] = not files.raw.get(key)
-        return files.fused
+        return files.eagle3
 
     return plant
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
 from specdec.diagnostics.parity_compare import Compared, compare
-from specdec.drafter import Drafter, DrafterSpec
+from specdec.drafter import Drafter, DrafterSpec, LastLayer, Norms
 from specdec.export import export_drafter, subject_of
 from specdec.target import Target
 from tests.export.made import made_drafter
@@ -28,6 +29,9 @@ SPECS = presets() | variants() | {
     "narrower": DrafterSpec(hidden_size=24, draft_vocab_size=40),
     "five_layer": deeper()["five_layer"],
     "square": DrafterSpec(intermediate_size=32, draft_vocab_size=40),
+    "final_state": DrafterSpec(LastLayer(), norms=Norms(), draft_vocab_size=40),
+    "biases": DrafterSpec(attention_bias="qkv", draft_vocab_size=40),
+    "eagle1_biases": replace(presets()["eagle1"], attention_bias="qkv"),
 }  # fmt: skip
 PROMPTS = [[(7 * n + 3) % 61 for n in range(20)], [11]]
 DEPTH, NEW = 3, 18

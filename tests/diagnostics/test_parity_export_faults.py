@@ -150,7 +150,7 @@ CONFIGS = {
     "no number of states": ("four_states", uncounted, "names 4 states and fc is made for 3"),
     "a state beyond the last": ("eagle3", sets(**{IDS: [2, 3, 8]}), r"states \[2, 3, 8\] of a target with 0 to 7"),
     "no list at the top": ("eagle3", drops(IDS), "two runners would take different states"),
-    "no fused states": ("eagle3", sets(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state is false"),
+    "no fused states": ("eagle3", sets(eagle_config={"use_aux_hidden_state": False}), "fc.weight: the engine has no"),
     "another vocabulary": ("eagle3", sets(vocab_size=60), "vocab_size is 60, the target has 61"),
     "another target": ("eagle3", sets(target_hidden_size=24), "target_hidden_size is 24, the target has 32"),
     "no class": ("eagle3", drops("architectures"), r"architectures \[\] name no class"),
