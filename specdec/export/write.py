@@ -18,7 +18,7 @@ from specdec.export import card, mtp, read
 from specdec.export.formats import FORMATS, DrafterCheckpoint, drafts_of
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
-from specdec.export.switches import EMBEDDING, HEAD, Subject, window_of_all_layers
+from specdec.export.switches import EMBEDDING, HEAD, Subject, dropped, window_of_all_layers
 from specdec.target import NotServable, Target, TargetSource
 from specdec.utils.files import sha256, staged_directory, write_json, write_text
 from specdec.utils.machine import provenance
@@ -134,6 +134,7 @@ def export_drafter(
     }  # fmt: skip
     record["evaluations"] = card.evaluations(run or directory, record, evaluation) if run or evaluation else []
     warn_if_rounded(drafter, target, subject)
+    warn_of_engines(subject)
     if target.recurrent:
         log.warning(
             "the target has recurrent layers, whose state an engine must put back where drafts are refused; vLLM 0.32 "
@@ -207,6 +208,20 @@ def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
             "this drafter has weights of the target rounded, %s: an engine reads them as the target has them, and "
             "close drafts may fall otherwise than in training; specdec parity --target.dtype compares in that dtype",
             " and ".join(f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in rounded.items()),
+        )
+
+
+def warn_of_engines(subject: Subject) -> None:
+    """Warn of engines that would load the drafter and draft otherwise, by name."""
+    groups: dict[str, list[str]] = {}
+    for engine, names in dropped(subject).items():
+        groups.setdefault(", ".join(names), []).append(engine)
+    for switches, engines in groups.items():
+        log.warning(
+            "%s would load this drafter and draft otherwise, without a word: of %s nothing is read there; serve it "
+            "with an engine that has that (docs/serve.md), or train without",
+            " and ".join(engines),
+            switches,
         )
 
 
