@@ -328,6 +328,8 @@ SWITCHES = (
     # DFlash
     Switch("method dflash: fusion Concat, entry KVInjection, recurrence MaskBlock", lambda s: s.method == "dflash",
            sglang="what it makes of a config was not compared", ran=True, checked=False),
+    Switch("num_layers above 1, with method dflash", _dflash(lambda c: c.num_layers > 1),
+           sglang="what it makes of a config was not compared", checked=False),
     Switch("fusion LastLayer, with method dflash", _dflash(lambda c: type(c.fusion) is LastLayer),
            **_both("method dflash projects the states of several layers: use fusion Concat")),
     *(Switch(f"norms.{site}=false, with method dflash", _dflash(lambda c, site=site: not getattr(c.norms, site)),  # type: ignore[misc]

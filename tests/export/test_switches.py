@@ -148,7 +148,8 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
     "parts of your own": (subject(fusion=Mine()), ""),
     "method eagle: ": (subject(EAGLE1), "VS"),
     "method eagle3: ": (subject(), "VS"),
-    "method dflash: ": (subject(DFLASH), "V"),
+    "method dflash: ": (subject(DFLASH, num_layers=1), "V"),
+    "num_layers above 1, with method dflash": (subject(DFLASH), "V"),
     "fusion LastLayer, with method dflash": (subject(DFLASH, fusion=LastLayer()), ""),
     "norms.hidden=false, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, hidden=False)), ""),
     "norms.output=false, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, output=False)), ""),
@@ -180,7 +181,8 @@ def test_who_serves_what(name: str) -> None:
     row = row_of(name)
     assert row.used(case)
     apart = ("norms.query_key, with method eagle3", "attention_bias") if " with norms.query_key" in name else ()
-    apart += (row_of("method dflash: ").name,) if "with method dflash" in name else ()
+    if "with method dflash" in name:
+        apart += tuple({row_of("method dflash: ").name, "num_layers above 1, with method dflash"} - {name})
     apart += ("norms.query_key=false, with method dflash",) if name == "attention MLA, with method dflash" else ()
     apart += ("recurrence MaskConstant (P-EAGLE)",) if "MLA with" in name else ()
     apart += (row_of("method eagle, target of a class").name,) if name == "a rope with the target's" else ()
@@ -260,6 +262,17 @@ def test_the_export_names_the_engines_that_would_draft_otherwise(
     llama, *_ = (line for line in said if LLAMA_CPP in line)
     assert MLX_VLM in llama and "norm_output" in llama and "fc_norm" not in llama
     assert any(OPENVINO in line and "fc_norm" in line for line in said)
+
+
+def test_a_block_drafter_of_several_layers_is_exported_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = tiny_target(dtype=torch.float32)
+    for layers in (1, 2):
+        caplog.clear()
+        drafter = made_drafter(dataclasses.replace(DFLASH, num_layers=layers), target)
+        export_drafter(drafter, target, tmp_path / str(layers))
+        assert ("first one's k_norm" in caplog.text) == (layers == 2)
 
 
 def test_sglang_refuses_a_target_whose_class_would_end_the_server(tmp_path: Path) -> None:
