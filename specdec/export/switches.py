@@ -418,10 +418,10 @@ def lint(subject: Subject, engine: str) -> Iterator[tuple[Switch, str]]:
 
 def dropped(subject: Subject) -> dict[str, list[str]]:
     """By engine, the switches in use that it drops in silence: it loads the drafter and drafts otherwise."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for engine in OTHERS:
         for switch in SWITCHES:
             cell = switch.cell(engine)
             if cell.silent and switch.used(subject) and not cell.but(subject):
-                found.setdefault(engine, []).append(switch.name)
-    return found
+                names.setdefault(engine, []).append(switch.name)
+    return names
