@@ -71,7 +71,7 @@ class Format:
 
     def needs(self, subject: Subject) -> str | None:
         """The engine's oldest release that has every switch in use, as far as that is known."""
-        found = {switch.since(self.engine) for switch in SWITCHES if switch.used(subject)} - {""}
+        found = {switch.cell(self.engine).since for switch in SWITCHES if switch.used(subject)} - {""}
         return max(found, key=lambda version: [int(part) for part in version.split(".")], default=None)
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Format:
         if subject.method == "dflash":
             return ["DFlashDraftModel"]
         if type(subject.config.attention) is MLA:
-            return ["Eagle3DeepseekV2ForCausalLM"]
+            return [f"Eagle3DeepseekV{3 if any(lint(subject, SGLANG)) else 2}ForCausalLM"]
         if subject.config.norms.query_key:
             return ["Eagle3Qwen3ForCausalLM"]
         config = subject.config  # of a window, SGLang would know by a flag alone
@@ -176,7 +176,7 @@ class SglangFormat(Format):
         """SGLang's class first; of two vLLM takes the one that it knows."""
         if subject.method == "eagle":
             return ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
-        return ["LlamaForCausalLMEagle3"]
+        return ["Eagle3DeepseekV2ForCausalLM" if type(subject.config.attention) is MLA else "LlamaForCausalLMEagle3"]
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
         """EAGLE-1's bias, a zero one too; further layers' input norms under both engines' names."""

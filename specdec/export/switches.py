@@ -1,7 +1,7 @@
 """The engine matrix: what of a drafter which engine honours. The exporter refuses by it and the docs show it."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypedDict
 
 from specdec.drafter import (
     GQA,
@@ -23,33 +23,61 @@ from specdec.drafter import (
 from specdec.utils.vllm import hands_over_states
 
 VLLM, SGLANG = "vLLM 0.32.0", "SGLang 0.5.23"
-ENGINES = (VLLM, SGLANG)
-
-# targets that SGLang numbers otherwise: ids are of layers' outputs only if the first id is 1
-SHIFTED_IF_FIRST_IS_ONE = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+ENGINES = (VLLM, SGLANG)  # that exports are written for, and refused by
+VLLM_NEXT, LLAMA_CPP = "vLLM 0.33.0", "llama.cpp (llama-cpp-python 0.3.36)"
+OPENVINO, MLX_VLM, LMDEPLOY = "OpenVINO GenAI 2026.4.1", "mlx-vlm 0.7.10", "LMDeploy 0.18"
+TENSORRT, TRANSFORMERS = "TensorRT-LLM", "transformers 5.24"
+OTHERS = (VLLM_NEXT, LLAMA_CPP, OPENVINO, MLX_VLM, LMDEPLOY, TENSORRT, TRANSFORMERS)  # that users load exports with
 
 LATENT_WIDTHS = (320, 512, 576)  # that vLLM's kernels of latent attention know
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
-# of vLLM 0.32.0's own classes: those that hand states to method eagle3, and those without a head that method eagle can
-# share; where its class lacks what is needed, vLLM's Transformers backend runs the model instead. The first list is what
-# specdec.utils.vllm.hands_over_states says of every architecture in that version's registry, of text or images
+# of vLLM 0.32.0's own classes: those that hand states to method eagle3, and those without a head that method eagle
+# can share; where its class lacks what is needed, vLLM's Transformers backend runs the model instead. The first list is
+# what specdec.utils.vllm.hands_over_states says of every architecture in that version's registry, of text or images
 _STATES = (
-    "Afmoe Apertus Cohere2Moe Deepseek DeepseekV2 DeepseekV3 DeepseekV32 DeepseekV4 DeepseekV41 Ernie4_5 Gemma4 Glm5Next "
-    "GlmMoeDsa GptOss Granite GraniteSWA IQuestCoder InternLM3 K2Horizon KimiLinear LLaMA Laguna Llama Llama4 MiMo MiMoV2 "
-    "MiMoV2Flash MiMoV2Omni MiniCPM MiniCPM3 MiniMaxM2 MiniMaxM3Sparse Ministral3 Mistral MistralLarge3 MuseGlimmer "
-    "NemotronH NemotronHPuzzle Phi3 Plamo3 Qwen2 Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe SarvamMLA Step1 TeleChat2 "
-    "TeleChat3 TeleFLM"
+    "Afmoe Apertus Cohere2Moe Deepseek DeepseekV2 DeepseekV3 DeepseekV32 DeepseekV4 DeepseekV41 Ernie4_5 Gemma4 "
+    "Glm5Next GlmMoeDsa GptOss Granite GraniteSWA IQuestCoder InternLM3 K2Horizon KimiLinear LLaMA Laguna Llama "
+    "Llama4 MiMo MiMoV2 MiMoV2Flash MiMoV2Omni MiniCPM MiniCPM3 MiniMaxM2 MiniMaxM3Sparse Ministral3 Mistral "
+    "MistralLarge3 MuseGlimmer NemotronH NemotronHPuzzle Phi3 Plamo3 Qwen2 Qwen3 Qwen3Moe Qwen3Next Qwen3_5 "
+    "Qwen3_5Moe SarvamMLA Step1 TeleChat2 TeleChat3 TeleFLM"
 )
 _IMAGES = (
-    "CohereCompass Cosmos3 DeepseekV4 Exaone4_5_ Gemma4 Gemma4Unified Glm5Next InternS1Pro InternS2Mobius InternS2Preview "
-    "KimiK25 KimiK3 LightOnOCR Llama4 Llava MiniCPMV4_6 MiniCPMV4_7 MiniMaxM3Sparse Mistral3 MuseGlimmer OpenCUA Pixtral "
-    "Qwen2_5_VL Qwen3ASR Qwen3OmniMoe Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp"
+    "CohereCompass Cosmos3 DeepseekV4 Exaone4_5_ Gemma4 Gemma4Unified Glm5Next InternS1Pro InternS2Mobius "
+    "InternS2Preview KimiK25 KimiK3 LightOnOCR Llama4 Llava MiniCPMV4_6 MiniCPMV4_7 MiniMaxM3Sparse Mistral3 "
+    "MuseGlimmer OpenCUA Pixtral Qwen2_5_VL Qwen3ASR Qwen3OmniMoe Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp"
 )
 EAGLE3_TARGETS = {f"{name}ForCausalLM" for name in _STATES.split()}
 EAGLE3_TARGETS |= {f"{name}ForConditionalGeneration" for name in _IMAGES.split()}
 EAGLE3_TARGETS |= {f"NemotronH_{name}_Reasoning_V3" for name in ("Nano_Omni", "Super_Omni")}
 EAGLE3_TARGETS |= {"NemotronH_Nano_VL_V2", "NemotronH_Omni_Reasoning_V3", "Qwen3ASRRealtimeGeneration"}
+# of SGLang 0.5.23's classes, those that have set_eagle3_layers_to_capture, and those without it that have
+# get_embed_and_head, which every method asks for: found by walking srt/models/*.py with ast, inheritance included
+_SGLANG_STATES = (
+    "Apertus BailingMoE BailingMoe BailingMoeV2 DeepseekV2 DeepseekV3 DeepseekV32 ExaoneMoE ExaoneMoe Gemma3 Gemma4 "
+    "Glm4Moe Glm4MoeLite GlmMoeDsa GptOss IQuestCoder InternLM3 Llama Llama4 LongcatFlash Mellum MiniMaxM2 "
+    "MiniMaxM3Sparse Ministral3 Mistral MistralLarge3 Phi3 Qwen2 Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe SarvamMoE "
+    "TeleFLM"
+)
+_SGLANG_IMAGES = (
+    "Cosmos3 Gemma3 Gemma4 Gemma4Unified Glm5Next InternS1Pro InternS2Mobius InternS2Preview KimiK25 Llama4 "
+    "MiniMaxM3Sparse Qwen2_5_VL Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp"
+)
+_SGLANG_HEADS = (
+    "BailingMoeV2_5 BailingMoeV3 DeepseekV4 Dots3Note DotsOCR Ernie4_5_ Ernie4_5_Moe Exaone4 FalconH1 GigaChat35 Glm4 "
+    "HYV3 HYV4 IQuestQ1 Laguna LlavaLlama LlavaMistral LlavaQwen MiMo MiMoV2 MiMoV2ASR MiMoV2Flash Nanbeige NemotronH "
+    "NemotronHPuzzle OPT Spark2_5 Step3p5 YiVL"
+)
+_SGLANG_IMAGE_HEADS = "Glm4v Glm4vMoe GlmOcr Inkling LightOnOCR Llava Mistral3 PaddleOCRVL Pixtral Step3p7"
+SGLANG_EAGLE3_TARGETS = {f"{name}ForCausalLM" for name in _SGLANG_STATES.split()}
+SGLANG_EAGLE3_TARGETS |= {f"{name}ForConditionalGeneration" for name in _SGLANG_IMAGES.split()}
+SGLANG_EAGLE_TARGETS = SGLANG_EAGLE3_TARGETS | {f"{name}ForCausalLM" for name in _SGLANG_HEADS.split()}
+SGLANG_EAGLE_TARGETS |= {f"{name}ForConditionalGeneration" for name in _SGLANG_IMAGE_HEADS.split()}
+# those that number otherwise: ids are of layers' outputs only if the first id is 1
+_SHIFTED = "DeepseekV2 DeepseekV3 DeepseekV32 Glm4MoeLite GlmMoeDsa MistralLarge3"
+SGLANG_SHIFTED = {f"{name}ForCausalLM" for name in _SHIFTED.split()} | {"KimiK25ForConditionalGeneration"}
+# those that reach the state after their last layer
+SGLANG_LAST = {"GptOssForCausalLM", "MiniMaxM3SparseForCausalLM"}
 HEADLESS_TARGETS = {f"{name}ForCausalLM" for name in ("Cohere", "Cohere2", "Cohere2Moe", "Gemma2", "Gemma3n")}
 # classes of vLLM that set is_neox_style=False on what get_rope keeps for all who ask by the same parameters
 ROPE_CHANGED = {"Ernie4_5ForCausalLM"}
@@ -73,6 +101,11 @@ class Subject(NamedTuple):
             return "dflash"
         wide = isinstance(self.config.entry, Wide)
         return "eagle" if isinstance(self.config.fusion, LastLayer) and not wide else "eagle3"
+
+    @property
+    def fused(self) -> bool:
+        """Whether it is a drafter of method eagle3 that reads the states at its boundaries, and not the last one."""
+        return self.method == "eagle3" and self.config.fusion.mixes
 
     @property
     def parallel(self) -> bool:
@@ -127,8 +160,37 @@ def target_flags(architecture: str, method: str, python: str | None = None) -> l
     return [] if native else THROUGH_TRANSFORMERS
 
 
+RUN, SOURCE, UNCHECKED = "run", "source", "not checked"  # the evidence of a cell
+
+
+class Cell(NamedTuple):
+    """What an engine's version makes of a switch."""
+
+    lacks: str = ""  # why it does not honour the switch; nothing if it does
+    since: str = ""  # the first release whose source has it, where earlier ones were seen to lack it
+    evidence: str = SOURCE
+    silent: bool = False  # whether it loads such a drafter all the same, and drafts otherwise without a word
+    but: Callable[["Subject"], bool] = lambda subject: False  # where it honours the switch after all
+
+    @property
+    def words(self) -> str:
+        """For a table."""
+        if self.evidence == UNCHECKED and not self.lacks:
+            return UNCHECKED
+        verdict = "**dropped in silence**" if self.silent else "**no**" if self.lacks else "yes"
+        reason = f": {self.lacks}" if self.lacks else f", since {self.since}" if self.since else ""
+        return f"{verdict}{reason} ({self.evidence})"
+
+
+NOT_CHECKED = Cell(evidence=UNCHECKED)
+
+
 class Switch(NamedTuple):
-    """One row of the matrix. An empty text says that the engine honours the switch, any other why it does not."""
+    """One row of the matrix: a drafter's property, and what engines make of it.
+
+    The first two engines' cells are written in short: an empty text says that the engine honours the switch, any other
+    why it does not. What they say was read in the version's source if it was not run.
+    """
 
     name: str
     used: Callable[[Subject], bool]
@@ -136,17 +198,37 @@ class Switch(NamedTuple):
     sglang: str = ""
     vllm_since: str = ""
     sglang_since: str = ""
+    ran: bool = False  # whether a real vLLM of that version proposed what the drafter says
+    checked: bool = True  # whether SGLang's cell was; where not, it is refused
+    others: Mapping[str, Cell] = {}
 
-    def lacks(self, engine: str) -> str:
-        """Why the engine does not honour it, or nothing."""
-        return {VLLM: self.vllm, SGLANG: self.sglang}[engine]
+    def cell(self, engine: str) -> Cell:
+        """What an engine makes of it."""
+        if engine == VLLM:
+            return Cell(self.vllm, self.vllm_since, RUN if self.ran else SOURCE)
+        if engine == SGLANG:
+            return Cell(self.sglang, self.sglang_since, SOURCE if self.checked else UNCHECKED)
+        return self.others.get(engine, NOT_CHECKED)
 
-    def since(self, engine: str) -> str:
-        """The first release whose source has it, where earlier ones were seen to lack it; else nothing."""
-        return {VLLM: self.vllm_since, SGLANG: self.sglang_since}[engine]
+
+def _has(*engines: str) -> dict[str, Cell]:
+    return {engine: Cell() for engine in engines}
 
 
-def _both(reason: str) -> dict[str, str]:
+def _drops(reason: str, *engines: str) -> dict[str, Cell]:
+    return {engine: Cell(reason, silent=True) for engine in engines}
+
+
+def _no(reason: str, *engines: str) -> dict[str, Cell]:
+    return {engine: Cell(reason) for engine in engines}
+
+
+class _Both(TypedDict):
+    vllm: str
+    sglang: str
+
+
+def _both(reason: str) -> _Both:
     return {"vllm": reason, "sglang": reason}
 
 
@@ -159,7 +241,7 @@ def _eagle3(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool
 
 
 def _fused(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
-    return lambda s: s.method == "eagle3" and s.config.fusion.mixes and bool(used(s.config))
+    return lambda s: s.fused and bool(used(s.config))
 
 
 def _dflash(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
@@ -171,6 +253,10 @@ def _any(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
 
 
 # by rope_type, why vLLM and why SGLang do not honour it; nothing if they do
+_NO_EAGLE = "its generate has no EAGLE"
+_LMDEPLOY = {
+    LMDEPLOY: Cell("only its class with MLA reads it", silent=True, but=lambda s: type(s.config.attention) is MLA)
+}
 _UNKNOWN = "its frequencies are not known to be ours"
 ROPE_KINDS = dict.fromkeys(("default", "linear", "llama3", "yarn"), ("", "")) | {
     "dynamic": ("", _UNKNOWN),
@@ -185,7 +271,12 @@ _ROPE_KEYS = {
 
 SWITCHES = (
     # EAGLE-1 and 2
-    Switch("method eagle: fusion LastLayer, entry Narrow", lambda s: s.method == "eagle"),
+    Switch("method eagle: fusion LastLayer, entry Narrow", lambda s: s.method == "eagle", ran=True,
+           others=_has(VLLM_NEXT) | _no(_NO_EAGLE, TRANSFORMERS)),
+    Switch("method eagle, target of a class without get_embed_and_head in SGLang",
+           lambda s: s.method == "eagle" and bool(s.architecture) and s.architecture not in SGLANG_EAGLE_TARGETS,
+           sglang="its class for {architecture} hands over no head, and the server ends at start: use --format vllm",
+           ran=True),
     Switch("entry.bias=true, the bias not zero", lambda s: s.method == "eagle" and s.entry_bias,
            vllm="fc.bias is dropped without a word: train with entry.bias=false"),
     *(Switch(f"norms.{site}, with method eagle", _eagle(lambda c, site=site: getattr(c.norms, site)),  # type: ignore[misc]
@@ -194,9 +285,15 @@ SWITCHES = (
     Switch("a head of its own, with method eagle", lambda s: s.method == "eagle" and s.own_head,
            **_both("method eagle reads the target's head: train with head=target")),
     # EAGLE-3 and 3.1
-    Switch("method eagle3: fusion Concat, entry Wide", _fused(lambda c: True)),
+    Switch("method eagle3: fusion Concat, entry Wide", _fused(lambda c: True), ran=True,
+           others=_has(VLLM_NEXT, LLAMA_CPP, OPENVINO, MLX_VLM, LMDEPLOY, TENSORRT) | _no(_NO_EAGLE, TRANSFORMERS)),
     Switch("fusion LastLayer with entry Wide (use_aux_hidden_state=false)",
-           _eagle3(lambda c: type(c.fusion) is LastLayer), sglang="what it makes of such a config was not compared"),
+           _eagle3(lambda c: type(c.fusion) is LastLayer), sglang="what it makes of such a config was not compared",
+           ran=True, checked=False),
+    Switch("method eagle3, target of a class without set_eagle3_layers_to_capture in SGLang",
+           lambda s: s.method == "eagle3" and bool(s.architecture) and s.architecture not in SGLANG_EAGLE3_TARGETS,
+           sglang="its class for {architecture} has no set_eagle3_layers_to_capture, and the server ends at start: "
+           "use --format vllm", ran=True),
     Switch("fusion ScalarMix", _any(lambda c: type(c.fusion) is ScalarMix),
            **_both("states are concatenated, there are no weights for them")),
     Switch("entry Narrow, with method eagle3", _eagle3(lambda c: type(c.entry) is Narrow),
@@ -204,33 +301,46 @@ SWITCHES = (
     *(Switch(f"norms.{site}=false, with method eagle3", _eagle3(lambda c, site=site: not getattr(c.norms, site)),  # type: ignore[misc]
              **_both("method eagle3 always has this norm")) for site in ("embed", "hidden", "output")),
     Switch("norms.aux=each (fc_norm)", _any(lambda c: c.norms.aux == "each"),
-           vllm_since="0.22.0", sglang_since="0.5.12"),
+           vllm_since="0.22.0", sglang_since="0.5.12", ran=True,
+           others=_has(VLLM_NEXT, TENSORRT) | _no("its converter refuses fc_norm.*", LLAMA_CPP)
+           | _drops("it reads no switch", OPENVINO) | _LMDEPLOY),
     Switch("norms.aux=concat (norm_before_fc)", _any(lambda c: c.norms.aux == "concat"),
-           vllm_since="0.18.0", sglang_since="0.5.17"),
+           vllm_since="0.18.0", sglang_since="0.5.17", ran=True,
+           others=_has(VLLM_NEXT) | _drops("it reads no switch", OPENVINO)),
     Switch("norms.residual=normed (norm_before_residual)", _any(lambda c: c.norms.residual == "normed"),
-           sglang="its residual path starts at the raw feature", vllm_since="0.10.1"),
+           sglang="its residual path starts at the raw feature", vllm_since="0.10.1", ran=True,
+           others=_has(VLLM_NEXT) | _drops("it reads no switch", OPENVINO)),
     Switch("recurrence PostNorm (norm_output)", _eagle3(lambda c: type(c.recurrence) is PostNorm),
-           vllm_since="0.22.0", sglang_since="0.5.12"),
+           vllm_since="0.22.0", sglang_since="0.5.12", ran=True,
+           others=_has(VLLM_NEXT, TENSORRT) | _drops("it never reads it, and feeds the raw state back", LLAMA_CPP)
+           | _drops("it reads no switch", OPENVINO) | _drops("it never reads it", MLX_VLM) | _LMDEPLOY),
     Switch("recurrence MaskConstant (P-EAGLE)", _any(lambda c: type(c.recurrence) is MaskConstant),
-           sglang="it drafts one after another"),
+           sglang="it drafts one after another", ran=True),
     Switch("norms.query_key, with method eagle3", _eagle3(lambda c: c.norms.query_key),
-           sglang="its layers have no norms on queries and keys", vllm_since="0.24.0"),
+           sglang="its layers have no norms on queries and keys", vllm_since="0.24.0", ran=True,
+           others=_no("its drafters have no norms on queries and keys", LLAMA_CPP)),
     Switch("aux_layers of another number than three", _fused(lambda c: len(c.aux_layers) != 3),
-           vllm_since="0.22.0", sglang_since="0.5.12"),
-    Switch("draft_vocab_size below the target's", _eagle3(lambda c: c.draft_vocab_size < c.vocab_size)),
+           vllm_since="0.22.0", sglang_since="0.5.12", ran=True,
+           others=_has(VLLM_NEXT) | _no("it has three", LLAMA_CPP, OPENVINO)),
+    Switch("draft_vocab_size below the target's", _eagle3(lambda c: c.draft_vocab_size < c.vocab_size), ran=True,
+           others=_has(VLLM_NEXT, LLAMA_CPP)),
     Switch("a boundary 0 in aux_layers", _fused(lambda c: c.aux_layers[0] == 0),
-           sglang="its ids are of layers' outputs: the embeddings have none"),
-    Switch("the last boundary in aux_layers", _fused(lambda c: c.aux_layers[-1] == c.num_target_layers),
-           sglang="it captures before a layer: the state after the last one is not reached"),
-    Switch(f"aux_layers not starting at 2, target {' or '.join(SHIFTED_IF_FIRST_IS_ONE)}",
-           _fused(lambda c: c.target.get("model_type") in SHIFTED_IF_FIRST_IS_ONE and c.aux_layers[0] != 2),
+           sglang="its ids are of layers' outputs: the embeddings have none", ran=True),
+    Switch("the last boundary in aux_layers, target other than GPT-OSS and MiniMax-M3",
+           lambda s: s.fused and s.config.aux_layers[-1] == s.config.num_target_layers
+           and s.architecture not in SGLANG_LAST,
+           sglang="it captures before a layer: the state after the last one is not reached", ran=True),
+    Switch("aux_layers not starting at 2, target of DeepSeek's, Kimi's or Mistral-Large-3's class",
+           lambda s: s.fused and s.architecture in SGLANG_SHIFTED and s.config.aux_layers[0] != 2,
            sglang="its ids are shifted for this family only if the first is 1"),
     Switch("aux states as wide together as the drafter",
            _fused(lambda c: len(c.aux_layers) * c.target_hidden_size == c.hidden_size),
-           sglang="it tells fused states by their width, and would leave fc out"),
+           sglang="it tells fused states by their width, and would leave fc out", ran=True),
     # DFlash
     Switch("method dflash: fusion Concat, entry KVInjection, recurrence MaskBlock", lambda s: s.method == "dflash",
-           sglang="what it makes of a config was not compared"),
+           sglang="what it makes of a config was not compared", ran=True, checked=False),
+    Switch("num_layers above 1, with method dflash", _dflash(lambda c: c.num_layers > 1),
+           sglang="what it makes of a config was not compared", checked=False),
     Switch("fusion LastLayer, with method dflash", _dflash(lambda c: type(c.fusion) is LastLayer),
            **_both("method dflash projects the states of several layers: use fusion Concat")),
     *(Switch(f"norms.{site}=false, with method dflash", _dflash(lambda c, site=site: not getattr(c.norms, site)),  # type: ignore[misc]
@@ -242,25 +352,29 @@ SWITCHES = (
     Switch("a boundary 0 in aux_layers, with method dflash", _dflash(lambda c: c.aux_layers[0] == 0),
            **_both("its ids are of layers' outputs: the embeddings have none")),
     # any
-    Switch("hidden_size other than the target's", _any(lambda c: c.hidden_size != c.target_hidden_size)),
+    Switch("hidden_size other than the target's", _any(lambda c: c.hidden_size != c.target_hidden_size), ran=True),
     Switch("a trained token embedding",
            lambda s: s.own_embedding and s.config.hidden_size == s.config.target_hidden_size,
            sglang="it puts the target's embedding in its place"),
-    Switch("num_layers above 1, with method eagle", _eagle(lambda c: c.num_layers > 1)),
+    Switch("num_layers above 1, with method eagle", _eagle(lambda c: c.num_layers > 1), ran=True),
     Switch("num_layers above 1, with method eagle3", _eagle3(lambda c: c.num_layers > 1),
-           vllm_since="0.11.1", sglang_since="0.5.12"),
+           vllm_since="0.11.1", sglang_since="0.5.12", ran=True,
+           others=_has(VLLM_NEXT) | _no("it has one", LLAMA_CPP)),
     Switch("attention_window, with method eagle3", _eagle3(lambda c: c.attention_window != "full"),
-           vllm_since="0.10.2"),
+           vllm_since="0.10.2", ran=True),
     Switch("attention_window, with method eagle", _eagle(lambda c: c.attention_window != "full"),
-           sglang="no config says so, only a flag of the server"),
+           sglang="no config says so, only a flag of the server", ran=True),
+    Switch("attention_window=full, every layer of the target slides (Mistral, Phi-3)", lambda s: s.narrowed, ran=True),
+    Switch("a rope with the target's parameters, which its class turns round (ERNIE-4.5)",
+           lambda s: s.rope_is_changed, ran=True),
     Switch("attention_sinks", _any(lambda c: c.attention_sinks),
            **_both("its windows hide a text's first tokens as any others")),
     Switch("attention MLA, with method eagle", _eagle(lambda c: type(c.attention) is MLA),
            **_both("method eagle has no such attention")),
     Switch("attention MLA, with method eagle3", _eagle3(lambda c: type(c.attention) is MLA),
-           sglang="no class of its has it for Kimi's drafters yet", vllm_since="0.32.0"),
+           vllm_since="0.32.0", others={LMDEPLOY: Cell()}),
     *(Switch(f"attention MLA with {name}", _eagle3(lambda c, used=used: type(c.attention) is MLA and used(c)),  # type: ignore[misc]
-             vllm="its class with this attention lacks that", sglang="no class of its has this attention")
+             **_both("its class with this attention lacks that"))
       for name, used in {
           "norms.aux=concat": lambda c: c.norms.aux == "concat",
           "recurrence MaskConstant": lambda c: c.recurrence.parallel,
@@ -272,22 +386,24 @@ SWITCHES = (
           "a rope_type other than default and yarn": lambda c: c.rope["rope_type"] not in ("default", "yarn"),
           "attention_factor or truncate in the rope": lambda c: not {"attention_factor", "truncate"}.isdisjoint(c.rope),
       }.items()),
+    Switch("attention MLA with num_layers above 1", _eagle3(lambda c: type(c.attention) is MLA and c.num_layers > 1),
+           sglang="its class with this attention has one layer"),
     Switch("attention TargetLayer (MTP)", _any(lambda c: type(c.attention) is TargetLayer),
            **_both("such a drafter is a part of its target: use --format mtp")),
-    Switch("attention_bias", _any(lambda c: c.attention_bias), sglang="its layers have no biases"),
+    Switch("attention_bias", _any(lambda c: c.attention_bias), sglang="its layers have no biases", ran=True),
     Switch("attention_bias with norms.query_key", _eagle3(lambda c: c.attention_bias is True and c.norms.query_key),
            vllm="its class with these norms has no bias on the attention's output", sglang="its layers have no biases"),
-    *(Switch(f"rope_type {kind}", _any(lambda c, kind=kind: c.rope["rope_type"] == kind), *lacks)  # type: ignore[misc]
+    *(Switch(f"rope_type {kind}", _any(lambda c, kind=kind: c.rope["rope_type"] == kind), *lacks, ran=not lacks[0])  # type: ignore[misc]
       for kind, lacks in ROPE_KINDS.items()),
     Switch("any other rope_type", _any(lambda c: c.rope["rope_type"] not in ROPE_KINDS), **_both(_UNKNOWN)),
     Switch("partial_rotary_factor", _any(lambda c: c.rope.get("partial_rotary_factor", 1.0) != 1.0),
-           sglang="it reads the factor elsewhere than in the rope block"),
+           sglang="it reads the factor elsewhere than in the rope block", ran=True),
     Switch("yarn without original_max_position_embeddings",
            _any(lambda c: c.rope["rope_type"] == "yarn" and "original_max_position_embeddings" not in c.rope),
            **_both("the length that the factor starts from must be written")),
     Switch("yarn with attention_factor",
            _any(lambda c: c.rope["rope_type"] == "yarn" and "attention_factor" in c.rope),
-           sglang="it reads no attention_factor"),
+           sglang="it reads no attention_factor", ran=True),
     Switch("mrope_section and other keys in the rope block",  # whose reading was not compared
            _any(lambda c: c.rope["rope_type"] in ROPE_KINDS and not set(c.rope) <= _ROPE_KEYS), **_both(_UNKNOWN)),
     Switch("parts of your own", _any(lambda c: not _stock(c)), **_both("no engine knows them")),
@@ -307,5 +423,16 @@ def _stock(config: DrafterConfig) -> bool:
 def lint(subject: Subject, engine: str) -> Iterator[tuple[Switch, str]]:
     """Every switch in use that the engine does not honour, and why."""
     for switch in SWITCHES:
-        if switch.used(subject) and (reason := switch.lacks(engine)):
-            yield switch, reason
+        if switch.used(subject) and (reason := switch.cell(engine).lacks):
+            yield switch, reason.format(architecture=subject.architecture)
+
+
+def dropped(subject: Subject) -> dict[str, list[str]]:
+    """By engine, the switches in use that it drops in silence: it loads the drafter and drafts otherwise."""
+    names: dict[str, list[str]] = {}
+    for engine in OTHERS:
+        for switch in SWITCHES:
+            cell = switch.cell(engine)
+            if cell.silent and switch.used(subject) and not cell.but(subject):
+                names.setdefault(engine, []).append(switch.name)
+    return names

@@ -18,7 +18,7 @@ from specdec.export import card, keys, mtp, read
 from specdec.export.formats import FORMATS, DrafterCheckpoint, drafts_of
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
-from specdec.export.switches import EMBEDDING, HEAD, Subject, window_of_all_layers
+from specdec.export.switches import EMBEDDING, HEAD, Subject, dropped, window_of_all_layers
 from specdec.target import NotServable, Target, TargetSource
 from specdec.utils.files import sha256, staged_directory, write_json, write_text
 from specdec.utils.machine import provenance
@@ -135,6 +135,7 @@ def export_drafter(
     }  # fmt: skip
     record["evaluations"] = card.evaluations(run or directory, record, evaluation) if run or evaluation else []
     warn_if_rounded(drafter, target, subject)
+    warn_of_engines(subject)
     if target.recurrent:
         log.warning(
             "the target has recurrent layers, whose state an engine must put back where drafts are refused; vLLM 0.32 "
@@ -219,6 +220,26 @@ def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
             "this drafter has weights of the target rounded, %s: an engine reads them as the target has them, and "
             "close drafts may fall otherwise than in training; specdec parity --target.dtype compares in that dtype",
             " and ".join(f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in rounded.items()),
+        )
+
+
+def warn_of_engines(subject: Subject) -> None:
+    """Warn of engines that would load the drafter and draft otherwise, by name."""
+    if subject.method == "dflash" and subject.config.num_layers > 1:
+        log.warning(
+            "the drafter has several layers, and vLLM 0.32's build for CPUs norms the context's keys of all by the "
+            "first one's k_norm: it drafts otherwise; by its source its GPU builds do not: check yours with specdec "
+            "parity --engine vllm"
+        )
+    groups: dict[str, list[str]] = {}
+    for engine, names in dropped(subject).items():
+        groups.setdefault(", ".join(names), []).append(engine)
+    for switches, engines in groups.items():
+        log.warning(
+            "%s would load this drafter and draft otherwise, without a word: of %s nothing is read there; serve it "
+            "with an engine that has that (docs/serve.md), or train without",
+            " and ".join(engines),
+            switches,
         )
 
 

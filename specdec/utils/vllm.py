@@ -52,7 +52,7 @@ def find_vllm(given: str | None = None) -> list[str]:
 
 
 def configured_python() -> str | None:
-    """The Python that :func:`find_vllm` would run, if there is a vLLM at all: none is fine, a wrong one a ValueError."""
+    """The Python that :func:`find_vllm` would run; None if there is no vLLM, ValueError if the one named has none."""
     if not os.environ.get(VARIABLE) and importlib.util.find_spec("vllm") is None:
         return None
     return find_vllm()[0]

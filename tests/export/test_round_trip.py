@@ -23,7 +23,7 @@ PRESETS = sorted((Path(__file__).parents[2] / "conf" / "drafter").glob("*.yaml")
 REFUSED = {  # of the presets, by format
     "vllm": {"narrow_fusion", "weighted_sum", "mtp"},
     "speculators": {"narrow_fusion", "weighted_sum", "eagle1", "eagle2", "hass", "mla", "mtp"},
-    "sglang": {"narrow_fusion", "weighted_sum", "qwen3", "speculators", "peagle", "peagle_3_1", "mla", "dflash", "mtp"},
+    "sglang": {"narrow_fusion", "weighted_sum", "qwen3", "speculators", "peagle", "peagle_3_1", "dflash", "mtp"},
 }
 ROPES = (
     None,

@@ -1,6 +1,7 @@
 """The engine matrix, row by row, and the page that is made of it."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,14 +21,20 @@ from specdec.drafter import (
     ScalarMix,
     TargetLayer,
 )
-from specdec.export import NotServable, Subject, export_drafter, subject_of
+from specdec.export import FORMATS, NotServable, Subject, export_drafter, subject_of
 from specdec.export.switches import (
     EAGLE3_TARGETS,
     ENGINES,
+    LLAMA_CPP,
+    LMDEPLOY,
+    MLX_VLM,
+    OPENVINO,
+    OTHERS,
     SGLANG,
     SWITCHES,
     VLLM,
     Switch,
+    dropped,
     lint,
     target_flags,
     window_of_all_layers,
@@ -47,11 +54,14 @@ def subject(
     own_embedding: bool = False,
     own_head: bool = True,
     entry_bias: bool = False,
+    architecture: str = "",
+    target_window: int | None = None,
     **changes: object,
 ) -> Subject:
     spec = dataclasses.replace(spec, **{name: changes.pop(name) for name in list(changes) if hasattr(spec, name)})
     config = dataclasses.replace(tiny_config(spec), **changes)
-    return Subject(config, own_embedding, own_head and config.head == "own", entry_bias)
+    head = own_head and config.head == "own"
+    return Subject(config, own_embedding, head, entry_bias, architecture, target_window)
 
 
 def norms(base: Norms, **changes: object) -> Norms:
@@ -69,7 +79,6 @@ def rope(**block: object) -> dict[str, object]:
 
 YARN = rope(rope_type="yarn", factor=2.0)
 LONG = rope(rope_type="longrope", factor=2.0, short_factor=[1.0] * 6, long_factor=[2.0] * 6)
-DEEPSEEK = {"source": "x", "model_type": "deepseek_v3"}
 CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it, and which engines serve that
     "fusion LastLayer with entry Wide": (subject(fusion=LastLayer()), "V"),
     "entry.bias=true, the bias not zero": (subject(EAGLE1, entry_bias=True), "S"),
@@ -96,7 +105,11 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
     "draft_vocab_size below the target's": (subject(), "VS"),
     "a boundary 0 in aux_layers": (subject(aux_layers=[0, 2, 4]), "V"),
     "the last boundary in aux_layers": (subject(aux_layers=[2, 4, LAYERS]), "V"),
-    "aux_layers not starting at 2": (subject(aux_layers=[3, 4, 5], target=DEEPSEEK), "V"),
+    "aux_layers not starting at 2": (subject(aux_layers=[3, 4, 5], architecture="DeepseekV3ForCausalLM"), "V"),
+    "method eagle3, target of a class": (subject(architecture="MixtralForCausalLM"), "V"),
+    "method eagle, target of a class": (subject(EAGLE1, architecture="MixtralForCausalLM"), "V"),
+    "attention_window=full, every layer": (subject(target_window=5), "VS"),
+    "a rope with the target's": (subject(EAGLE1, architecture="Ernie4_5ForCausalLM"), "VS"),
     "aux states as wide together": (subject(aux_layers=[3]), "V"),
     "hidden_size other than the target's": (subject(hidden_size=24, own_embedding=True), "VS"),
     "a trained token embedding": (subject(own_embedding=True), "V"),
@@ -104,7 +117,8 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
     "attention_window, with method eagle3": (subject(attention_window=16), "VS"),
     "attention_sinks": (subject(attention_window=16, attention_sinks=4), ""),
     "attention MLA, with method eagle": (subject(EAGLE1, attention=LATENT), ""),
-    "attention MLA, with method eagle3": (subject(attention=LATENT), "V"),
+    "attention MLA, with method eagle3": (subject(attention=LATENT), "VS"),
+    "attention MLA with num_layers above 1": (subject(attention=LATENT, num_layers=2), "V"),
     "attention MLA with norms.aux=concat": (subject(attention=LATENT, norms=Norms(aux="concat")), ""),
     "attention MLA with recurrence MaskConstant": (subject(attention=LATENT, recurrence=MaskConstant()), ""),
     "attention MLA with q_lora_rank 0": (subject(attention=MLA(0, 256, 6, 64, 5)), ""),
@@ -133,7 +147,8 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
     "parts of your own": (subject(fusion=Mine()), ""),
     "method eagle: ": (subject(EAGLE1), "VS"),
     "method eagle3: ": (subject(), "VS"),
-    "method dflash: ": (subject(DFLASH), "V"),
+    "method dflash: ": (subject(DFLASH, num_layers=1), "V"),
+    "num_layers above 1, with method dflash": (subject(DFLASH), "V"),
     "fusion LastLayer, with method dflash": (subject(DFLASH, fusion=LastLayer()), ""),
     "norms.hidden=false, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, hidden=False)), ""),
     "norms.output=false, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, output=False)), ""),
@@ -165,9 +180,11 @@ def test_who_serves_what(name: str) -> None:
     row = row_of(name)
     assert row.used(case)
     apart = ("norms.query_key, with method eagle3", "attention_bias") if " with norms.query_key" in name else ()
-    apart += (row_of("method dflash: ").name,) if "with method dflash" in name else ()
+    if "with method dflash" in name:
+        apart += tuple({row_of("method dflash: ").name, "num_layers above 1, with method dflash"} - {name})
     apart += ("norms.query_key=false, with method dflash",) if name == "attention MLA, with method dflash" else ()
-    apart += ("attention MLA, with method eagle3", "recurrence MaskConstant (P-EAGLE)") if "MLA with" in name else ()
+    apart += ("recurrence MaskConstant (P-EAGLE)",) if "MLA with" in name else ()
+    apart += (row_of("method eagle, target of a class").name,) if name == "a rope with the target's" else ()
     found = {
         engine: [switch.name for switch, _ in lint(case, engine) if switch.name not in apart] for engine in ENGINES
     }
@@ -187,15 +204,16 @@ def test_no_row_is_used_by_the_plain_ones_but_their_own(name: str) -> None:
         assert not row.used(subject()) and not row.used(subject(EAGLE1))
 
 
+def table(engines: Sequence[str], rows: Sequence[Switch]) -> str:
+    """A table of ``docs/serve.md``, as Markdown."""
+    lines = [["switch", *engines], ["---"] * (1 + len(engines))]
+    lines += [[row.name, *(row.cell(engine).words for engine in engines)] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def matrix() -> str:
-    """The table of ``docs/serve.md``, as Markdown."""
-
-    def cell(lacks: str, since: str) -> str:
-        return f"**no**: {lacks}" if lacks else f"yes, since {since}" if since else "yes"
-
-    rows = [["switch", *ENGINES], ["---"] * 3]
-    rows += [[one.name, *(cell(one.lacks(engine), one.since(engine)) for engine in ENGINES)] for one in SWITCHES]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    """The engines that are exported for, and the others where anything is known of them."""
+    return f"{table(ENGINES, SWITCHES)}\n\n{table(OTHERS, [row for row in SWITCHES if row.others])}"
 
 
 def test_the_page_shows_the_table_that_the_exporter_goes_by() -> None:
@@ -203,10 +221,81 @@ def test_the_page_shows_the_table_that_the_exporter_goes_by() -> None:
     assert matrix() in page, f"put this there:\n{matrix()}"
 
 
+def test_a_cell_says_its_verdict_and_its_evidence() -> None:
+    assert row_of("norms.aux=each").cell(VLLM).words == "yes, since 0.22.0 (run)"
+    assert row_of("partial_rotary_factor").cell(SGLANG).words.startswith("**no**: it reads the factor")
+    assert row_of("recurrence PostNorm").cell(LLAMA_CPP).words.startswith("**dropped in silence**: it never reads it")
+    assert row_of("method dflash: ").cell(SGLANG).words.endswith("(not checked)")
+    assert row_of("parts of your own").cell(OPENVINO).words == "not checked"
+    for row in SWITCHES:
+        cells = [row.cell(engine) for engine in (*ENGINES, *OTHERS)]
+        assert all(cell.evidence in ("run", "source", "not checked") for cell in cells)
+        assert all(cell.lacks for cell in cells if cell.silent) and set(row.others) <= set(OTHERS)
+        assert not row.ran or not row.vllm  # what is refused was not run
+
+
+@pytest.mark.parametrize(
+    ("case", "wanted"),
+    [
+        (subject(presets()["eagle1"]), {}),
+        (subject(), {}),
+        (subject(presets()["eagle3_1"]), {OPENVINO: 2, LMDEPLOY: 2, LLAMA_CPP: 1, MLX_VLM: 1}),
+        (subject(presets()["eagle3_1"], attention=LATENT), {OPENVINO: 2, LLAMA_CPP: 1, MLX_VLM: 1}),
+        (subject(norms=Norms(aux="each")), {OPENVINO: 1, LMDEPLOY: 1}),
+        (subject(norms=Norms(residual="normed")), {OPENVINO: 1}),
+    ],
+)
+def test_who_drops_what_in_silence(case: Subject, wanted: dict[str, int]) -> None:
+    assert {engine: len(names) for engine, names in dropped(case).items()} == wanted
+
+
+def test_the_export_names_the_engines_that_would_draft_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = tiny_target(dtype=torch.float32)
+    for name, spec in presets().items():
+        caplog.clear()
+        export_drafter(made_drafter(spec, target), target, tmp_path / name)
+        said = [record.getMessage() for record in caplog.records if "without a word" in record.getMessage()]
+        assert bool(said) == (name == "eagle3_1")
+    llama, *_ = (line for line in said if LLAMA_CPP in line)
+    assert MLX_VLM in llama and "norm_output" in llama and "fc_norm" not in llama
+    assert any(OPENVINO in line and "fc_norm" in line for line in said)
+
+
+def test_a_block_drafter_of_several_layers_is_exported_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = tiny_target(dtype=torch.float32)
+    for layers in (1, 2):
+        caplog.clear()
+        drafter = made_drafter(dataclasses.replace(DFLASH, num_layers=layers), target)
+        export_drafter(drafter, target, tmp_path / str(layers))
+        assert ("first one's k_norm" in caplog.text) == (layers == 2)
+
+
+def test_sglang_refuses_a_target_whose_class_would_end_the_server(tmp_path: Path) -> None:
+    with pytest.raises(NotServable, match="its class for MixtralForCausalLM has no set_eagle3_layers_to_capture"):
+        FORMATS["sglang"].check(subject(architecture="MixtralForCausalLM"))
+    with pytest.raises(NotServable, match="its class for CohereForCausalLM hands over no head"):
+        FORMATS["sglang"].check(subject(EAGLE1, architecture="CohereForCausalLM"))
+    FORMATS["sglang"].check(subject(architecture="GptOssForCausalLM", aux_layers=[2, 4, LAYERS]))
+    FORMATS["vllm"].check(subject(architecture="MixtralForCausalLM"))
+
+
+def test_kimis_class_is_named_as_sglang_knows_it_where_it_drafts_the_same() -> None:
+    assert FORMATS["sglang"].architectures(subject(attention=LATENT)) == ["Eagle3DeepseekV2ForCausalLM"]
+    assert FORMATS["vllm"].architectures(subject(attention=LATENT)) == ["Eagle3DeepseekV2ForCausalLM"]
+    two = subject(attention=LATENT, num_layers=2)
+    assert FORMATS["vllm"].architectures(two) == ["Eagle3DeepseekV3ForCausalLM"]  # of vLLM alone
+
+
 @pytest.mark.vllm
 def test_the_classes_are_those_of_the_vllm_that_the_table_names() -> None:
     python = configured_python()
-    assert python is not None and (place := installed(python)) is not None
+    assert python is not None
+    place = installed(python)
+    assert place is not None
     if not VLLM.endswith(place.version.partition("+")[0]):
         pytest.skip(f"this is vLLM {place.version}, the table is of {VLLM}")
     others = {name.replace("ForConditionalGeneration", "ForCausalLM") for name in EAGLE3_TARGETS}

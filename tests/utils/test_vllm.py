@@ -34,7 +34,9 @@ SOURCES = {
     "models/__init__.py": "",
     "models/new/__init__.py": "if True:\n    from .cpu.model import New\nelse:\n    from .gpu import New\n",
     "models/new/cpu/__init__.py": "",
-    "models/new/cpu/model.py": "from ....model_executor.models.llama import LlamaForCausalLM\nclass New(LlamaForCausalLM): ...\n",
+    "models/new/cpu/model.py": (
+        "from ....model_executor.models.llama import LlamaForCausalLM\nclass New(LlamaForCausalLM): ...\n"
+    ),
 }
 
 
