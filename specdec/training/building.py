@@ -39,13 +39,12 @@ class Start:
 
 @dataclass(frozen=True)
 class FromTarget(Start):
-    """Embedding, head and output norm as the target's, the rest at random."""
+    """Embedding and head as the target's, the rest at random; see :meth:`specdec.drafter.Drafter.warm_start`."""
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """With the draft vocabulary that the training data asks for."""
         drafter = Drafter(config, choose(counts_V, config.draft_vocab_size, target.eos_token_ids))
-        scale_H = target.final_norm(torch.ones(target.hidden_size, dtype=target.dtype, device=target.device))
-        drafter.warm_start(target.embedding_weight(), target.head_weight(), scale_H)
+        drafter.warm_start(target.embedding_weight(), target.head_weight())
         return drafter
 
 
@@ -131,7 +130,7 @@ def new_drafter(
     spec: DrafterSpec = DrafterSpec(),  # noqa: B008  frozen
     counts_V: Tensor | None = None,
 ) -> Drafter:
-    """A new drafter for a target: embedding, head and output norm are the target's, the rest is random.
+    """A new drafter for a target: embedding and head are the target's, the rest is random.
 
     Args:
         counts_V: int64, how often the training data supervise each id (``TokenData.supervised_counts``), by which the

@@ -124,7 +124,7 @@ def test_drafters_trained_by_the_real_objective(name: str) -> None:
     """They overfit these very texts, which a train and serve mismatch would undo."""
     target = target_of("llama")
     drafter = tiny_drafter(SPECS[name]).requires_grad_(True)
-    drafter.warm_start(target.embedding_weight(), target.head_weight(), torch.ones(HIDDEN))
+    drafter.warm_start(target.embedding_weight(), target.head_weight())
     drafter.embed_tokens.requires_grad_(False)
     drafter.lm_head.requires_grad_(False)
     batch = batch_of([text_of("llama", number) for number in range(len(PROMPTS))], PROMPTS)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from specdec.drafter import Drafter, DrafterSpec, load_drafter, save_drafter
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.training.building import FromDrafter, FromTarget, Start, build, check_checkpoint, logit_scale
+from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from tests.tiny import VOCAB, biased, presets, tiny_drafter, tiny_target, variants
 
 EAGLE1, EAGLE3 = presets()["eagle1"], presets()["eagle3_1"]
@@ -53,15 +55,27 @@ def make(
 
 def test_it_starts_from_the_target() -> None:
     target = tiny_target(dtype=torch.float32)
-    with torch.no_grad():
-        target.final_norm.weight.uniform_(0.5, 2)
     drafter = make(target=target)
     assert torch.equal(drafter.embed_tokens.weight, target.embedding_weight())
     assert torch.equal(drafter.lm_head.weight, target.head_weight()[drafter.vocab.target_ids_D])
-    torch.testing.assert_close(drafter.norms.output.weight, target.final_norm.weight, rtol=1e-4, atol=0)
     assert drafter.config.target["fingerprint"] == target.identity["fingerprint"]
     whole = make(EAGLE1, target, train_head=False)
     assert torch.equal(whole.lm_head.weight, target.head_weight()) and whole.vocab.complete
+
+
+@pytest.mark.parametrize("norm_weight", [1.0, 26.0])
+@pytest.mark.parametrize("name", ["eagle3", "eagle3_1", "peagle"])
+def test_the_first_loss_is_near_that_of_an_even_guess(name: str, norm_weight: float) -> None:
+    """Whatever the size of the target's final norm, at every step: a Gemma's began 50 times as high."""
+    target = tiny_target(dtype=torch.float32)
+    with torch.no_grad():
+        target.final_norm.weight.copy_(norm_weight * torch.rand(target.hidden_size, generator=torch.manual_seed(0)) ** 2)
+    drafter = make((presets() | variants())[name], target)
+    ids_BT = torch.randint(0, VOCAB, (4, 60), generator=torch.manual_seed(1))
+    batch = Batch(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), torch.zeros_like(ids_BT))
+    objective = ObjectiveConfig(steps=4)
+    loss = TrainStep(drafter, objective)(batch, target_outputs(target, drafter, batch, objective, False), False).loss
+    assert float(loss.detach()) == pytest.approx(math.log(drafter.config.draft_vocab_size), abs=1)
 
 
 @pytest.mark.parametrize(("train_embed", "train_head"), [(False, True), (True, False), (True, True), (False, False)])

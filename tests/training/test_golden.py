@@ -121,7 +121,7 @@ def losses(case: Case, kernel: UnrollKernel, recompute: bool = False, steps: int
     draw(target.model.parameters(), 1 / 1024)
     draw([target.head_weight()], 1 / 128)
     drafter = pupil(case.spec)
-    drafter.warm_start(target.embedding_weight(), target.head_weight(), torch.ones(HIDDEN))
+    drafter.warm_start(target.embedding_weight(), target.head_weight())
     drafter.embed_tokens.requires_grad_(False)
     drafter.lm_head.requires_grad_(case.spec.head == "own" and case.train_head)
     optimizer = torch.optim.AdamW(
