@@ -142,8 +142,9 @@ class Drafter(nn.Module):
             if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.is_meta:
                 # by module's name and seed: drafters of two designs begin alike in all that they share
                 key = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8])
-                generator, drawn = torch.Generator().manual_seed(key), torch.empty_like(module.weight, device="cpu")
-                module.weight.data.copy_(drawn.normal_(0, 0.02, generator=generator))
+                generator, weight = torch.Generator().manual_seed(key), module.weight.data
+                drawn = weight if weight.is_cpu else torch.empty_like(weight, device="cpu")
+                weight.copy_(drawn.normal_(0, 0.02, generator=generator))
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
             if hasattr(module, FLOAT32) and (bias := getattr(module, FLOAT32)).itemsize < 4:  # built in 16 bits
