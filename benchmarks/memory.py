@@ -14,7 +14,7 @@ from typing import Any
 
 import harness
 
-STEPS, ROWS, LENGTH, UNROLL = 3, 4, 128, 2
+STEPS, ROWS, LENGTH, UNROLL = 2, 4, 128, 2
 DRAFT_TOKENS = 8192
 WITHIN = 0.2
 MADE = ("gemma3, 131,072 tokens, tied", "qwen3, 49,152 tokens", "llama, 65,536 tokens")
@@ -63,6 +63,8 @@ def train(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
     from specdec.data import Batch, TokenData
     from specdec.data.module import Splits
     from specdec.drafter import DrafterSpec
+    from specdec.target import TargetSource
+    from specdec.target.loading import skeleton
     from specdec.training.memory import memory_need
     from specdec.training.module import DrafterModule
 
@@ -77,6 +79,8 @@ def train(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
             rows = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids))
             self._splits = Splits(rows, rows)
 
+    place = TargetSource(job["target"]).directory()
+    skeleton(place, None, False)  # whatever transformers imports for the family stands in memory now
     before = resident("VmRSS")
     size = job["draft_vocab_size"]
     module = DrafterModule(target=job["target"], drafter=DrafterSpec(draft_vocab_size=size), ttt_steps=UNROLL)

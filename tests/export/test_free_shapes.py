@@ -100,7 +100,9 @@ def test_a_width_that_the_heads_do_not_divide_is_refused_with_numbers_that_work(
     """GLM-4.5-Air's shape, smaller: transformers' LlamaConfig refuses it, and with it every engine."""
     target = undivided(12, 2)
     spec = DrafterSpec(draft_vocab_size=40)
-    with pytest.raises(ValueError, match=r"hidden_size 32 is no multiple of num_attention_heads 12.*num_attention_heads to 8 or 4"):
+    with pytest.raises(
+        ValueError, match=r"hidden_size 32 is no multiple of num_attention_heads 12.*num_attention_heads to 8 or 4"
+    ):
         check_shapes(config_for(spec, target))
     for way_out in ({"num_attention_heads": 8}, {"norms": Norms("each", query_key=True)}):
         mended = dataclasses.replace(spec, **way_out)

@@ -69,7 +69,9 @@ def test_the_first_loss_is_near_that_of_an_even_guess(name: str, norm_weight: fl
     """Whatever the size of the target's final norm, at every step: a Gemma's began 50 times as high."""
     target = tiny_target(dtype=torch.float32)
     with torch.no_grad():
-        target.final_norm.weight.copy_(norm_weight * torch.rand(target.hidden_size, generator=torch.manual_seed(0)) ** 2)
+        target.final_norm.weight.copy_(
+            norm_weight * torch.rand(target.hidden_size, generator=torch.manual_seed(0)) ** 2
+        )
     drafter = make((presets() | variants())[name], target)
     ids_BT = torch.randint(0, VOCAB, (4, 60), generator=torch.manual_seed(1))
     batch = Batch(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), torch.zeros_like(ids_BT))
