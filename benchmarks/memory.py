@@ -1,7 +1,7 @@
 """The memory that ``fit`` estimates before its first step, beside what short trainings in float32 take on a CPU.
 
-Every training is a process of its own: the embedded target, three random ones that are made here, and any directory that
-``--target`` names. Measured is the peak resident set from the load of the target to the last step, less the resident set
+Every training is a process of its own: the embedded target, three random ones that are made here, and any directory
+that ``--target`` names. Measured is the peak resident set from the load of the target to the last step, less that
 before it. Linux alone, by ``/proc``.
 """
 
@@ -123,8 +123,8 @@ def main(argv: list[str]) -> int:
     lines = [
         "# Memory of short trainings beside the estimate", "",
         f"EAGLE-3.1, {UNROLL} unroll steps, {ROWS} rows of {LENGTH} tokens, {STEPS} steps, float32 on a CPU, frozen "
-        "embedding. Estimated is what fit logs before its first step; measured the peak resident set from the load of the "
-        "target to the last step, less the resident set before it, once libraries were loaded.", "",
+        "embedding. Estimated is what fit logs before its first step; measured the peak resident set from the load of "
+        "the target to the last step, less the resident set before it, once libraries were loaded.", "",
         *harness.conditions(about, about["versions"]), "",
         *harness.table(
             ("target", "draft vocabulary", "estimated, MB", "measured, MB", "estimated / measured"),

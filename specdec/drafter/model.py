@@ -203,8 +203,8 @@ class Drafter(nn.Module):
 
         The output norm does not start as the target's. A state that is still random would have logits far apart under
         it (a standard deviation of 53 on a Gemma-3, whose norm has weights of 26 on average), and a norm of uneven
-        weights, fed back, is applied once more at every step. It starts at one number of three digits, for which a random
-        state has logits of a standard deviation of about one, or less.
+        weights, fed back, is applied once more at every step. It starts at one number of three digits, for which a
+        random state has logits of a standard deviation of about one, or less.
         """
         if embedding_VH.shape[1] != self.config.hidden_size:
             return

@@ -25,7 +25,6 @@ from specdec.nn.view import View
 from tests.published import fill, published
 from tests.tiny import (
     HIDDEN,
-    LAYERS,
     VOCAB,
     biased,
     llama_config,

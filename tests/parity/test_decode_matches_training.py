@@ -20,7 +20,7 @@ from specdec.target import Target
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from specdec.training.ttt import ttt_unroll
 from tests.perfect import disturb, markov_target, perfect_drafter
-from tests.tiny import HIDDEN, presets, tiny_drafter, variants
+from tests.tiny import presets, tiny_drafter, variants
 
 STEPS, NEW, UPDATES = 4, 72, 12
 # no hand makes one that is right: of its own drafts it reads nothing; block drafters are in test_block.py

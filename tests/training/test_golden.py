@@ -27,7 +27,7 @@ from specdec.training.noise import FeatureNoise, NoNoise
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from specdec.training.step_weights import Decay, StepWeights
 from tests.published import fill, published
-from tests.tiny import HIDDEN, VOCAB, biased, deeper, presets, tiny_config, tiny_target, variants
+from tests.tiny import VOCAB, biased, deeper, presets, tiny_config, tiny_target, variants
 
 GOLDEN = Path(__file__).with_name("golden.json")
 CONF = Path(__file__).parents[2] / "conf"
