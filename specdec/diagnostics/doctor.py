@@ -4,8 +4,8 @@ The options are those of specdec fit: specdec doctor --config RUN.yaml examines 
 would train; without any, the quick start's set-up. --drafter examines a saved drafter in the place of a new one, as
 specdec import makes it of a published one; --target NAME is short for --model.target.source NAME. --samples shows the
 training data instead, for which only the target's tokenizer is loaded. The check setup comes first and reads config and
-tokenizer alone; after a fault there the target is not loaded, unless --only names the checks to make. The exit status is
-1 if a fault was found, and 2 if specdec fit would refuse the set-up.
+tokenizer alone; after a fault there the target is not loaded, unless --only names the checks to make. The exit status
+is 1 if a fault was found, and 2 if specdec fit would refuse the set-up.
 
 Example: specdec doctor --config run.yaml --only taps masks
 

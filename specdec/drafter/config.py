@@ -64,8 +64,8 @@ def _check_heads(spec: "DrafterSpec") -> None:
     chosen = [name for name in HeadSizes._fields if getattr(spec, name) != "target"]
     if chosen and spec.attention.fixed_heads:
         raise ValueError(
-            f"{chosen[0]} {getattr(spec, chosen[0])} belongs to attention GQA: attention {type(spec.attention).__name__} "
-            f"{spec.attention.fixed_heads}: leave it out"
+            f"{chosen[0]} {getattr(spec, chosen[0])} belongs to attention GQA: attention "
+            f"{type(spec.attention).__name__} {spec.attention.fixed_heads}: leave it out"
         )
     heads, groups, width = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     if width != "target" and width % 2:
@@ -99,8 +99,8 @@ class DrafterSpec:
         num_layers: decoder layers of the drafter.
         hidden_size: width, or the ``target``'s.
         intermediate_size: feed-forward width, or the ``target``'s.
-        num_attention_heads: query heads of attention GQA, or as many as the ``target`` has. Engines read most designs only
-            if they divide ``hidden_size``.
+        num_attention_heads: query heads of attention GQA, or as many as the ``target`` has. Engines read most designs
+            only if they divide ``hidden_size``.
         num_key_value_heads: key heads, of which the query heads are a multiple, or as many as the ``target`` has.
         head_dim: width of a head, even, or the ``target``'s; heads and width need not give ``hidden_size``.
         attention_window: positions back that a node attends to, itself included, or the ``full`` text.
@@ -214,7 +214,8 @@ class DrafterConfig:
             raise ValueError(f"the target's identity holds {odd[0]!r:.60}, wanted words and whole numbers")
         if self.attention.rotated(self) % 2:
             raise ValueError(
-                f"head_dim must be even, not {self.head_dim}: rotary positions pair channels; set model.drafter.head_dim"
+                f"head_dim must be even, not {self.head_dim}: rotary positions pair channels; set "
+                "model.drafter.head_dim"
             )
         _check_groups(self.num_attention_heads, self.num_key_value_heads)
         _check_boundaries(self.aux_layers, self.num_target_layers)

@@ -142,8 +142,9 @@ class Drafter(nn.Module):
             if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.is_meta:
                 # by module's name and seed: drafters of two designs begin alike in all that they share
                 key = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8])
-                generator, drawn = torch.Generator().manual_seed(key), torch.empty_like(module.weight, device="cpu")
-                module.weight.data.copy_(drawn.normal_(0, 0.02, generator=generator))
+                generator, weight = torch.Generator().manual_seed(key), module.weight.data
+                drawn = weight if weight.is_cpu else torch.empty_like(weight, device="cpu")
+                weight.copy_(drawn.normal_(0, 0.02, generator=generator))
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
             if hasattr(module, FLOAT32) and (bias := getattr(module, FLOAT32)).itemsize < 4:  # built in 16 bits
@@ -197,18 +198,22 @@ class Drafter(nn.Module):
         return self.lm_head(normed)
 
     @torch.no_grad()
-    def warm_start(self, embedding_VH: Tensor, head_VH: Tensor, norm_scale_H: Tensor) -> None:
-        """Start embedding, head and output norm from the target's; where the widths differ they stay random.
+    def warm_start(self, embedding_VH: Tensor, head_VH: Tensor) -> None:
+        """Start embedding and head from the target's; where the widths differ they stay random.
 
-        Args:
-            norm_scale_H: what the target's final norm multiplies a unit-RMS state by.
+        The output norm does not start as the target's. A state that is still random would have logits far apart under
+        it (a standard deviation of 53 on a Gemma-3, whose norm has weights of 26 on average), and a norm of uneven
+        weights, fed back, is applied once more at every step. It starts at one number of three digits, for which a
+        random state has logits of a standard deviation of about one, or less.
         """
         if embedding_VH.shape[1] != self.config.hidden_size:
             return
         self.embed_tokens.weight.copy_(embedding_VH)
         self.lm_head.weight.copy_(head_VH[self.vocab.target_ids_D.to(head_VH.device)])
         if isinstance(self.norms.output, RMSNorm):
-            self.norms.output.weight.copy_(norm_scale_H)
+            variance = self.lm_head.weight.float().var(0, correction=0).sum()  # of a unit-RMS state's logits
+            deviation = self.config.logit_scale * float(variance.sqrt())
+            self.norms.output.weight.fill_(float(f"{1 / max(1.0, deviation):.3g}"))
 
 
 def skeleton_of(config: DrafterConfig) -> Drafter:

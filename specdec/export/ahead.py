@@ -3,8 +3,8 @@
 from specdec.drafter import GQA, DrafterConfig, Narrow, TargetLayer
 from specdec.export.switches import ENGINES, Subject, lint
 
-# head widths of the kernels that vLLM 0.32 has on a CPU (vllm/v1/attention/backends/cpu_attn.py); on a GPU FlashAttention
-# takes multiples of 8 to 256, Triton any from 32 on, FlexAttention every one (supports_head_size of these backends)
+# head widths of the kernels that vLLM 0.32 has on a CPU (vllm/v1/attention/backends/cpu_attn.py); on a GPU
+# FlashAttention takes multiples of 8 to 256, Triton any from 32 on, FlexAttention every one (their supports_head_size)
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 

@@ -265,6 +265,7 @@ def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> No
 
 
 SAMPLES = 1024  # values hashed per tensor
+SUMMED = 2**22  # values summed at once: torch makes them eight bytes wide for it
 # fields that say where, when and how a model was stored or is run, not what it is
 _INCIDENTAL = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
 
@@ -281,14 +282,20 @@ def fingerprint(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         if tensor.numel():
-            values = tensor.detach().to(torch.bfloat16) if tensor.is_floating_point() else tensor
-            width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
-            bits = values.contiguous().flatten().view(width)
-            places = torch.linspace(0, bits.numel() - 1, min(SAMPLES, bits.numel()), dtype=torch.float64)
-            sample = bits[places.long().to(bits.device)]
-            digest.update(sample.cpu().numpy().tobytes())
-            digest.update(str(bits.sum(dtype=torch.int64).item()).encode())
+            flat = tensor.detach().flatten()
+            places = torch.linspace(0, flat.numel() - 1, min(SAMPLES, flat.numel()), dtype=torch.float64)
+            digest.update(_bits(flat[places.long().to(flat.device)]).cpu().numpy().tobytes())
+            total = torch.zeros((), dtype=torch.int64, device=flat.device)
+            for piece in flat.split(SUMMED):
+                total += _bits(piece).sum(dtype=torch.int64)
+            digest.update(str(total.item()).encode())
     return digest.hexdigest()
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Of floats in bfloat16, of other numbers as they are."""
+    values = values.to(torch.bfloat16) if values.is_floating_point() else values.contiguous()
+    return values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
 
 
 def _essence(value: Any) -> Any:

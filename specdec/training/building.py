@@ -39,13 +39,12 @@ class Start:
 
 @dataclass(frozen=True)
 class FromTarget(Start):
-    """Embedding, head and output norm as the target's, the rest at random."""
+    """Embedding and head as the target's, the rest at random; see :meth:`specdec.drafter.Drafter.warm_start`."""
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """With the draft vocabulary that the training data asks for."""
         drafter = Drafter(config, choose(counts_V, config.draft_vocab_size, target.eos_token_ids))
-        scale_H = target.final_norm(torch.ones(target.hidden_size, dtype=target.dtype, device=target.device))
-        drafter.warm_start(target.embedding_weight(), target.head_weight(), scale_H)
+        drafter.warm_start(target.embedding_weight(), target.head_weight())
         return drafter
 
 
@@ -117,12 +116,12 @@ def logit_scale(target: Target) -> float:
     # configs have a short number, or one whose reciprocal is short, and the measured one is that but for rounding
     short = [float(f"{measured:.4g}"), 1 / float(f"{1 / measured:.4g}")] if measured > 0 else []
     rounding_1TV = 2 * torch.finfo(target.dtype).eps * plain.abs()
-    for scale in sorted(short, key=lambda value: abs(value - measured)) + [measured]:
+    for scale in (*sorted(short, key=lambda value: abs(value - measured)), measured):
         if scale > 0 and bool(((wide - scale * plain).abs() <= scale * rounding_1TV).all()):
             return scale
     raise ValueError(
-        "head=target: this target's logits have a bias or a cap, which drafters of method eagle have no place for: train "
-        "a drafter with a head of its own, as --model.drafter conf/drafter/eagle3_1.yaml"
+        "head=target: this target's logits have a bias or a cap, which drafters of method eagle have no place for: "
+        "train a drafter with a head of its own, as --model.drafter conf/drafter/eagle3_1.yaml"
     )
 
 
@@ -131,7 +130,7 @@ def new_drafter(
     spec: DrafterSpec = DrafterSpec(),  # noqa: B008  frozen
     counts_V: Tensor | None = None,
 ) -> Drafter:
-    """A new drafter for a target: embedding, head and output norm are the target's, the rest is random.
+    """A new drafter for a target: embedding and head are the target's, the rest is random.
 
     Args:
         counts_V: int64, how often the training data supervise each id (``TokenData.supervised_counts``), by which the
@@ -211,14 +210,14 @@ def check_shapes(config: DrafterConfig) -> None:
         keys = "" if fitting else "and num_key_value_heads "
         fitting = fitting or [n for n in range(1, heads) if hidden % n == 0][-2:]
         raise ValueError(
-            f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and no engine loads such a drafter: set "
-            f"model.drafter.num_attention_heads {keys}to {' or '.join(map(str, reversed(fitting)))}, or "
+            f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and no engine loads such a drafter: "
+            f"set model.drafter.num_attention_heads {keys}to {' or '.join(map(str, reversed(fitting)))}, or "
             "norms.query_key=true, whose config engines read otherwise"
         )
     if config.rope["rope_type"] == "longrope":
         raise ValueError(
-            "the drafter would have the target's rope_type longrope, which no engine serves, since its factors would be "
-            "chosen by the server's max_model_len: set model.drafter.rope_theta=10000, or another, for a rope of its own"
+            "the drafter would have the target's rope_type longrope, which no engine serves, since its factors would "
+            "be chosen by the server's max_model_len: set model.drafter.rope_theta=10000, or another, for its own rope"
         )
 
 

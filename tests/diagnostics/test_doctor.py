@@ -105,3 +105,43 @@ def test_mistakes_are_one_line(
     assert doctor(*base, "--only", "masks", *args) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in error and error.startswith("specdec doctor: error: ")
+
+
+def chat_base(target_directory: Path, tmp_path: Path, **drafter: Any) -> list[str]:
+    """A run on conversations, for a target whose tokenizer has no chat template."""
+    row = {"messages": [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "that"}]}
+    (tmp_path / "chats.jsonl").write_text(f"{json.dumps(row)}\n" * 20)
+    config = {
+        "model": {"target": {"source": str(target_directory)}, "drafter": {"draft_vocab_size": 200, **drafter}},
+        "data": {"class_path": "ChatData", "init_args": {"train": [str(tmp_path / "chats.jsonl")], "seq_len": 48}},
+        "trainer": {"accelerator": "cpu", "max_steps": 2},
+    }
+    (tmp_path / "chat.yaml").write_text(yaml.safe_dump(config))
+    return ["--config", str(tmp_path / "chat.yaml")]
+
+
+def test_a_missing_chat_template_is_told_before_the_target_is_loaded(
+    target_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+    monkeypatch.setattr("specdec.diagnostics.doctor.set_up", lambda *args: pytest.fail("the target is loaded"))
+    assert doctor(*chat_base(target_directory, tmp_path)) == 1
+    shown = capsys.readouterr().out
+    assert "the tokenizer has no chat template" in shown and "the target was not loaded" in shown
+    assert "no chat template writes it: if the model was trained with it" in " ".join(shown.split())
+
+
+def test_what_no_engine_serves_is_told_by_name(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--model.drafter.fusion", "ScalarMix", "--model.drafter.norms.aux", "each"]
+    assert doctor(*base, *given, "--only", "setup") == 1
+    assert "fusion ScalarMix" in capsys.readouterr().out
+    assert doctor(*base, "--only", "setup") == 0
+
+
+def test_a_shape_that_no_engine_loads_is_refused_as_fit_does(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(*base, "--model.drafter.num_attention_heads", 6) == 2
+    assert "hidden_size 32 is no multiple of num_attention_heads 6" in capsys.readouterr().err

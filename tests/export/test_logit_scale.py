@@ -1,4 +1,4 @@
-"""EAGLE-1 for targets that scale their logits: trained with the scale, which the checkpoint names and the import reads."""
+"""EAGLE-1 for targets that scale their logits: trained with the scale, which is exported and imported."""
 
 import json
 from pathlib import Path

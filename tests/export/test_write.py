@@ -405,7 +405,7 @@ def loaded(dtype: torch.dtype) -> Target:
 def trained(name: str, target: Target) -> Drafter:
     """Stored in float32 whatever the target was in, as ``fit`` does."""
     drafter = made_drafter(presets()[name], target).float()
-    drafter.warm_start(target.embedding_weight(), target.head_weight(), torch.ones(target.hidden_size))
+    drafter.warm_start(target.embedding_weight(), target.head_weight())
     return drafter
 
 

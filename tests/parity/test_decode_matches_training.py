@@ -20,7 +20,7 @@ from specdec.target import Target
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from specdec.training.ttt import ttt_unroll
 from tests.perfect import disturb, markov_target, perfect_drafter
-from tests.tiny import HIDDEN, presets, tiny_drafter, variants
+from tests.tiny import presets, tiny_drafter, variants
 
 STEPS, NEW, UPDATES = 4, 72, 12
 # no hand makes one that is right: of its own drafts it reads nothing; block drafters are in test_block.py
@@ -124,7 +124,7 @@ def test_drafters_trained_by_the_real_objective(name: str) -> None:
     """They overfit these very texts, which a train and serve mismatch would undo."""
     target = target_of("llama")
     drafter = tiny_drafter(SPECS[name]).requires_grad_(True)
-    drafter.warm_start(target.embedding_weight(), target.head_weight(), torch.ones(HIDDEN))
+    drafter.warm_start(target.embedding_weight(), target.head_weight())
     drafter.embed_tokens.requires_grad_(False)
     drafter.lm_head.requires_grad_(False)
     batch = batch_of([text_of("llama", number) for number in range(len(PROMPTS))], PROMPTS)

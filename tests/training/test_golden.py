@@ -27,7 +27,7 @@ from specdec.training.noise import FeatureNoise, NoNoise
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from specdec.training.step_weights import Decay, StepWeights
 from tests.published import fill, published
-from tests.tiny import HIDDEN, VOCAB, biased, deeper, presets, tiny_config, tiny_target, variants
+from tests.tiny import VOCAB, biased, deeper, presets, tiny_config, tiny_target, variants
 
 GOLDEN = Path(__file__).with_name("golden.json")
 CONF = Path(__file__).parents[2] / "conf"
@@ -121,7 +121,7 @@ def losses(case: Case, kernel: UnrollKernel, recompute: bool = False, steps: int
     draw(target.model.parameters(), 1 / 1024)
     draw([target.head_weight()], 1 / 128)
     drafter = pupil(case.spec)
-    drafter.warm_start(target.embedding_weight(), target.head_weight(), torch.ones(HIDDEN))
+    drafter.warm_start(target.embedding_weight(), target.head_weight())
     drafter.embed_tokens.requires_grad_(False)
     drafter.lm_head.requires_grad_(case.spec.head == "own" and case.train_head)
     optimizer = torch.optim.AdamW(
