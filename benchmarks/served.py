@@ -130,13 +130,15 @@ def run_cell(cell: Cell, target: Target, engine: ProposalEngine, scratch: Path) 
     except ValueError as error:
         return about | {"verdict": "EXPORT FAILED", "reason": str(error)}
     line = export.command
-    if cell.column.format == "sglang":  # vLLM reads this format too, by the line that it has for its own
+    if cell.column.format == "sglang":  # vLLM reads this format too, by a line of its own
         source = TargetSource(target.source)
         line = FORMATS["vllm"].command(str(export.directory), subject_of(drafter, target), source, DRAFTS)
     about["line"] = line.replace(str(scratch.parent), "")
     try:
         words = shlex.split(line)
-        answers = engine.ask([*words[words.index("serve") + 1 :], *FLAGS, "--no-enable-prefix-caching"], PROMPTS, TOKENS)
+        answers = engine.ask(
+            [*words[words.index("serve") + 1 :], *FLAGS, "--no-enable-prefix-caching"], PROMPTS, TOKENS
+        )
     except EngineRefusedError as error:
         return about | {"verdict": "LINE FAILED", "reason": str(error)}
     method = DrafterCheckpoint.of(export.directory, subject_of(drafter, target)).method

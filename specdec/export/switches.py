@@ -82,6 +82,11 @@ HEADLESS_TARGETS = {f"{name}ForCausalLM" for name in ("Cohere", "Cohere2", "Cohe
 # classes of vLLM that set is_neox_style=False on what get_rope keeps for all who ask by the same parameters
 ROPE_CHANGED = {"Ernie4_5ForCausalLM"}
 THROUGH_TRANSFORMERS = ["--model-impl", "transformers"]
+# classes of transformers whose embedding module multiplies what it looks up; vLLM's own classes do so outside of it
+SCALED_EMBEDDINGS = {
+    f"{name}{kind}" for name in ("Gemma", "Gemma2", "Gemma3", "Gemma3n", "VaultGemma", "MiniCPM3")
+    for kind in ("ForCausalLM", "ForConditionalGeneration")
+}  # fmt: skip
 
 
 class Subject(NamedTuple):
@@ -118,6 +123,13 @@ class Subject(NamedTuple):
         ``cache_config.sliding_window`` says if they name none, but for MLA's."""
         sees_all = self.config.attention_window == "full" and type(self.config.attention) is not MLA
         return self.target_window is not None and sees_all
+
+    @property
+    def embedding_is_scaled(self) -> bool:
+        """Whether vLLM would hand the drafter the target's embedding with a scale in it, and no norm takes that out."""
+        shared = self.method != "eagle3" and not self.own_embedding
+        scaled = self.architecture in SCALED_EMBEDDINGS
+        return shared and scaled and target_flags(self.architecture, self.method) == THROUGH_TRANSFORMERS
 
     @property
     def rope_is_changed(self) -> bool:
@@ -404,6 +416,11 @@ SWITCHES = (
     Switch("yarn with attention_factor",
            _any(lambda c: c.rope["rope_type"] == "yarn" and "attention_factor" in c.rope),
            sglang="it reads no attention_factor", ran=True),
+    Switch("an embedding that is scaled as it is looked up (Gemma 2), with method eagle or dflash",
+           lambda s: s.embedding_is_scaled,
+           vllm="its Transformers backend shares the target's embedding with the scale in it, and such drafters have no "
+           "norm on embeddings that would take it out: train an EAGLE-3 drafter",
+           sglang="what it makes of such a target was not compared", ran=True, checked=False),
     Switch("mrope_section and other keys in the rope block",  # whose reading was not compared
            _any(lambda c: c.rope["rope_type"] in ROPE_KINDS and not set(c.rope) <= _ROPE_KEYS), **_both(_UNKNOWN)),
     Switch("parts of your own", _any(lambda c: not _stock(c)), **_both("no engine knows them")),

@@ -143,6 +143,7 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
         subject(rope=YARN | {"original_max_position_embeddings": 64, "attention_factor": 1.1}),
         "V",
     ),
+    "an embedding that is scaled": (subject(EAGLE1, architecture="Gemma2ForCausalLM"), ""),
     "mrope_section": (subject(rope=rope(mrope_section=[2, 2, 2])), ""),
     "parts of your own": (subject(fusion=Mine()), ""),
     "method eagle: ": (subject(EAGLE1), "VS"),
@@ -184,7 +185,8 @@ def test_who_serves_what(name: str) -> None:
         apart += tuple({row_of("method dflash: ").name, "num_layers above 1, with method dflash"} - {name})
     apart += ("norms.query_key=false, with method dflash",) if name == "attention MLA, with method dflash" else ()
     apart += ("recurrence MaskConstant (P-EAGLE)",) if "MLA with" in name else ()
-    apart += (row_of("method eagle, target of a class").name,) if name == "a rope with the target's" else ()
+    if name in ("a rope with the target's", "an embedding that is scaled"):
+        apart += (row_of("method eagle, target of a class").name,)
     found = {
         engine: [switch.name for switch, _ in lint(case, engine) if switch.name not in apart] for engine in ENGINES
     }
