@@ -418,9 +418,9 @@ SWITCHES = (
            sglang="it reads no attention_factor", ran=True),
     Switch("an embedding that is scaled as it is looked up (Gemma 2), with method eagle or dflash",
            lambda s: s.embedding_is_scaled,
-           vllm="its Transformers backend shares the target's embedding with the scale in it, and such drafters have no "
-           "norm on embeddings that would take it out: train an EAGLE-3 drafter",
-           sglang="what it makes of such a target was not compared", ran=True, checked=False),
+           vllm="its Transformers backend shares the target's embedding with the scale in it, and such drafters have "
+           "no norm on embeddings that would take it out: train an EAGLE-3 drafter",
+           sglang="what it makes of such a target was not compared", checked=False),
     Switch("mrope_section and other keys in the rope block",  # whose reading was not compared
            _any(lambda c: c.rope["rope_type"] in ROPE_KINDS and not set(c.rope) <= _ROPE_KEYS), **_both(_UNKNOWN)),
     Switch("parts of your own", _any(lambda c: not _stock(c)), **_both("no engine knows them")),

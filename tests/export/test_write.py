@@ -290,7 +290,6 @@ def test_speculators_nests_the_layer(tmp_path: Path, target: Target) -> None:
     [
         ("llama", SPEC, ""),
         ("gemma2", SPEC, " --model-impl transformers"),
-        ("gemma2", presets()["eagle1"], " --model-impl transformers"),
         ("mistral", SPEC, ""),
     ],
 )
@@ -299,9 +298,16 @@ def test_the_line_has_the_flags_that_the_family_needs(
 ) -> None:
     target = markov_target(family)
     target = Target(target.model.float())
-    for format in ("vllm", "speculators") if spec is SPEC else ("vllm",):
+    for format in ("vllm", "speculators"):
         exported = export_drafter(made_drafter(spec, target), target, tmp_path / format, format)
         assert exported.command.endswith(flags) and ("--model-impl" in exported.command) == bool(flags)
+
+
+def test_a_scaled_embedding_is_not_shared_with_a_drafter_that_has_no_norm_for_it(tmp_path: Path) -> None:
+    gemma = Target(markov_target("gemma2").model.float())
+    drafter = made_drafter(presets()["eagle1"], gemma)
+    with pytest.raises(NotServable, match="with the scale in it.* train an EAGLE-3 drafter"):
+        export_drafter(drafter, gemma, tmp_path / "out")
 
 
 def test_the_line_names_a_local_target_for_every_working_directory(
