@@ -19,7 +19,7 @@ from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Norms, load_dra
 from specdec.drafter.io import weights_sha256
 from specdec.export import FORMATS, export_drafter, import_checkpoint, read_checkpoint, subject_of
 from specdec.export.tensors import LAYER
-from specdec.target import Target, TargetSource
+from specdec.target import NotServable, Target, TargetSource
 from specdec.utils.files import sha256
 from tests.export.made import evaluation, made_drafter, same_state
 from tests.export.made import names as files
@@ -306,7 +306,7 @@ def test_the_line_has_the_flags_that_the_family_needs(
 def test_a_scaled_embedding_is_not_shared_with_a_drafter_that_has_no_norm_for_it(tmp_path: Path) -> None:
     gemma = Target(markov_target("gemma2").model.float())
     drafter = made_drafter(presets()["eagle1"], gemma)
-    with pytest.raises(NotServable, match="with the scale in it.* train an EAGLE-3 drafter"):
+    with pytest.raises(NotServable, match=r"with the scale in it.* train an EAGLE-3 drafter"):
         export_drafter(drafter, gemma, tmp_path / "out")
 
 
