@@ -18,7 +18,7 @@ from specdec.diagnostics.parity_proposals import (
 )
 from specdec.diagnostics.planted import FAULTS, planted
 from specdec.drafter import Drafter, DrafterSpec
-from specdec.engines.proposals import RecordedAnswer
+from specdec.engines.proposals import RecordedAnswer, RecordedPass
 from specdec.export import export_drafter
 from specdec.target import Target
 from tests.diagnostics.recorded import recorded_answers, with_draft
@@ -102,6 +102,11 @@ def test_what_is_recorded_must_be_of_this_text(target: Target, drafter: Drafter,
         compare_proposals(target, drafter, [answers[0]._replace(ids=[VOCAB])], SHARE)
     with pytest.raises(ValueError, match="proposed nothing inside its answers"):
         compare_proposals(target, drafter, [answers[0]._replace(passes=[])], SHARE)
+    chunk = RecordedPass(4, PROMPTS[0][-1], answers[0].passes[0].drafts)
+    chunked = answers[0]._replace(passes=[chunk, *answers[0].passes])
+    comparison = compare_proposals(target, drafter, [chunked], SHARE)
+    assert comparison.misread == 1 and "give --max-num-batched-tokens" in str(comparison.fault)
+    assert comparison.proposals == TOKENS * DRAFTS
     behind = answers[0].passes[0]._replace(place=len(PROMPTS[0]) + TOKENS)
     longer = answers[0]._replace(passes=[*answers[0].passes, behind])
     assert compare_proposals(target, drafter, [longer], SHARE).left_out == 1
