@@ -4,7 +4,8 @@ Every cell exports a drafter, runs the very line that the export prints with vLL
 compares it with this drafter's at the same place of the same text (``specdec parity``). A cell is *equal*, or *refused*
 before training or by the export, with its reason; all else is a finding. Most drafters are made so that their proposals
 depend on the whole context and on every weight; some know their target's law, so that drafts are accepted. A second
-table has designs whose heads, head sizes, layers, boundaries and vocabularies are drawn at random.
+table has a design for each switch of the engine matrix, a third one designs whose heads, head sizes, layers, boundaries
+and vocabularies are drawn at random.
 What is finished is kept beside ``--out`` until all is, so that the same command goes on.
 
 ``SPECDEC_VLLM_PYTHON=... python -m benchmarks.served --out benchmarks/results/served_<hardware>_<yyyymm>.md``
@@ -34,7 +35,7 @@ from benchmarks.served_targets import FAMILIES, MARKOV, make_target
 from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.loud import loud_drafter, loud_spec
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
-from specdec.drafter import Drafter, DrafterSpec
+from specdec.drafter import Drafter, DrafterSpec, LastLayer, MaskBlock
 from specdec.engines.proposals import EngineRefusedError, ProposalEngine
 from specdec.export import FORMATS, NotServable, export_drafter, subject_of
 from specdec.export.formats import DrafterCheckpoint
@@ -52,9 +53,36 @@ FLAGS = ["--dtype", "float32", "--max-model-len", "128", "--max-num-seqs", "2", 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                "OMP_NUM_THREADS": "1"}  # fmt: skip
 RANDOM_DESIGNS = 24
-# whose drafters are exported in every format and drafted in parallel too: what differs lies in the files, not the target
+# of these drafters are exported in every format, and drafted in parallel too: formats differ in files, not in targets
 EVERY_FORMAT = ("Llama", "Qwen3, 6 layers", "Gemma-3", "GPT-OSS", "Mistral with a window", "Phi-3", "ERNIE-4.5")
 RANDOM_FAMILIES = ("Llama", "Qwen3, tied", "Mistral with a window", "Gemma-3", "Phi-3", "GLM-4", "OLMo-3", "ERNIE-4.5")
+
+
+# by a switch of the matrix: the preset that has it, or EAGLE-3, and what else is chosen, for a Llama of seven layers
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "norm_before_fc": ("nvidia", {}),
+    "norm_before_residual": ("speculators", {}),
+    "norms on queries and keys": ("qwen3", {}),
+    "a window of 16": ("sliding_window", {"attention_window": 16}),
+    "EAGLE-1 with a window of 16": ("eagle1", {"attention_window": 16}),
+    "EAGLE-1 of two layers": ("eagle1", {"num_layers": 2}),
+    "two layers": ("two_layer", {}),
+    "three layers": ("three_layer", {}),
+    "one boundary": ("eagle3", {"aux_layers": [3]}),
+    "two boundaries": ("eagle3", {"aux_layers": [2, 5]}),
+    "four boundaries": ("eagle3_1", {"aux_layers": [1, 2, 5, 6]}),
+    "boundaries 0 and 7 (the last)": ("eagle3", {"aux_layers": [0, 3, 7]}),
+    "three boundaries as wide as the drafter": ("eagle3", {"hidden_size": 96}),
+    "a narrower drafter": ("eagle3_1", {"hidden_size": 16}),
+    "the whole vocabulary": ("eagle3", {"draft_vocab_size": "all"}),
+    "biases on queries, keys, values and output": ("eagle3", {"attention_bias": True}),
+    "biases on queries, keys and values": ("eagle3", {"attention_bias": "qkv"}),
+    "EAGLE-1 with biases on queries, keys and values": ("eagle1", {"attention_bias": "qkv"}),
+    "the last state, without fc": ("eagle3", {"fusion": LastLayer(), "aux_layers": "default"}),
+    "another rope_theta": ("eagle3", {"rope_theta": 500000.0}),
+    "P-EAGLE with fc_norm": ("peagle_3_1", {}),
+    "DFlash of one layer": ("dflash", {"num_layers": 1, "recurrence": MaskBlock(masks=DRAFTS)}),
+}
 
 
 class Column(NamedTuple):
@@ -83,11 +111,23 @@ class Cell(NamedTuple):
     family: str
     column: Column
     seed: int | None = None  # of a design drawn at random
+    variant: str | None = None  # of a design of VARIANTS
+
+    def about(self) -> dict[str, Any]:
+        """For the file of raw figures."""
+        return {**self._asdict(), "column": self.column._asdict()}
+
+    @classmethod
+    def of(cls, result: dict[str, Any]) -> "Cell":
+        """The inverse, of a cell's figures."""
+        return cls(result["family"], Column(**result["column"]), result["seed"], result.get("variant"))
 
 
 def designed(target: Target, cell: Cell) -> DrafterSpec:
     """The design of a cell: a preset, or one whose shape is drawn at random."""
     spec = loud_spec(target, cell.column.preset)
+    if cell.variant is not None:
+        return replace(spec, **VARIANTS[cell.variant][1])
     if cell.seed is None:
         return spec
     draw = random.Random(cell.seed)
@@ -119,7 +159,7 @@ def made_drafter(target: Target, cell: Cell) -> Drafter:
 def run_cell(cell: Cell, target: Target, engine: ProposalEngine, scratch: Path) -> dict[str, Any]:
     """Export, run the printed line, and compare all that is proposed."""
     begin = time.monotonic()
-    about = {"family": cell.family, "column": cell.column._asdict(), "seed": cell.seed}
+    about = cell.about()
     try:
         drafter = made_drafter(target, cell)
         about["design"] = drafter.config.to_json()
@@ -194,8 +234,7 @@ def _until_fall(cells: Sequence[Cell], target: Target, folder: Path) -> Iterator
                 try:
                     yield run_cell(cell, target, engine, Path(scratch))
                 except ValueError as error:
-                    about = {"family": cell.family, "column": cell.column._asdict(), "seed": cell.seed}
-                    yield about | {"verdict": "FAILED", "reason": str(error)}
+                    yield cell.about() | {"verdict": "FAILED", "reason": str(error)}
                     return
 
 
@@ -220,7 +259,8 @@ def report(about: dict[str, Any], cells: Sequence[dict[str, Any]], minutes: floa
         "asks for.", "",
     ]  # fmt: skip
     reasons: list[str] = []
-    planned = [cell for cell in cells if cell["seed"] is None]
+    planned = [cell for cell in cells if cell["seed"] is None and cell["variant"] is None]
+    variants = [cell for cell in cells if cell["variant"] is not None]
     drawn = [cell for cell in cells if cell["seed"] is not None]
     by_place = {(cell["family"], Column(**cell["column"]).heading): cell for cell in planned}
     rows = []
@@ -228,6 +268,10 @@ def report(about: dict[str, Any], cells: Sequence[dict[str, Any]], minutes: floa
         entries = [by_place.get((family, column.heading)) for column in COLUMNS]
         rows.append([family, *(_entry(cell, reasons) for cell in entries)])
     lines += harness.table(["target", *(column.heading for column in COLUMNS)], rows)
+    if variants:
+        lines += ["", "## A design for each switch, for the first Llama", ""]
+        entries = [[cell["variant"], cell["column"]["format"], _entry(cell, reasons)] for cell in variants]
+        lines += harness.table(["design", "format", ""], entries)
     if drawn:
         lines += ["", "## Shapes and boundaries drawn at random", ""]
         headings = ["target", "design", "heads, key heads, head size", "layers", "boundaries", "draft vocabulary", ""]
@@ -267,6 +311,8 @@ def planned_cells(families: Sequence[str], columns: Sequence[Column], designs: i
             usual = column.format == "vllm" and column.preset != "peagle"
             if (usual or family in EVERY_FORMAT) and (column.kind == "loud" or family in MARKOV):
                 cells.append(Cell(family, column))
+    if "Llama" in families and columns == COLUMNS:
+        cells += [Cell("Llama", Column(preset, "vllm"), None, name) for name, (preset, _) in VARIANTS.items()]
     drawn_from = [family for family in RANDOM_FAMILIES if family in families]
     presets = [column for column in columns if column.kind == "loud"]
     for seed in range(1, designs + 1 if drawn_from and presets else 1):
@@ -288,7 +334,7 @@ def main() -> int:
     begin, about = time.monotonic(), harness.machine(1)
     partial = a.out and a.out.with_suffix(".partial.json")
     cells = json.loads(partial.read_text()) if partial and partial.exists() else []
-    known = {(cell["family"], Column(**cell["column"]), cell["seed"]) for cell in cells}
+    known = {Cell.of(cell) for cell in cells}
     wanted = planned_cells(a.targets, [COLUMNS[n] for n in a.columns], a.random)
     left = [cell for cell in wanted if cell not in known]
     by_family = {family: [cell for cell in left if cell.family == family] for family in a.targets}
@@ -297,12 +343,12 @@ def main() -> int:
         for done in as_completed(futures):
             for cell in done.result():
                 cells.append(cell)
-                heading = Column(**cell["column"]).heading
+                heading = cell["variant"] or Column(**cell["column"]).heading
                 harness.tell(f"{cell['family']}, {heading}: {cell['verdict']} {cell.get('reason', '')}")
             if partial:
                 write_json(partial, cells)
     order = {cell: number for number, cell in enumerate(wanted)}
-    cells.sort(key=lambda cell: order[Cell(cell["family"], Column(**cell["column"]), cell["seed"])])
+    cells.sort(key=lambda cell: order[Cell.of(cell)])
     with ProposalEngine.started() as engine:
         about["vllm"] = engine.version
     harness.keep(a.out, report(about, cells, (time.monotonic() - begin) / 60), cells)
