@@ -22,7 +22,7 @@ from benchmarks.served_targets import make_target
 from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.loud import loud_drafter, loud_spec
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
-from specdec.diagnostics.planted import FAULTS, planted, write_files
+from specdec.diagnostics.planted import FAULTS, Outcome, planted, write_files
 from specdec.drafter import Drafter
 from specdec.engines.proposals import EngineRefusedError, ProposalEngine
 from specdec.export import export_drafter, subject_of
@@ -90,7 +90,7 @@ def plantings(target: Target, kind: str, engine: ProposalEngine, folder: Path) -
             changed = files
             if fault != SOUND:
                 copies = planted(fault, files, target.head_weight(), target.num_layers)
-                if copies is None:
+                if isinstance(copies, Outcome):
                     continue
                 changed = copies
             place = folder / f"planted-{kind}-{len(results)}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec.drafter import Drafter, DrafterSpec
+from specdec.drafter import Drafter, DrafterSpec, TargetLayer
 from specdec.drafter.entry import NarrowEntry, WideEntry
 from specdec.drafter.recurrence import FeedMask
 from specdec.nn.layers import Attention, RMSNorm, SwiGLU, rope_parameters
@@ -37,9 +37,11 @@ def loud_spec(target: Target, name: str) -> DrafterSpec:
     a shallow target has, and a rope where the target has none.
 
     Raises:
-        ValueError: there is no design of this name.
+        ValueError: there is no design of this name, or it is a target's own module (MTP).
     """
     spec = DrafterSpec.preset(name)
+    if isinstance(spec.attention, TargetLayer):
+        raise ValueError(f"--design {name}: its layer is one of the target's own, of which no random one is made here")
     if spec.head == "own":
         size = max(1, 2 * target.vocab_size // 3)
         chosen = size if spec.draft_vocab_size == "all" else min(size, spec.draft_vocab_size)

@@ -10,6 +10,7 @@ Legend: A passes, K drafts, T tokens, V vocabulary.
 import contextlib
 import itertools
 import logging
+import math
 import sys
 from collections.abc import Sequence
 from operator import attrgetter
@@ -27,7 +28,7 @@ from specdec.diagnostics.loud import loud_drafter, loud_spec
 from specdec.diagnostics.parity_compare import NO_NUMBER, Compared, compare
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
 from specdec.drafter import Drafter, load_drafter
-from specdec.engines.proposals import ProposalEngine
+from specdec.engines.proposals import ProposalEngine, RecordedAnswer
 from specdec.engines.server import check_flags, flag_of
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import NotServable, export_drafter, subject_of
@@ -45,6 +46,7 @@ from specdec.utils.vllm import find_vllm
 log = logging.getLogger(__name__)
 
 REPORT = "parity.json"
+RUNNER = "V1 model runner"  # the one that is recorded, whatever a server would take
 PROMPTS = (  # which the embedded target knows
     "def read_json(path):\n    with open(path, encoding='utf-8') as file:\n",
     "import re\nimport sys\n\n\nclass Parser:\n    def __init__(self, text):\n        self.text = text\n",
@@ -110,28 +112,24 @@ def parity(
         check_pair(pair.target, pair.drafter.to(pair.target.device, pair.target.dtype))  # the export keeps its own
         compared, texts = _compare(pair, export, asked, max_new_tokens, depth)
         console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
-        console.print(comparison_table(compared, pair.dtype))
-        if compared.not_compared:
-            console.print(f"the export was not compared: {compared.not_compared}", markup=False)
-        proposals = version = None
+        _show_compared(console, compared, pair.dtype)
+        proposals = name = None
         if engine is not None and compared.not_compared is None:
-            lengths = max_new_tokens + drafts
+            tokens = max_new_tokens + drafts
             try:
-                version, proposals = _ask_engine(
-                    pair, export, target, asked, lengths, drafts, vllm_args, compared.allowed
-                )
+                name, answers = _ask_engine(pair, export, target, asked, tokens, drafts, vllm_args)
             except StopRequested as stop:
                 return stop.status
-            for table in proposal_tables(proposals, version):
-                console.print(table)
+            proposals = _compare_proposals(pair, export, answers, compared.allowed)
+            _show_proposals(console, proposals, name)
         fault = verdict(compared, proposals)
         if out is not None:
-            about = {"drafter": drafter, "design": design, "exported": exported and str(exported), "texts": len(texts)}
-            report = _as_json(compared, proposals, version, fault) | about
-            report |= {"target": pair.target.identity, "method": export.method, "dtype": pair.dtype}
+            about: dict[str, Any] = {"drafter": drafter, "design": design, "exported": exported and str(exported)}
+            about |= {"target": pair.target.identity, "method": export.method, "dtype": pair.dtype, "texts": len(texts)}
             with staged_directory(out, replace=True) as folder:
+                report = as_json(compared, proposals, name, fault) | about
                 write_json(folder / REPORT, report | {"provenance": provenance()})
-    console.print(fault or conclusion(proposals, version), markup=False)
+    console.print(fault or conclusion(proposals, name), markup=False, soft_wrap=True)
     return 1 if fault else 0
 
 
@@ -237,22 +235,37 @@ def _compare(
 
 def _ask_engine(
     pair: _Pair, export: _Export, source: TargetSource, asked: Sequence[list[int]], tokens: int, drafts: int,
-    vllm_args: Sequence[str], share: float,
-) -> tuple[str, ProposalComparison]:  # fmt: skip
-    """Run vLLM on the prompts, as it would be served, and compare all that it proposes.
+    vllm_args: Sequence[str],
+) -> tuple[str, list[RecordedAnswer]]:  # fmt: skip
+    """Run vLLM on the prompts, as it would be served: how it is called, and what it answered and proposed.
 
     ValueError if it does not run; StopRequested if a signal came.
     """
-    serve = [*vllm_arguments(source, export.checkpoint, drafts)[1:], "--dtype", pair.dtype, *vllm_args]
+    python = find_vllm()[0]
+    serve = vllm_arguments(source, export.checkpoint, drafts, python)[1:]
     with stop_on_signals(), ProposalEngine.started() as engine:
-        log.info("vLLM %s loads target and drafter and answers %d prompts", engine.version, len(asked))
-        answers = engine.ask(serve, asked, tokens)
-        files = reference.read_files(export.directory)
-        with progress("comparing proposals", "text", len(answers)) as done:
-            comparison = compare_proposals(
-                pair.target, pair.drafter, answers, share, files, export.method, lambda: done(1)
-            )
-        return engine.version, comparison
+        name = f"vLLM {engine.version} ({RUNNER})"
+        log.info("%s loads target and drafter and answers %d prompts", name, len(asked))
+        return name, engine.ask([*serve, "--dtype", pair.dtype, *vllm_args], asked, tokens)
+
+
+def _compare_proposals(
+    pair: _Pair, export: _Export, answers: Sequence[RecordedAnswer], share: float
+) -> ProposalComparison:
+    files = reference.read_files(export.directory)
+    with progress("comparing proposals", "text", len(answers)) as done:
+        return compare_proposals(pair.target, pair.drafter, answers, share, files, export.method, lambda: done(1))
+
+
+def _show_compared(console: Console, compared: Compared, dtype: str) -> None:
+    console.print(comparison_table(compared, dtype))
+    if compared.not_compared:
+        console.print(f"the export was not compared: {compared.not_compared}", markup=False)
+
+
+def _show_proposals(console: Console, proposals: ProposalComparison, name: str) -> None:
+    for table in proposal_tables(proposals, name):
+        console.print(table)
 
 
 def comparison_table(compared: Compared, dtype: str) -> Table:
@@ -269,10 +282,10 @@ def comparison_table(compared: Compared, dtype: str) -> Table:
     return table
 
 
-def proposal_tables(comparison: ProposalComparison, version: str) -> list[Table]:
+def proposal_tables(comparison: ProposalComparison, name: str) -> list[Table]:
     """What was compared by place in the pass; the first differences; and what the proposals could show."""
     counts = Table("draft", "proposals", "near-ties", "different", "accepted by vLLM", "by this drafter", "verdict")
-    counts.title = f"what vLLM {version} proposes and what this drafter says"
+    counts.title = f"what {name} proposes and what this drafter says"
     for position in comparison.positions:
         counts.add_row(*map(str, position), position.verdict)
     tables = [counts]
@@ -283,11 +296,12 @@ def proposal_tables(comparison: ProposalComparison, version: str) -> list[Table]
             *places, margin = difference
             examples.add_row(*map(str, places), f"{margin:.1e}")
         tables.append(examples)
-    seen = Table("a fault in what is served", "proposals it would change")
+    seen = Table("a fault in what is served", "proposals that would be different")
     seen.title = "what these proposals could show"
     for probe in comparison.probes:
-        if probe.changed is not None:
-            seen.add_row(probe.fault, f"{probe.changed} of {probe.proposals}")
+        if not probe.has_no_place:
+            figure = "not tried" if probe.changed is None else f"{probe.changed} of {probe.proposals}"
+            seen.add_row(probe.fault, figure)
     return [*tables, seen]
 
 
@@ -301,38 +315,43 @@ def verdict(compared: Compared, proposals: ProposalComparison | None) -> str | N
         return f"NOT THE SAME: {proposals.fault}"
     if proposals is not None and proposals.too_weak:
         return (
-            f"NO VERDICT: all proposals are equal, and {proposals.too_weak}: give longer prompts, more "
-            "--max_new_tokens, or check the design with --design"
+            f"NO VERDICT: no proposal differs, but {proposals.too_weak}: give longer prompts or more --max_new_tokens, "
+            "or check the design with --design"
         )
     return None
 
 
-def conclusion(proposals: ProposalComparison | None, version: str | None) -> str:
+def conclusion(proposals: ProposalComparison | None, name: str | None) -> str:
     """What was proven."""
     if proposals is None:
         return "what was trained is what is decoded and what the exported files say; no engine was run"
     context = proposals.probes[0]
     unseen = f"; they could not show: {', '.join(proposals.unseen)}" if proposals.unseen else ""
+    unseen += f"; not tried: {', '.join(proposals.not_tried)}" if proposals.not_tried else ""
     ties = sum(position.near_ties for position in proposals.positions)
     margin = f", {ties} of them near-ties of at most {proposals.largest_near_tie:.0e} of the range" if ties else ""
     return (
-        f"what was trained is what is decoded and what vLLM {version} proposes: {proposals.proposals:,} proposals are "
+        f"what was trained is what is decoded and what {name} proposes: {proposals.proposals:,} proposals are "
         f"equal{margin}; {context.changed} of {context.proposals} depend on more than the last token{unseen}"
     )
 
 
-def _as_json(
-    compared: Compared, proposals: ProposalComparison | None, version: str | None, fault: str | None
+def as_json(
+    compared: Compared, proposals: ProposalComparison | None, name: str | None, fault: str | None
 ) -> dict[str, Any]:
-    """The report's figures."""
+    """The report's figures; a margin is null where the drafter does not know the token, or one is no number."""
     rows = [row._asdict() | {"equal": row.equal, "verdict": row.verdict} for row in compared.rows]
     asked = None
     if proposals is not None:
         positions = [{**position._asdict(), "verdict": position.verdict} for position in proposals.positions]
         asked = {
-            **proposals._asdict(), "name": f"vLLM {version}", "positions": positions,
+            **proposals._asdict(), "name": name, "positions": positions,
             "probes": [probe._asdict() for probe in proposals.probes],
-            "differences": [difference._asdict() for difference in proposals.differences],
+            "rounding": proposals.rounding and proposals.rounding._asdict(),
+            "differences": [
+                difference._asdict() | {"margin": difference.margin if math.isfinite(difference.margin) else None}
+                for difference in proposals.differences
+            ],
             "holds": proposals.fault is None and proposals.too_weak is None, "no_verdict": proposals.too_weak,
         }  # fmt: skip
     return {

@@ -11,16 +11,16 @@ fault of :mod:`specdec.diagnostics.planted`?
 Legend: A passes, K drafts, T tokens, V target vocabulary, H hidden.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.diagnostics import parity_reference as reference
-from specdec.diagnostics.anchors import AnchoredText
+from specdec.diagnostics.anchors import LOG_PROBS_AT_ONCE, AnchoredText
 from specdec.diagnostics.parity_compare import fused_features, reported_states
-from specdec.diagnostics.planted import FAULTS, planted
+from specdec.diagnostics.planted import FAULTS, NO_SUCH_PART, Outcome, planted
 from specdec.drafter import Drafter
 from specdec.engines.proposals import RecordedAnswer, RecordedPass
 from specdec.target import Target
@@ -28,6 +28,7 @@ from specdec.target import Target
 MOST_PROBED = 128  # passes that each fault is tried on
 LEAST_PROPOSALS = 50  # without which, and without so many that the context decides, nothing is concluded
 LEAST_BY_CONTEXT = 10
+TIES_TIMES, TIES_MORE = 2, 3  # how many more near-ties an engine may have than the reference
 EXAMPLES = 5
 CONTEXT = "attention sees its own place alone"
 
@@ -66,7 +67,25 @@ class Probe(NamedTuple):
 
     fault: str
     proposals: int  # that it was tried on
-    changed: int | None  # of them, those that it makes other tokens; None where the drafter has no place for it
+    changed: int | None  # of them, those that it makes tokens beyond a near-tie; None where it was not tried
+    not_tried: str | None = None  # why
+
+    @property
+    def has_no_place(self) -> bool:
+        """Whether the drafter has no part that the fault is of."""
+        return self.not_tried == NO_SUCH_PART.value
+
+
+class Rounding(NamedTuple):
+    """Near-ties of two sound implementations, on the proposals that faults were tried on."""
+
+    engine: int
+    reference: int  # of the export's reference, on the same passes
+
+    @property
+    def explains(self) -> bool:
+        """Whether the engine has about as few as the reference."""
+        return self.engine <= TIES_TIMES * self.reference + TIES_MORE
 
 
 class ProposalComparison(NamedTuple):
@@ -77,6 +96,7 @@ class ProposalComparison(NamedTuple):
     largest_near_tie: float  # margin, as a share of the range
     differences: list[Difference]  # the first few
     probes: list[Probe]
+    rounding: Rounding | None  # None without probes
     tokens: int  # of all answers
     near_tokens: int  # of them, those that are not the target's likeliest, within rounding of it
     wrong_tokens: int  # those beyond rounding: the engine runs another target
@@ -107,14 +127,19 @@ class ProposalComparison(NamedTuple):
     def too_weak(self) -> str | None:
         """Why equal proposals would prove nothing; None if they do."""
         if self.proposals < LEAST_PROPOSALS:
-            return f"{self.proposals} proposals were compared, at least {LEAST_PROPOSALS} are needed"
+            return f"only {self.proposals} were compared, and {LEAST_PROPOSALS} are needed"
         context = self.probes[0] if self.probes else None
         if context is None or context.changed is None:
             return "the export was not compared, so that nobody knows what a fault would change"
         if context.changed < LEAST_BY_CONTEXT:
             return (
-                f"only {context.changed} of {context.proposals} proposals depend on more than the last token, at least "
+                f"only {context.changed} of {context.proposals} proposals depend on more than the last token, and "
                 f"{LEAST_BY_CONTEXT} are needed"
+            )
+        if self.rounding is not None and not self.rounding.explains:
+            return (
+                f"{self.rounding.engine} of {context.proposals} are near-ties, where an independent implementation has "
+                f"{self.rounding.reference}: rounding does not explain them, so compare in float32"
             )
         return None
 
@@ -122,6 +147,11 @@ class ProposalComparison(NamedTuple):
     def unseen(self) -> list[str]:
         """The faults that none of the proposals would have shown."""
         return [probe.fault for probe in self.probes if probe.changed == 0]
+
+    @property
+    def not_tried(self) -> list[str]:
+        """The faults of parts that the drafter has, which nothing is known of."""
+        return [probe.fault for probe in self.probes if probe.changed is None and not probe.has_no_place]
 
 
 class _Readings(NamedTuple):
@@ -159,12 +189,14 @@ def compare_proposals(
     near_tokens = wrong_tokens = left_out = misread = 0
     for number, answer in enumerate(answers):
         _check_answer(target, answer)
-        read = [made for made in answer.passes if not _misread(answer, made)]
+        wrongly_read = _misread(answer)
+        read = [recorded for recorded in answer.passes if recorded not in wrongly_read]
         misread += len(answer.passes) - len(read)
         short_T = _shortfall_of_text(target, answer)
-        near_tokens += int(((short_T > 0) & (short_T <= allowed)).sum())
-        wrong_tokens += int((short_T > allowed).sum())
-        inside = [made for made in read if made.place < len(answer.prompt) + len(answer.ids)]
+        wrong_T = ~(short_T <= allowed)  # so that NaN is none of the target's
+        near_tokens += int(((short_T > 0) & ~wrong_T).sum())
+        wrong_tokens += int(wrong_T.sum())
+        inside = [recorded for recorded in read if recorded.place < len(answer.prompt) + len(answer.ids)]
         left_out += len(read) - len(inside)
         if inside:
             readings.append(_read(target, drafter, number, answer, inside))
@@ -173,12 +205,17 @@ def compare_proposals(
         raise ValueError("the engine proposed nothing inside its answers: give more --max_new_tokens")
     margins_NK = torch.cat([reading.margin_AK for reading in readings])
     near_NK = (margins_NK > 0) & (margins_NK <= allowed)
+    probes: list[Probe] = []
+    rounding = None
+    if files is not None:
+        probes, rounding = _probe(target, readings, files, method, allowed)
     return ProposalComparison(
         positions=_positions(readings, allowed),
         allowed=allowed,
         largest_near_tie=float(margins_NK[near_NK].max()) if bool(near_NK.any()) else 0.0,
         differences=_differences(readings, allowed)[:EXAMPLES],
-        probes=[] if files is None else _probes(target, readings, files, method),
+        probes=probes,
+        rounding=rounding,
         tokens=sum(len(answer.ids) for answer in answers),
         near_tokens=near_tokens,
         wrong_tokens=wrong_tokens,
@@ -192,22 +229,31 @@ def _check_answer(target: Target, answer: RecordedAnswer) -> None:
     text = [*answer.prompt, *answer.ids]
     if not all(0 <= token < target.vocab_size for token in text):
         raise ValueError(f"the engine's tokens are none of {target.source}'s: does it serve another target?")
-    for made in answer.passes:
-        known = 0 < made.place < len(text) and not _misread(answer, made)
-        if known and text[made.place] != made.last:
+    misread = _misread(answer)
+    for recorded in answer.passes:
+        known = 0 < recorded.place < len(text) and recorded not in misread
+        if known and text[recorded.place] != recorded.last:
             raise ValueError(
-                f"the recorded pass at place {made.place} reads token {made.last}, the text has {text[made.place]} "
-                "there: this vLLM calls its drafter otherwise than those that are known (0.32, 0.33)"
+                f"the recorded pass at place {recorded.place} reads token {recorded.last}, the text has "
+                f"{text[recorded.place]} there: this vLLM calls its drafter otherwise than those that are known (0.32)"
             )
 
 
-def _misread(answer: RecordedAnswer, made: RecordedPass) -> bool:
-    """Whether a pass inside the prompt began with another token than the prompt's.
+def _misread(answer: RecordedAnswer) -> list[RecordedPass]:
+    """The passes that prefill a text in chunks and began with another token than the text's.
 
-    At the end of a chunk of a prompt vLLM 0.32.0 hands its drafter the prompt's last token in place of the next one
-    (``prepare_next_token_ids_padded``), and keeps keys and values that were made of it.
+    At the end of a chunk vLLM 0.32.0 hands its drafter the last token that it knows in place of the next one
+    (``prepare_next_token_ids_padded``), and keeps keys and values of it. A chunk ends inside the prompt, or, where a
+    request was preempted, at a place that an earlier pass has been beyond.
     """
-    return made.place < len(answer.prompt) and answer.prompt[made.place] != made.last
+    text = [*answer.prompt, *answer.ids]
+    furthest = len(answer.prompt)
+    misread = []
+    for recorded in answer.passes:
+        if 0 < recorded.place < min(furthest, len(text)) and text[recorded.place] != recorded.last:
+            misread.append(recorded)
+        furthest = max(furthest, recorded.place)
+    return misread
 
 
 def _shortfall_of_text(target: Target, answer: RecordedAnswer) -> Tensor:
@@ -223,24 +269,26 @@ def _read(
 ) -> _Readings:
     """Run the drafter behind every recorded place, on the engine's drafts and on the text's own tokens."""
     ids = [*answer.prompt, *answer.ids]
-    places = [made.place for made in passes]
-    depths = {len(made.drafts) for made in passes}
+    places = [recorded.place for recorded in passes]
+    depths = {len(recorded.drafts) for recorded in passes}
     if len(depths) > 1:
         raise ValueError(f"the engine proposes {sorted(depths)} tokens a pass: serve one number of drafts")
     (depth,) = depths
-    proposed_AK = torch.tensor([made.drafts for made in passes], device=target.device)
+    proposed_AK = torch.tensor([recorded.drafts for recorded in passes], device=target.device)
     # behind the end of the text the engine's own drafts stand for it: no pass there is accepted by anybody
     longer_T = torch.tensor(ids + [0] * depth, device=target.device)
-    due_AK = longer_T[torch.tensor(places, device=target.device)[:, None] + torch.arange(1, depth + 1)]
+    due_AK = longer_T[
+        torch.tensor(places, device=target.device)[:, None] + torch.arange(1, depth + 1, device=target.device)
+    ]
     text = AnchoredText(target, drafter, ids, depth)
-    log_probs = []
+    margins_of_groups = []
     likeliest = []
     own_drafts = []
     for start in range(0, len(places), text.side_by_side):
         rows = slice(start, start + text.side_by_side)
         chains = text.draft(places[rows], proposed_AK[rows].clamp(0, target.vocab_size - 1))
         likeliest.append(chains.tokens_AK)
-        log_probs.append(margins(drafter, chains.log_probs_AKD, proposed_AK[rows]))
+        margins_of_groups.append(margins(drafter, chains.log_probs_AKD, proposed_AK[rows]))
         own_drafts.append(text.draft(places[rows], due_AK[rows]).tokens_AK)
     whole_A = torch.tensor([place + depth < len(ids) for place in places], device=target.device)
     ours_AK = (torch.cat(own_drafts) == due_AK).cumprod(1)
@@ -251,7 +299,7 @@ def _read(
         places_A=torch.tensor(places, device=target.device),
         proposed_AK=proposed_AK,
         likeliest_AK=torch.cat(likeliest),
-        margin_AK=torch.cat(log_probs),
+        margin_AK=torch.cat(margins_of_groups),
         accepted_A=theirs_AK.sum(1)[whole_A],
         expected_A=ours_AK.sum(1)[whole_A],
     )
@@ -280,8 +328,8 @@ def _positions(readings: Sequence[_Readings], allowed: float) -> list[DraftPosit
     expected_N = torch.cat([reading.expected_A for reading in readings])
     positions = []
     for k, margins_N in enumerate(margins_NK.unbind(1)):
-        different = int((margins_N > allowed).sum())
-        near_ties = int((margins_N > 0).sum()) - different
+        different = int((~(margins_N <= allowed)).sum())  # NaN is no rounding
+        near_ties = int((margins_N > 0).sum()) - int((margins_N > allowed).sum())
         accepted, expected = int((accepted_N > k).sum()), int((expected_N > k).sum())
         positions.append(DraftPosition(k + 1, len(margins_N), near_ties, different, accepted, expected))
     return positions
@@ -291,44 +339,83 @@ def _differences(readings: Sequence[_Readings], allowed: float) -> list[Differen
     """Every proposal beyond rounding, in the order of texts and places."""
     differences = []
     for reading in readings:
-        for row, k in (reading.margin_AK > allowed).nonzero().tolist():
+        for row, k in (~(reading.margin_AK <= allowed)).nonzero().tolist():
             place = int(reading.places_A[row]) + 1 + k
             tokens = int(reading.proposed_AK[row, k]), int(reading.likeliest_AK[row, k])
             differences.append(Difference(reading.text, place, k + 1, *tokens, float(reading.margin_AK[row, k])))
     return differences
 
 
-def _probes(target: Target, readings: Sequence[_Readings], files: reference.Files, method: str) -> list[Probe]:
-    """How many proposals each fault changes, on up to :data:`MOST_PROBED` passes, spread over the answers."""
+def _probe(
+    target: Target, readings: Sequence[_Readings], files: reference.Files, method: str, allowed: float
+) -> tuple[list[Probe], Rounding]:
+    """How many proposals each fault changes beyond a near-tie, on up to :data:`MOST_PROBED` passes over all answers."""
     most = max(1, MOST_PROBED // len(readings))
     shares = [_spread(reading, most) for reading in readings]
     states = [reported_states(target, reading.ids_T) for reading in shares]
-
-    def proposals(served: reference.ServedDrafter) -> Tensor:
-        """What the reference proposes on the engine's own drafts, (N, K)."""
-        rows = []
-        for reading, (boundaries, final_TH) in zip(shares, states, strict=True):
-            features_TH = fused_features(served, boundaries, final_TH)
-            slots = (reading.places_A - 1).tolist()
-            depth = reading.proposed_AK.shape[1] - 1
-            _, log_probs_AKV = reference.draft(
-                served, reading.ids_T, features_TH, slots, depth, reading.proposed_AK.clamp(0, target.vocab_size - 1)
-            )
-            rows.append(log_probs_AKV.argmax(-1))
-        return torch.cat(rows)
 
     def read(changed: reference.Files) -> reference.ServedDrafter:
         return reference.interpret(changed, method, target.embedding_weight(), target.head_weight(), target.num_layers)
 
     sound = read(files)
-    sound_NK = proposals(sound)
+    sound_NK = _proposals_of(sound, shares, states)
+
+    def count(faulty: reference.ServedDrafter) -> int:
+        """Proposals that the sound reference would call different, and not a near-tie."""
+        faulty_NK = _proposals_of(faulty, shares, states)
+        return int((_margins_of(sound, shares, states, faulty_NK) > allowed).sum())
+
     alone = sound._replace(settings=sound.settings._replace(windows=(1,) * len(sound.settings.windows)))
-    probes = [Probe(CONTEXT, sound_NK.numel(), int((proposals(alone) != sound_NK).sum()))]
+    probes = [Probe(CONTEXT, sound_NK.numel(), count(alone))]
     for name in FAULTS:
         changed = planted(name, files, target.head_weight(), target.num_layers)
-        count = None if changed is None else int((proposals(read(changed)) != sound_NK).sum())
-        probes.append(Probe(name, sound_NK.numel(), count))
-    return probes
+        if isinstance(changed, Outcome):
+            probes.append(Probe(name, 0, None, changed.value))
+        else:
+            probes.append(Probe(name, sound_NK.numel(), count(read(changed))))
+    engine_NK = torch.cat([reading.margin_AK for reading in shares])
+    likeliest_NK = torch.cat([reading.likeliest_AK for reading in shares])
+    return probes, Rounding(int((engine_NK > 0).sum()), int((sound_NK != likeliest_NK).sum()))
+
+
+States = tuple[list[Tensor], Tensor]  # of a text, at the boundaries and the final one; see reported_states
+
+
+def _reference_log_probs(
+    served: reference.ServedDrafter, reading: _Readings, states: States
+) -> Iterator[tuple[slice, Tensor]]:
+    """What the reference says on the engine's own drafts, (A, K, V), of a few passes at a time."""
+    features_TH = fused_features(served, *states)
+    passes, depth = reading.proposed_AK.shape
+    vocabulary = served.settings.vocab_size
+    given_AK = reading.proposed_AK.clamp(0, vocabulary - 1)
+    at_once = max(1, LOG_PROBS_AT_ONCE // (depth * vocabulary))
+    for start in range(0, passes, at_once):
+        rows = slice(start, start + at_once)
+        slots = (reading.places_A[rows] - 1).tolist()
+        yield rows, reference.draft(served, reading.ids_T, features_TH, slots, depth - 1, given_AK[rows])[1]
+
+
+def _proposals_of(served: reference.ServedDrafter, shares: Sequence[_Readings], states: Sequence[States]) -> Tensor:
+    """The reference's likeliest tokens, (N, K)."""
+    tokens = []
+    for reading, of_text in zip(shares, states, strict=True):
+        tokens += [log_probs.argmax(-1) for _, log_probs in _reference_log_probs(served, reading, of_text)]
+    return torch.cat(tokens)
+
+
+def _margins_of(
+    served: reference.ServedDrafter, shares: Sequence[_Readings], states: Sequence[States], tokens_NK: Tensor
+) -> Tensor:
+    """What tokens lack of the reference's likeliest ones, (N, K); infinite for those that it does not know."""
+    margins_NK = []
+    first = 0
+    for reading, of_text in zip(shares, states, strict=True):
+        for _, log_probs_AKV in _reference_log_probs(served, reading, of_text):
+            tokens_AK = tokens_NK[first : first + len(log_probs_AKV)]
+            margins_NK.append(shortfall(log_probs_AKV, tokens_AK))
+            first += len(log_probs_AKV)
+    return torch.cat(margins_NK)
 
 
 def _spread(reading: _Readings, most: int) -> _Readings:

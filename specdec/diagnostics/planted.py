@@ -9,6 +9,7 @@ Legend: H hidden, D draft vocabulary, V target vocabulary, h heads, d head width
 import copy
 import json
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,17 @@ from specdec.utils.files import write_json
 
 WINDOW = 8  # positions, of the planted one
 Weights = dict[str, Tensor]
+
+
+class Outcome(Enum):
+    """What became of a fault that was to be planted."""
+
+    PLANTED = "planted"
+    NO_SUCH_PART = "the drafter has no such part"
+    NOT_TRIED = "no change of this export's files makes it"
+
+
+PLANTED, NO_SUCH_PART, NOT_TRIED = Outcome
 
 
 class ExportFiles(NamedTuple):
@@ -42,133 +54,149 @@ class ExportFiles(NamedTuple):
         """Whether it is an EAGLE-3 drafter's, chained or parallel, and not EAGLE-1's or DFlash's."""
         return any(name.endswith(".hidden_norm.weight") for name in self.weights)
 
+    @property
+    def block(self) -> bool:
+        """Whether it is a block drafter's (DFlash)."""
+        return "hidden_norm.weight" in self.weights
+
+    @property
+    def latent(self) -> bool:
+        """Whether its attention is MLA."""
+        return bool(self.names("kv_b_proj.weight"))
+
     def names(self, end: str) -> list[str]:
         """The tensors of this name, in whatever module."""
         return [name for name in self.weights if name == end or name.endswith(f".{end}")]
 
 
-def _window(files: ExportFiles) -> bool:
+def _window(files: ExportFiles) -> Outcome:
+    if files.block:
+        return NOT_TRIED
     layers = files.layer["num_hidden_layers"]
+    if not files.eagle3:  # method eagle counts layer_types from the target's first layer
+        files.layer["target_layer_count"] = files.target_layers
     files.layer["layer_types"] = ["sliding_attention"] * layers
     files.layer["sliding_window"] = WINDOW
     files.layer["use_sliding_window"] = True
-    return files.eagle3
+    return PLANTED
 
 
-def _rope_base(files: ExportFiles) -> bool:
+def _rope_base(files: ExportFiles) -> Outcome:
     block = files.layer["rope_parameters"]
     block["rope_theta"] *= 10
     files.layer["rope_theta"] = block["rope_theta"]
-    return True
+    return PLANTED
 
 
-def _heads(files: ExportFiles, name: str) -> Tensor | None:
-    """A projection's rows by head, (heads, d, in); None where the heads have norms, or the attention is another."""
-    if files.names("q_norm.weight") or files.names("kv_b_proj.weight"):
-        return None
-    return files.weights[name].unflatten(0, (-1, files.layer["head_dim"]))
+def _rope_style(files: ExportFiles) -> Outcome:
+    """Channels reordered so that turning those half a head apart is what turning neighbors was."""
+    if files.latent:
+        return NOT_TRIED
+    parts = [f"{name}_{kind}" for name in ("q", "k") for kind in ("proj.weight", "proj.bias", "norm.weight")]
+    for name in [name for part in parts for name in files.names(part)]:
+        by_head = files.weights[name].unflatten(0, (-1, files.layer["head_dim"]))
+        files.weights[name] = torch.cat([by_head[:, 0::2], by_head[:, 1::2]], 1).flatten(0, 1)
+    return PLANTED
 
 
-def _rope_style(files: ExportFiles) -> bool:
-    """Rows reordered so that turning channels half a head apart is what turning neighbors was."""
-    for name in files.names("q_proj.weight") + files.names("k_proj.weight"):
-        rows_hdi = _heads(files, name)
-        if rows_hdi is None:
-            return False
-        files.weights[name] = torch.cat([rows_hdi[:, 0::2], rows_hdi[:, 1::2]], 1).flatten(0, 1)
-    return True
-
-
-def _position(files: ExportFiles) -> bool:
-    """Queries turned by one position more than keys."""
+def _position(files: ExportFiles) -> Outcome:
+    """Queries turned by one position more than keys, which uneven norms or biases behind the projection forbid."""
+    if files.latent or files.names("q_norm.weight") or files.names("q_proj.bias"):
+        return NOT_TRIED
     inverse, _ = rotary(files.layer, files.layer["head_dim"])
     for name in files.names("q_proj.weight"):
-        rows_hdi = _heads(files, name)
-        if rows_hdi is None:
-            return False
+        rows_hdi = files.weights[name].unflatten(0, (-1, files.layer["head_dim"]))
         r = 2 * len(inverse)
         cos_r1, sin_r1 = (f(inverse).to(rows_hdi.dtype)[:, None] for f in (torch.cos, torch.sin))
         low_hri, high_hri = rows_hdi[:, : r // 2], rows_hdi[:, r // 2 : r]
         turned = [low_hri * cos_r1 - high_hri * sin_r1, high_hri * cos_r1 + low_hri * sin_r1, rows_hdi[:, r:]]
         files.weights[name] = torch.cat(turned, 1).flatten(0, 1)
-    return True
+    return PLANTED
 
 
-def _boundary(files: ExportFiles) -> bool:
-    """One boundary a layer off, wherever there is room for it."""
-    if IDS not in files.raw:
-        return False
-    ids = list(files.raw[IDS])
+def _boundary(files: ExportFiles) -> Outcome:
+    """One boundary a layer off, wherever there is room for it; of DFlash the outputs of layers, from 0 to the last."""
+    holder, key, last = files.raw, IDS, files.target_layers
+    if files.block:
+        holder, key, last = files.raw.get("dflash_config", {}), "target_layer_ids", files.target_layers - 1
+    if key not in holder:
+        return NOT_TRIED if files.block else NO_SUCH_PART
+    ids = list(holder[key])
     for place, boundary in enumerate(ids):
         for moved in (boundary - 1, boundary + 1):
             shifted = [*ids[:place], moved, *ids[place + 1 :]]
-            if shifted == sorted(set(shifted)) and shifted[0] >= 0 and shifted[-1] <= files.target_layers:
-                files.raw[IDS] = shifted
-                return True
-    return False
+            if shifted == sorted(set(shifted)) and shifted[0] >= 0 and shifted[-1] <= last:
+                holder[key] = shifted
+                return PLANTED
+    return NOT_TRIED
 
 
-def _order(files: ExportFiles) -> bool:
+def _order(files: ExportFiles) -> Outcome:
     """The columns of fc moved on by one state."""
-    if len(files.raw.get(IDS, ())) < 2:
-        return False
-    width = files.weights["fc.weight"].shape[1] // len(files.raw[IDS])
+    states = len(files.raw.get(IDS, ()) or files.raw.get("dflash_config", {}).get("target_layer_ids", ()))
+    if states < 2:
+        return NO_SUCH_PART
+    width = files.weights["fc.weight"].shape[1] // states
     files.weights["fc.weight"] = files.weights["fc.weight"].roll(width, 1)
-    return True
+    return PLANTED
 
 
-def _norm(end: str) -> Callable[[ExportFiles], bool]:
+def _norm(end: str) -> Callable[[ExportFiles], Outcome]:
     """A norm's weights at ones, as an engine leaves them that finds none."""
 
-    def plant(files: ExportFiles) -> bool:
+    def plant(files: ExportFiles) -> Outcome:
         names = files.names(end)
         for name in names:
             files.weights[name] = torch.ones_like(files.weights[name])
-        return bool(names)
+        return PLANTED if names else NO_SUCH_PART
 
     return plant
 
 
-def _epsilon(files: ExportFiles) -> bool:
+def _epsilon(files: ExportFiles) -> Outcome:
     files.layer["rms_norm_eps"] *= 100
-    return True
+    return PLANTED
 
 
-def _map(files: ExportFiles) -> bool:
+def _map(files: ExportFiles) -> Outcome:
     """Every draft token one further, but the target's last."""
     if MAP not in files.weights:
-        return False
+        return NO_SUCH_PART
     ids_D = torch.arange(len(files.weights[MAP])) + files.weights[MAP]
     files.weights[MAP] = files.weights[MAP] + (ids_D < len(files.target_head_VH) - 1).to(files.weights[MAP].dtype)
-    return True
+    return PLANTED
 
 
-def _dtype(files: ExportFiles) -> bool:
+def _dtype(files: ExportFiles) -> Outcome:
     """Weights rounded to eight bits of mantissa."""
     for name, value in files.weights.items():
         if value.is_floating_point():
             files.weights[name] = value.to(torch.bfloat16).to(value.dtype)
-    return True
+    return PLANTED
 
 
-def _tied_head(files: ExportFiles) -> bool:
+def _tied_head(files: ExportFiles) -> Outcome:
     """The first rows of the target's head in place of the drafter's, which an engine takes that finds none."""
     head_DH = files.weights.get(HEAD)
-    if head_DH is None or head_DH.shape[1] != files.target_head_VH.shape[1]:
-        return False
+    if head_DH is None:
+        return NO_SUCH_PART
+    if head_DH.shape[1] != files.target_head_VH.shape[1]:
+        return NOT_TRIED
     files.weights[HEAD] = files.target_head_VH[: len(head_DH)].to(head_DH)
-    return True
+    return PLANTED
 
 
-def _flipped(key: str) -> Callable[[ExportFiles], bool]:
-    def plant(files: ExportFiles) -> bool:
+def _flipped(key: str) -> Callable[[ExportFiles], Outcome]:
+    def plant(files: ExportFiles) -> Outcome:
+        if not files.eagle3:
+            return NO_SUCH_PART
         files.raw[key] = not files.raw.get(key)
-        return files.eagle3
+        return PLANTED
 
     return plant
 
 
-FAULTS: dict[str, Callable[[ExportFiles], bool]] = {  # each gives False where the drafter has no place for it
+FAULTS: dict[str, Callable[[ExportFiles], Outcome]] = {
     f"a window of {WINDOW}": _window,
     "rope base times 10": _rope_base,
     "rope style (neighbors for halves)": _rope_style,
@@ -191,11 +219,12 @@ FAULTS: dict[str, Callable[[ExportFiles], bool]] = {  # each gives False where t
 }  # fmt: skip
 
 
-def planted(name: str, files: Files, target_head_VH: Tensor, target_layers: int) -> Files | None:
-    """A copy of an export's files with a fault of :data:`FAULTS`; None where the drafter has no place for it."""
+def planted(name: str, files: Files, target_head_VH: Tensor, target_layers: int) -> Files | Outcome:
+    """A copy of an export's files with a fault of :data:`FAULTS`, or why there is none."""
     raw, weights = files
     copies = ExportFiles(copy.deepcopy(raw), dict(weights), target_head_VH.cpu(), target_layers)
-    return (copies.raw, copies.weights) if FAULTS[name](copies) else None
+    outcome = FAULTS[name](copies)
+    return (copies.raw, copies.weights) if outcome is PLANTED else outcome
 
 
 def write_files(files: Files, directory: Path) -> None:

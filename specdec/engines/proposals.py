@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -66,12 +67,13 @@ class ProposalEngine:
             with log.open("w") as stderr:
                 process = subprocess.Popen(
                     [executable, str(INSIDE / "proposals.py")], text=True, env=environment,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
                 )  # fmt: skip
             try:
                 yield cls(process, log)
             finally:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):  # its workers too, which are of its session
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
 
     def ask(self, serve: Sequence[str], prompts: Sequence[list[int]], tokens: int) -> list[RecordedAnswer]:
@@ -93,8 +95,8 @@ class ProposalEngine:
         if "refused" in answer:
             raise EngineRefusedError(f"vLLM {self.version} refuses: {answer['refused']}")
         return [
-            RecordedAnswer(list(ids), made["ids"], [RecordedPass(**record) for record in made["passes"]])
-            for ids, made in zip(prompts, answer["answers"], strict=True)
+            RecordedAnswer(list(ids), generated["ids"], [RecordedPass(**record) for record in generated["passes"]])
+            for ids, generated in zip(prompts, answer["answers"], strict=True)
         ]
 
     def _answer(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from specdec.utils.config import canonical, pairs, words
 log = logging.getLogger(__name__)
 
 # a design does not set these: a saved drafter keeps its own
-KEPT = {"rms_norm_eps", "rope", "max_position_embeddings"}
+KEPT = {"rms_norm_eps", "rope", "max_position_embeddings", "logit_scale"}
 OF_THE_TARGET = {"vocab_size", "target_hidden_size", "num_target_layers"}
 
 
@@ -81,7 +81,9 @@ class FromDrafter(Start):
         if not target.is_of(saved.config.target):
             source = saved.config.target.get("source")
             log.warning("%s was trained for another target (%s) of the same shape", self.directory, source)
-        drafter = Drafter(dataclasses.replace(saved.config, target=config.target), saved.vocab.target_ids_D)
+        scale = config.logit_scale if config.head == "target" else saved.config.logit_scale
+        bound = dataclasses.replace(saved.config, target=config.target, logit_scale=scale)
+        drafter = Drafter(bound, saved.vocab.target_ids_D)
         drafter.load_state_dict(saved.state_dict())
         if config.head == "target":
             with torch.no_grad():

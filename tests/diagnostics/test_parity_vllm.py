@@ -45,9 +45,9 @@ def test_every_proposal_is_compared(
     write_answers(fake_proposals, answers)
     assert main([*line, *ENGINE, "--out", str(tmp_path / "out"), "--", "--max-model-len", "64"]) == 0
     printed = capsys.readouterr().out
-    assert "what vLLM 0.0.fake proposes and what this drafter says" in printed
+    assert "what vLLM 0.0.fake (V1 model runner) proposes and what this drafter says" in printed
     last = printed.splitlines()[-1]
-    assert f"what vLLM 0.0.fake proposes: {3 * 11 * 3} proposals are equal" in last
+    assert f"what vLLM 0.0.fake (V1 model runner) proposes: {3 * 11 * 3} proposals are equal" in last
     assert f"of {3 * 11 * 3} depend on more than the last token" in last
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert report["holds"] and report["engine"]["holds"] and report["engine"]["tokens"] == 3 * 11
@@ -66,6 +66,16 @@ def test_every_proposal_is_compared(
     assert "the first differences" in printed
     assert printed.splitlines()[-1] == "NOT THE SAME: 1 of 99 proposals are not this drafter's"
 
+    unknown = next(
+        token
+        for token in range(300)
+        if token not in set(load_drafter(tmp_path / "drafter").vocab.target_ids_D.tolist())
+    )
+    write_answers(fake_proposals, [with_draft(answers[0], 4, 2, unknown), *answers[1:]])
+    assert main([*line, *ENGINE, "--out", str(tmp_path / "unknown")]) == 1
+    report = json.loads((tmp_path / "unknown" / "parity.json").read_text())
+    assert report["engine"]["differences"][0]["margin"] is None
+
 
 def test_few_proposals_are_no_verdict(
     line: list[str], target_directory: Path, tmp_path: Path, fake_proposals: Path, capsys: pytest.CaptureFixture[str]
@@ -74,7 +84,7 @@ def test_few_proposals_are_no_verdict(
     answers = sound_answers(target, load_drafter(tmp_path / "drafter"))
     write_answers(fake_proposals, [answer._replace(passes=answer.passes[:5]) for answer in answers])
     assert main([*line, *ENGINE, "--out", str(tmp_path / "out")]) == 1
-    assert "NO VERDICT: all proposals are equal, and 45 proposals were compared" in capsys.readouterr().out
+    assert "NO VERDICT: no proposal differs, but only 45 were compared, and 50 are needed" in capsys.readouterr().out
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert not report["holds"] and not report["engine"]["holds"] and report["engine"]["no_verdict"]
 
