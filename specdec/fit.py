@@ -150,13 +150,15 @@ class DrafterCLI(LightningCLI):
         if (config := model.early_config()) is None:
             return
         architecture = (getattr(model.target_config, "architectures", None) or [""])[0]
-        reasons = unserved(planned_subject(config, architecture, model.train_embed, model.train_head))
+        reasons = unserved(
+            planned_subject(config, model.target_config, architecture, model.train_embed, model.train_head)
+        )
         if served(reasons):
             for engine, text in reasons.items():
                 log.info("%s will not serve this drafter: %s", engine, text)
         else:
-            told = "; ".join(f"{engine}: {text}" for engine, text in reasons.items())
-            log.warning("no engine will serve this drafter, and export will refuse it: %s", told)
+            by_engine = "; ".join(f"{engine}: {text}" for engine, text in reasons.items())
+            log.warning("no engine will serve this drafter, and export will refuse it: %s", by_engine)
         if kernels := missing_kernels(config):
             log.warning("%s", kernels)
 

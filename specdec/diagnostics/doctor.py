@@ -83,7 +83,10 @@ def main(argv: list[str]) -> int:
                 done(1)
     show(findings, console)
     if stops:
-        console.print(f"the target was not loaded; once it is mended, or to go on as it is: --only {' '.join(CHECKS)}")
+        names = " ".join(CHECKS)
+        console.print(
+            f"doctor did not load the target: correct the fault above, or run the checks anyway: --only {names}"
+        )
     return int(faulty(findings))
 
 

@@ -60,7 +60,7 @@ def _served(module: DrafterModule, config: DrafterConfig, architecture: str) -> 
         module.target_source.servable()
     except NotServable as error:
         return unchecked(what, str(error))
-    subject = planned_subject(config, architecture, module.train_embed, module.train_head)
+    subject = planned_subject(config, module.target_config, architecture, module.train_embed, module.train_head)
     reasons = unserved(subject)
     remarks = [f"{engine} will not: {text}" for engine, text in reasons.items()]
     if kernels := missing_kernels(config):

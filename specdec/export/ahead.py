@@ -1,17 +1,22 @@
 """What engines will not serve of a drafter, told from its config before it is trained."""
 
+from typing import Any
+
 from specdec.drafter import GQA, DrafterConfig, Narrow, TargetLayer
-from specdec.export.switches import ENGINES, Subject, lint
+from specdec.export.switches import ENGINES, Subject, lint, target_facts
 
 # head widths of the kernels that vLLM 0.32 has on a CPU (vllm/v1/attention/backends/cpu_attn.py); on a GPU
 # FlashAttention takes multiples of 8 to 256, Triton any from 32 on, FlexAttention every one (their supports_head_size)
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
-def planned_subject(config: DrafterConfig, architecture: str, train_embed: bool, train_head: bool) -> Subject:
+def planned_subject(
+    config: DrafterConfig, hf_config: Any, architecture: str, train_embed: bool, train_head: bool
+) -> Subject:
     """What engines will be given of a drafter once it is trained.
 
     Args:
+        hf_config: the target's transformers config of its text model.
         architecture: of the target, as its ``config.json`` names the class.
         train_embed: whether the token embedding will be trained.
         train_head: whether a head of the drafter's own will be.
@@ -23,7 +28,7 @@ def planned_subject(config: DrafterConfig, architecture: str, train_embed: bool,
         own_embedding=train_embed or narrower,
         own_head=config.head == "own" and (train_head or fewer or narrower),
         entry_bias=type(config.entry) is Narrow and config.entry.bias,
-        architecture=architecture,
+        **target_facts(hf_config, architecture),
     )
 
 

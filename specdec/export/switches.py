@@ -98,6 +98,7 @@ class Subject(NamedTuple):
     entry_bias: bool  # whether a narrow entry adds a bias that is not zero
     architecture: str = ""  # of the target, as its config.json names the class
     target_window: int | None = None  # of a target whose every layer slides; see :func:`window_of_all_layers`
+    mixed_heads: tuple[int, int] | None = None  # of a target of several kinds of layers; see :func:`heads_of_mixed`
 
     @property
     def method(self) -> str:
@@ -125,11 +126,21 @@ class Subject(NamedTuple):
         return self.target_window is not None and sees_all
 
     @property
+    def through_transformers(self) -> bool:
+        """Whether vLLM runs the target through its Transformers backend for this drafter."""
+        return bool(self.architecture) and target_flags(self.architecture, self.method) == THROUGH_TRANSFORMERS
+
+    @property
+    def spread(self) -> bool:
+        """Whether vLLM may put the drafter's layers into several groups of its cache, which it does not draft with."""
+        heads = self.config.num_key_value_heads, self.config.head_dim
+        return self.config.num_layers > 1 and self.mixed_heads == heads
+
+    @property
     def embedding_is_scaled(self) -> bool:
         """Whether vLLM would hand the drafter the target's embedding with a scale in it, and no norm takes that out."""
         shared = self.method != "eagle3" and not self.own_embedding
-        scaled = self.architecture in SCALED_EMBEDDINGS
-        return shared and scaled and target_flags(self.architecture, self.method) == THROUGH_TRANSFORMERS
+        return shared and self.architecture in SCALED_EMBEDDINGS and self.through_transformers
 
     @property
     def rope_is_changed(self) -> bool:
@@ -154,6 +165,37 @@ def window_of_all_layers(hf_config: Any) -> int | None:
     kinds = getattr(hf_config, "layer_types", None)
     all_slide = kinds is None or all(kind == "sliding_attention" for kind in kinds)
     return (getattr(hf_config, "sliding_window", None) or None) if all_slide else None
+
+
+def heads_of_mixed(hf_config: Any) -> tuple[int, int] | None:
+    """Key heads and head size of a target whose layers keep their past in several ways (sliding, full, recurrent).
+
+    vLLM 0.32.0 divides layers with equal caches into groups of one size, and refuses drafters of several layers that
+    come to lie in different groups (``validate_same_kv_cache_group``). A drafter with other heads has a group alone.
+
+    Args:
+        hf_config: the target's transformers config of its text model.
+    """
+    kinds = getattr(hf_config, "layer_types", None) or getattr(hf_config, "layers_block_type", None) or ()
+    if len(set(kinds) - {"mlp", "moe"}) < 2:
+        return None
+    heads = hf_config.num_attention_heads
+    head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads
+    return getattr(hf_config, "num_key_value_heads", None) or heads, head_dim
+
+
+def target_facts(hf_config: Any, architecture: str) -> dict[str, Any]:
+    """The fields of :class:`Subject` that are the target's.
+
+    Args:
+        hf_config: the target's transformers config of its text model.
+        architecture: as its ``config.json`` names the class.
+    """
+    return {
+        "architecture": architecture,
+        "target_window": window_of_all_layers(hf_config),
+        "mixed_heads": heads_of_mixed(hf_config),
+    }
 
 
 def target_flags(architecture: str, method: str, python: str | None = None) -> list[str]:
@@ -190,7 +232,8 @@ class Cell(NamedTuple):
         if self.evidence == UNCHECKED and not self.lacks:
             return UNCHECKED
         verdict = "**dropped in silence**" if self.silent else "**no**" if self.lacks else "yes"
-        reason = f": {self.lacks}" if self.lacks else f", since {self.since}" if self.since else ""
+        lacks = self.lacks.replace("{architecture}", "the target")
+        reason = f": {lacks}" if lacks else f", since {self.since}" if self.since else ""
         return f"{verdict}{reason} ({self.evidence})"
 
 
@@ -377,7 +420,7 @@ SWITCHES = (
     Switch("attention_window, with method eagle", _eagle(lambda c: c.attention_window != "full"),
            sglang="no config says so, only a flag of the server", ran=True),
     Switch("attention_window=full, every layer of the target slides (Mistral, Phi-3)", lambda s: s.narrowed, ran=True),
-    Switch("a rope with the target's parameters, which its class turns round (ERNIE-4.5)",
+    Switch("a rope with the target's parameters, which vLLM's class of the target changes (ERNIE-4.5)",
            lambda s: s.rope_is_changed, ran=True),
     Switch("attention_sinks", _any(lambda c: c.attention_sinks),
            **_both("its windows hide a text's first tokens as any others")),
@@ -416,6 +459,15 @@ SWITCHES = (
     Switch("yarn with attention_factor",
            _any(lambda c: c.rope["rope_type"] == "yarn" and "attention_factor" in c.rope),
            sglang="it reads no attention_factor", ran=True),
+    Switch("a boundary 0 in aux_layers, the target through vLLM's Transformers backend (Gemma 3, Mixtral)",
+           lambda s: s.fused and s.config.aux_layers[0] == 0 and s.through_transformers,
+           vllm="that backend records what layers return, and the server ends at start: leave boundary 0 out",
+           sglang="its ids are of layers' outputs: the embeddings have none"),
+    Switch("num_layers above 1 with the target's key heads and head size, target of mixed layers (Gemma 3, GPT-OSS)",
+           lambda s: s.spread,
+           vllm="it divides layers with equal caches into groups, and the server ends at start where the drafter's lie "
+           "in several: choose another num_key_value_heads or head_dim, or one layer",
+           sglang="what it makes of such a drafter was not compared", checked=False),
     Switch("an embedding that is scaled as it is looked up (Gemma 2), with method eagle or dflash",
            lambda s: s.embedding_is_scaled,
            vllm="its Transformers backend shares the target's embedding with the scale in it, and such drafters have "

@@ -15,10 +15,11 @@ from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Drafter, Narrow, load_drafter
 from specdec.drafter.io import check_finite, located, weights_sha256
 from specdec.export import card, keys, mtp, read
+from specdec.export.ahead import missing_kernels
 from specdec.export.formats import FORMATS, DrafterCheckpoint, drafts_of
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
-from specdec.export.switches import EMBEDDING, HEAD, Subject, dropped, window_of_all_layers
+from specdec.export.switches import EMBEDDING, HEAD, Subject, dropped, target_facts
 from specdec.target import NotServable, Target, TargetSource
 from specdec.utils.files import sha256, staged_directory, write_json, write_text
 from specdec.utils.machine import provenance
@@ -136,6 +137,8 @@ def export_drafter(
     record["evaluations"] = card.evaluations(run or directory, record, evaluation) if run or evaluation else []
     warn_if_rounded(drafter, target, subject)
     warn_of_engines(subject)
+    if kernels := missing_kernels(config):
+        log.warning("%s", kernels)
     if target.recurrent:
         log.warning(
             "the target has recurrent layers, whose state an engine must put back where drafts are refused; vLLM 0.32 "
@@ -180,8 +183,7 @@ def subject_of(drafter: Drafter, target: Target) -> Subject:
         own_embedding=not is_targets(state[EMBEDDING], target.embedding_weight()),
         own_head=not is_targets(state[HEAD], target.head_weight()),
         entry_bias=type(config.entry) is Narrow and bias is not None and bool(bias.any()),
-        architecture=(target.model.config.architectures or [type(target.model).__name__])[0],
-        target_window=window_of_all_layers(target.config),
+        **target_facts(target.config, (target.model.config.architectures or [type(target.model).__name__])[0]),
     )
 
 
@@ -236,8 +238,8 @@ def warn_of_engines(subject: Subject) -> None:
         groups.setdefault(", ".join(names), []).append(engine)
     for switches, engines in groups.items():
         log.warning(
-            "%s would load this drafter and draft otherwise, without a word: of %s nothing is read there; serve it "
-            "with an engine that has that (docs/serve.md), or train without",
+            "%s load this drafter but ignore %s, so they propose other tokens and report no error: serve it with "
+            "another engine (docs/serve.md has the table), or train without",
             " and ".join(engines),
             switches,
         )

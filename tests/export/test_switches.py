@@ -56,12 +56,13 @@ def subject(
     entry_bias: bool = False,
     architecture: str = "",
     target_window: int | None = None,
+    mixed_heads: tuple[int, int] | None = None,
     **changes: object,
 ) -> Subject:
     spec = dataclasses.replace(spec, **{name: changes.pop(name) for name in list(changes) if hasattr(spec, name)})
     config = dataclasses.replace(tiny_config(spec), **changes)
     head = own_head and config.head == "own"
-    return Subject(config, own_embedding, head, entry_bias, architecture, target_window)
+    return Subject(config, own_embedding, head, entry_bias, architecture, target_window, mixed_heads)
 
 
 def norms(base: Norms, **changes: object) -> Norms:
@@ -143,6 +144,10 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
         subject(rope=YARN | {"original_max_position_embeddings": 64, "attention_factor": 1.1}),
         "V",
     ),
+    "a boundary 0 in aux_layers, the target through": (
+        subject(aux_layers=[0, 2, 4], architecture="Gemma3ForCausalLM"), "",
+    ),
+    "num_layers above 1 with the target's key heads": (subject(num_layers=2, mixed_heads=(2, 12)), ""),
     "an embedding that is scaled": (subject(EAGLE1, architecture="Gemma2ForCausalLM"), ""),
     "mrope_section": (subject(rope=rope(mrope_section=[2, 2, 2])), ""),
     "parts of your own": (subject(fusion=Mine()), ""),
@@ -185,6 +190,8 @@ def test_who_serves_what(name: str) -> None:
         apart += tuple({row_of("method dflash: ").name, "num_layers above 1, with method dflash"} - {name})
     apart += ("norms.query_key=false, with method dflash",) if name == "attention MLA, with method dflash" else ()
     apart += ("recurrence MaskConstant (P-EAGLE)",) if "MLA with" in name else ()
+    if name == "a boundary 0 in aux_layers, the target through":
+        apart += ("a boundary 0 in aux_layers",)
     if name in ("a rope with the target's", "an embedding that is scaled"):
         apart += (row_of("method eagle, target of a class").name,)
     found = {
@@ -258,7 +265,7 @@ def test_the_export_names_the_engines_that_would_draft_otherwise(
     for name, spec in presets().items():
         caplog.clear()
         export_drafter(made_drafter(spec, target), target, tmp_path / name)
-        said = [record.getMessage() for record in caplog.records if "without a word" in record.getMessage()]
+        said = [record.getMessage() for record in caplog.records if "report no error" in record.getMessage()]
         assert bool(said) == (name == "eagle3_1")
     llama, *_ = (line for line in said if LLAMA_CPP in line)
     assert MLX_VLM in llama and "norm_output" in llama and "fc_norm" not in llama
