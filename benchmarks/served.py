@@ -195,7 +195,7 @@ def outcome(comparison: ProposalComparison, kind: str) -> dict[str, Any]:
     positions = comparison.positions
     context = next((probe.changed for probe in comparison.probes), None)
     return {
-        "verdict": "equal" if fault is None else "NO VERDICT" if comparison.fault is None else "DIFFERENT",
+        "verdict": _verdict(comparison, fault),
         "reason": fault or "",
         "proposals": comparison.proposals,
         "different": sum(position.different for position in positions),
@@ -210,10 +210,18 @@ def outcome(comparison: ProposalComparison, kind: str) -> dict[str, Any]:
     }
 
 
+def _verdict(comparison: ProposalComparison, fault: str | None) -> str:
+    if fault is None:
+        return "equal"
+    if comparison.wrong_tokens:
+        return "ANOTHER TARGET"  # to vLLM than to transformers, whatever the drafter
+    return "DIFFERENT" if comparison.fault else "NO VERDICT"
+
+
 def run_family(family: str, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """A family's cells, one after another in one process of vLLM, in another one after a fall.
 
-    A design drawn at random has a process of its own: vLLM's Transformers backend keeps boundaries in the model's class,
+    A design drawn at random has its own process: vLLM's Transformers backend keeps boundaries in the model's class,
     where the next engine of that process finds them.
     """
     torch.set_num_threads(1)

@@ -422,4 +422,5 @@ def _spread(reading: _Readings, most: int) -> _Readings:
     """At most so many of its passes, the first and the last among them."""
     passes = len(reading.places_A)
     rows = torch.linspace(0, passes - 1, min(most, passes)).round().long().to(reading.places_A.device)
-    return reading._replace(places_A=reading.places_A[rows], proposed_AK=reading.proposed_AK[rows])
+    of_passes = ("places_A", "proposed_AK", "likeliest_AK", "margin_AK")
+    return reading._replace(**{name: getattr(reading, name)[rows] for name in of_passes})

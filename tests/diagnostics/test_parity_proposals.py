@@ -212,6 +212,17 @@ def test_more_near_ties_than_an_independent_implementation_has_are_no_verdict() 
     assert not Rounding(4, 0).explains and not Rounding(10, 3).explains
 
 
+def test_long_answers_are_probed_at_some_of_their_passes(
+    target: Target, files: dict[str, reference.Files], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec.diagnostics.parity_proposals.MOST_PROBED", 12)
+    drafter = loud_drafter(target, loud_spec(target, "eagle3_1"))
+    answers = recorded_answers(target, drafter, PROMPTS, TOKENS, DRAFTS)
+    comparison = compare_proposals(target, drafter, answers, SHARE, files["eagle3_1"])
+    assert comparison.proposals == 2 * TOKENS * DRAFTS and comparison.probes[0].proposals == 12 * DRAFTS
+    assert comparison.fault is None and comparison.rounding == (0, 0)
+
+
 def test_a_fault_that_makes_near_ties_alone_counts_as_unseen(target: Target, files: dict[str, reference.Files]) -> None:
     """The probes go by the margin that the verdict goes by."""
     drafter = loud_drafter(target, loud_spec(target, "eagle3_1"))
