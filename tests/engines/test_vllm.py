@@ -14,6 +14,8 @@ import pytest
 
 from specdec.cli import main
 from specdec.decoding import Chain, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
+from specdec.diagnostics.parity_reference import read_files
+from specdec.diagnostics.planted import planted, write_files
 from specdec.drafter import load_drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters
 from specdec.engines.server import drafter_checkpoint, free_port
@@ -205,19 +207,24 @@ def test_every_proposal_of_a_trained_drafter_is_ours(drafter: Path, target: Targ
     assert engine["probes"][0]["changed"] >= 10
 
 
+FEEDBACK = "the other feedback (norm_output)"
+
+
+@pytest.mark.parametrize("fault", [FEEDBACK, "a window of 8", "rope style (neighbors for halves)"])
 @pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)
 @pytest.mark.usefixtures("quiet")
-def test_parity_finds_what_an_export_does_not_say(drafter: Path, target: Target, tmp_path: Path) -> None:
-    """An export whose config feeds back another state: the same answers, and other proposals."""
+def test_parity_finds_what_is_planted_in_an_export(fault: str, drafter: Path, target: Target, tmp_path: Path) -> None:
+    """The same answers, and other proposals."""
     drafter_checkpoint(drafter, TargetSource(target.source), tmp_path / "exported")
-    config = json.loads((tmp_path / "exported" / "config.json").read_text())
-    assert config["norm_output"] is True
-    (tmp_path / "exported" / "config.json").write_text(json.dumps(config | {"norm_output": False}))
-    (tmp_path / "exported" / "SHA256SUMS").unlink()
-    status, engine = parity_report(drafter, target, tmp_path, "--exported", str(tmp_path / "exported"))
+    sound = read_files(tmp_path / "exported")
+    faulty = planted(fault, sound, target.head_weight(), target.num_layers)
+    assert isinstance(faulty, tuple)
+    write_files(faulty, tmp_path / "planted")
+    status, engine = parity_report(drafter, target, tmp_path, "--exported", str(tmp_path / "planted"))
     assert status == 1 and not engine["holds"] and engine["wrong_tokens"] == 0
     assert sum(position["different"] for position in engine["positions"]) > 0
-    assert engine["positions"][0]["different"] == 0  # the first draft reads the target's states alone
+    if fault == FEEDBACK:  # the first draft reads the target's states alone
+        assert engine["positions"][0]["different"] == 0
 
 
 @pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)
