@@ -9,6 +9,7 @@ Legend: T tokens, N boundaries, H hidden, D draft vocabulary, V target vocabular
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,17 @@ LOGITS = 3.0  # standard deviation
 EAGLE3_DEPTH = 7  # layers from which EAGLE-3's usual boundaries exist
 
 
+def check_design(name: str) -> DrafterSpec:
+    """A shipped design by name, or that of a YAML file; ValueError if there is none, or no random drafter of it."""
+    spec = DrafterSpec.read(name) if Path(name).suffix in (".yaml", ".yml") else DrafterSpec.preset(name)
+    if isinstance(spec.attention, TargetLayer):
+        raise ValueError(
+            f"--design {name}: such a drafter (MTP) reuses the target's own layer, so no random one can be made: "
+            "import the module and use --drafter"
+        )
+    return spec
+
+
 def loud_spec(target: Target, name: str) -> DrafterSpec:
     """A shipped design by name, as it can be made for this target: with holes in its draft vocabulary, boundaries that
     a shallow target has, and a rope where the target has none.
@@ -40,9 +52,7 @@ def loud_spec(target: Target, name: str) -> DrafterSpec:
     Raises:
         ValueError: there is no design of this name, or it is a target's own module (MTP).
     """
-    spec = DrafterSpec.preset(name)
-    if isinstance(spec.attention, TargetLayer):
-        raise ValueError(f"--design {name}: its layer is one of the target's own, of which no random one is made here")
+    spec = check_design(name)
     if spec.head == "own":
         size = max(1, 2 * target.vocab_size // 3)
         chosen = size if spec.draft_vocab_size == "all" else min(size, spec.draft_vocab_size)

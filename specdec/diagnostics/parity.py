@@ -24,7 +24,7 @@ from rich.table import Table
 from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
-from specdec.diagnostics.loud import loud_drafter, loud_spec
+from specdec.diagnostics.loud import check_design, loud_drafter, loud_spec
 from specdec.diagnostics.parity_compare import NO_NUMBER, Compared, compare
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
 from specdec.drafter import Drafter, load_drafter
@@ -70,7 +70,7 @@ def parity(
     vllm_args: list[str] = [],  # noqa: B006
     out: Path | None = None,
 ) -> int:
-    """Check that the drafter trained is the drafter decoded, exported and served.
+    """Check that training, decoding, the export and, with --engine, vLLM draft the same tokens.
 
     Training's unroll, cached decoding and the exported files, as an independent reference of vLLM reads them, are
     compared at places of the same texts. With --engine vllm a real vLLM answers the same prompts, and every token that
@@ -82,18 +82,19 @@ def parity(
 
     Args:
         drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub
-        design: instead of a drafter, a preset as eagle3_1: specdec makes a random drafter of that design whose
-            proposals depend on the whole context, to learn before training whether an engine serves it
+        design: instead of a drafter, a preset such as eagle3_1 (the files of conf/drafter), or a YAML file of that
+            form: specdec makes a random drafter of that design whose proposals depend on the whole context, so that
+            you learn before training whether an engine serves it
         target: the model that it drafts for; --target.dtype is the dtype of everything compared
         exported: a checkpoint of the drafter; by default it is exported for vLLM and thrown away
-        prompts: as of specdec evaluate; by default three beginnings of Python files
+        prompts: in the formats of specdec evaluate; by default three beginnings of Python files
         limit: use the first prompts only
         max_new_tokens: new tokens per answer
-        depth: deepest draft compared; the first is 0, and a block drafter's last is the deepest
+        depth: last draft step compared, counted from 0; at most a block drafter's last
         device: where target and drafter run
         engine: compare a real engine's proposals, too: vLLM of the Python that $SPECDEC_VLLM_PYTHON names, else of this
             environment
-        draft_tokens: drafts a pass of the engine, as of specdec serve
+        draft_tokens: tokens that the engine drafts per pass, as in specdec serve
         vllm_args: flags of vllm serve for the engine: give them after --
         out: a directory for parity.json, a new one
 
@@ -139,7 +140,9 @@ def _check_options(
 ) -> None:  # fmt: skip
     """ValueError for options that do not go together, before anything is loaded."""
     if (drafter is None) == (design is None):
-        raise ValueError("give one of --drafter DIR and --design PRESET")
+        raise ValueError("give either --drafter DIR or --design PRESET, not both")
+    if design is not None:
+        check_design(design)
     if design is not None and exported is not None:
         raise ValueError("--exported is of a drafter that you have: leave out --design")
     options = {"--draft_tokens": draft_tokens, "flags after --": vllm_args}
@@ -296,8 +299,8 @@ def proposal_tables(comparison: ProposalComparison, name: str) -> list[Table]:
             *places, margin = difference
             examples.add_row(*map(str, places), f"{margin:.1e}")
         tables.append(examples)
-    seen = Table("a fault in what is served", "proposals that would be different")
-    seen.title = "what these proposals could show"
+    seen = Table("a fault in what is served", "proposals that would differ")
+    seen.title = "faults that this comparison would have caught"
     for probe in comparison.probes:
         if not probe.has_no_place:
             figure = "not tried" if probe.changed is None else f"{probe.changed} of {probe.proposals}"
@@ -310,7 +313,7 @@ def verdict(compared: Compared, proposals: ProposalComparison | None) -> str | N
     if not compared.equal:
         return "NOT THE SAME: see above"
     if compared.not_compared is not None:
-        return "NOT SERVED: what was trained is what is decoded; why no export was compared stands above"
+        return "NOT SERVED: vLLM cannot serve this drafter (the reason is above); training and decoding agree"
     if proposals is not None and proposals.fault:
         return f"NOT THE SAME: {proposals.fault}"
     if proposals is not None and proposals.too_weak:
@@ -324,15 +327,15 @@ def verdict(compared: Compared, proposals: ProposalComparison | None) -> str | N
 def conclusion(proposals: ProposalComparison | None, name: str | None) -> str:
     """What was proven."""
     if proposals is None:
-        return "what was trained is what is decoded and what the exported files say; no engine was run"
+        return "PASS: training, decoding and the exported files agree; no engine was run"
     context = proposals.probes[0]
-    unseen = f"; they could not show: {', '.join(proposals.unseen)}" if proposals.unseen else ""
+    unseen = f"; this would not have caught: {', '.join(proposals.unseen)}" if proposals.unseen else ""
     unseen += f"; not tried: {', '.join(proposals.not_tried)}" if proposals.not_tried else ""
     ties = sum(position.near_ties for position in proposals.positions)
     margin = f", {ties} of them near-ties of at most {proposals.largest_near_tie:.0e} of the range" if ties else ""
     return (
-        f"what was trained is what is decoded and what {name} proposes: {proposals.proposals:,} proposals are "
-        f"equal{margin}; {context.changed} of {context.proposals} depend on more than the last token{unseen}"
+        f"PASS: training, decoding and {name} agree on all {proposals.proposals:,} proposals{margin}; "
+        f"{context.changed} of {context.proposals} depend on more than the last token{unseen}"
     )
 
 

@@ -5,8 +5,8 @@ first difference does not make the later ones incomparable. A token that is not 
 only where it lacks less than rounding can make; everything else is a difference.
 
 How much such a comparison can see depends on the drafter. So the export's independent reference is asked, too: how
-many of the compared proposals would have been other tokens if attention had seen its own place alone, and under each
-fault of :mod:`specdec.diagnostics.planted`?
+many of the compared proposals would have been other tokens if attention had seen the current token alone, and under
+each fault of :mod:`specdec.diagnostics.planted`?
 
 Legend: A passes, K drafts, T tokens, V target vocabulary, H hidden.
 """
@@ -30,7 +30,7 @@ LEAST_PROPOSALS = 50  # without which, and without so many that the context deci
 LEAST_BY_CONTEXT = 10
 TIES_TIMES, TIES_MORE = 2, 3  # how many more near-ties an engine may have than the reference
 EXAMPLES = 5
-CONTEXT = "attention sees its own place alone"
+CONTEXT = "attention limited to the current token"
 
 
 class DraftPosition(NamedTuple):

@@ -21,6 +21,7 @@ from specdec.diagnostics.parity_reference import HEAD, IDS, MAP, Files, rotary
 from specdec.utils.files import write_json
 
 WINDOW = 8  # positions, of the planted one
+LONGEST = 2**29  # positions; a longer window says that there is none
 Weights = dict[str, Tensor]
 
 
@@ -78,6 +79,14 @@ def _window(files: ExportFiles) -> Outcome:
     files.layer["layer_types"] = ["sliding_attention"] * layers
     files.layer["sliding_window"] = WINDOW
     files.layer["use_sliding_window"] = True
+    return PLANTED
+
+
+def _no_window(files: ExportFiles) -> Outcome:
+    window = files.layer.get("sliding_window")
+    if files.layer.get("layer_types") is None or window is None or window > LONGEST:
+        return NO_SUCH_PART
+    files.layer["layer_types"] = ["full_attention"] * files.layer["num_hidden_layers"]
     return PLANTED
 
 
@@ -198,8 +207,9 @@ def _flipped(key: str) -> Callable[[ExportFiles], Outcome]:
 
 FAULTS: dict[str, Callable[[ExportFiles], Outcome]] = {
     f"a window of {WINDOW}": _window,
+    "the drafter's own window missing": _no_window,
     "rope base times 10": _rope_base,
-    "rope style (neighbors for halves)": _rope_style,
+    "rope style (interleaved for half-split)": _rope_style,
     "queries one position off": _position,
     "a boundary one layer off": _boundary,
     "boundaries in another order": _order,

@@ -156,8 +156,20 @@ class DrafterSpec:
         path = Path(shipped(f"conf/drafter/{name}.yaml"))
         if not path.is_file():
             known = sorted(one.stem for one in Path(shipped("conf/drafter")).glob("*.yaml"))
-            raise ValueError(f"no preset {name!r} of a drafter: choose from {', '.join(known)}, or give a DrafterSpec")
-        return cls(**_with_parts(read_yaml(str(path)), str(path)))
+            raise ValueError(f"no preset {name!r} of a drafter: choose from {', '.join(known)}")
+        return cls.read(str(path))
+
+    @classmethod
+    def read(cls, path: str) -> Self:
+        """The design of a YAML file with the keys of ``model.drafter``.
+
+        Raises:
+            ValueError: the file cannot be read, or is of no design.
+        """
+        data = read_yaml(path)
+        if not isinstance(data, Mapping) or set(data) - {field.name for field in dataclasses.fields(cls)}:
+            raise ValueError(f"{path}: expected the keys of model.drafter, as the files in conf/drafter have them")
+        return cls(**_with_parts(data, path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,6 +338,8 @@ def _with_parts(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     parts: dict[str, Any] = {
         name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items() if name in data
     }
+    if "norms" not in data:
+        return {**data, **parts}
     norms: dict[str, Any] = {
         site: value if value in NORM_WORDS else revive(Norm, value, f"{where}: norms.{site}")
         for site, value in data["norms"].items()

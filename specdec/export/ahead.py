@@ -5,7 +5,7 @@ from typing import Any
 from specdec.drafter import GQA, DrafterConfig, Narrow, TargetLayer
 from specdec.export.switches import ENGINES, Subject, lint, target_facts
 
-# head widths of the kernels that vLLM 0.32 has on a CPU (vllm/v1/attention/backends/cpu_attn.py); on a GPU
+# head widths that vLLM 0.32 declares for a CPU (vllm/v1/attention/backends/cpu_attn.py) and does not check; on a GPU
 # FlashAttention takes multiples of 8 to 256, Triton any from 32 on, FlexAttention every one (their supports_head_size)
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -56,4 +56,7 @@ def missing_kernels(config: DrafterConfig) -> str:
     if type(config.attention) is not GQA or width in CPU_HEADS:
         return ""
     widths = ", ".join(map(str, CPU_HEADS))
-    return f"head_dim {width}: vLLM's CPU kernels are for {widths}, so it serves the drafter on a GPU alone"
+    return (
+        f"head_dim {width}: vLLM's CPU build declares kernels for {widths}; with others the server may end (16 and 24) "
+        "or not (48): check yours with specdec parity --engine vllm"
+    )

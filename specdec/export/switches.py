@@ -217,7 +217,7 @@ def target_flags(architecture: str, method: str, python: str | None = None) -> l
 RUN, SOURCE, UNCHECKED = "run", "source", "not checked"  # the evidence of a cell
 
 
-class Cell(NamedTuple):
+class EngineCell(NamedTuple):
     """What an engine's version makes of a switch."""
 
     lacks: str = ""  # why it does not honour the switch; nothing if it does
@@ -237,7 +237,7 @@ class Cell(NamedTuple):
         return f"{verdict}{reason} ({self.evidence})"
 
 
-NOT_CHECKED = Cell(evidence=UNCHECKED)
+NOT_CHECKED = EngineCell(evidence=UNCHECKED)
 
 
 class Switch(NamedTuple):
@@ -255,27 +255,27 @@ class Switch(NamedTuple):
     sglang_since: str = ""
     ran: bool = False  # whether a real vLLM of that version proposed what the drafter says
     checked: bool = True  # whether SGLang's cell was; where not, it is refused
-    others: Mapping[str, Cell] = {}
+    others: Mapping[str, EngineCell] = {}
 
-    def cell(self, engine: str) -> Cell:
+    def cell(self, engine: str) -> EngineCell:
         """What an engine makes of it."""
         if engine == VLLM:
-            return Cell(self.vllm, self.vllm_since, RUN if self.ran else SOURCE)
+            return EngineCell(self.vllm, self.vllm_since, RUN if self.ran else SOURCE)
         if engine == SGLANG:
-            return Cell(self.sglang, self.sglang_since, SOURCE if self.checked else UNCHECKED)
+            return EngineCell(self.sglang, self.sglang_since, SOURCE if self.checked else UNCHECKED)
         return self.others.get(engine, NOT_CHECKED)
 
 
-def _has(*engines: str) -> dict[str, Cell]:
-    return {engine: Cell() for engine in engines}
+def _has(*engines: str) -> dict[str, EngineCell]:
+    return {engine: EngineCell() for engine in engines}
 
 
-def _drops(reason: str, *engines: str) -> dict[str, Cell]:
-    return {engine: Cell(reason, silent=True) for engine in engines}
+def _drops(reason: str, *engines: str) -> dict[str, EngineCell]:
+    return {engine: EngineCell(reason, silent=True) for engine in engines}
 
 
-def _no(reason: str, *engines: str) -> dict[str, Cell]:
-    return {engine: Cell(reason) for engine in engines}
+def _no(reason: str, *engines: str) -> dict[str, EngineCell]:
+    return {engine: EngineCell(reason) for engine in engines}
 
 
 class _Both(TypedDict):
@@ -310,7 +310,7 @@ def _any(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
 # by rope_type, why vLLM and why SGLang do not honour it; nothing if they do
 _NO_EAGLE = "its generate has no EAGLE"
 _LMDEPLOY = {
-    LMDEPLOY: Cell("only its class with MLA reads it", silent=True, but=lambda s: type(s.config.attention) is MLA)
+    LMDEPLOY: EngineCell("only its class with MLA reads it", silent=True, but=lambda s: type(s.config.attention) is MLA)
 }
 _UNKNOWN = "its frequencies are not known to be ours"
 ROPE_KINDS = dict.fromkeys(("default", "linear", "llama3", "yarn"), ("", "")) | {
@@ -427,7 +427,7 @@ SWITCHES = (
     Switch("attention MLA, with method eagle", _eagle(lambda c: type(c.attention) is MLA),
            **_both("method eagle has no such attention")),
     Switch("attention MLA, with method eagle3", _eagle3(lambda c: type(c.attention) is MLA),
-           vllm_since="0.32.0", others={LMDEPLOY: Cell()}),
+           vllm_since="0.32.0", others={LMDEPLOY: EngineCell()}),
     *(Switch(f"attention MLA with {name}", _eagle3(lambda c, used=used: type(c.attention) is MLA and used(c)),  # type: ignore[misc]
              **_both("its class with this attention lacks that"))
       for name, used in {

@@ -15,9 +15,7 @@ def test_a_drafter_is_exported_and_compared(
     assert main([*line, "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().out
     assert "training and export" in told and "0 to 2" in told and "DIFFERENT" not in told
-    assert told.splitlines()[-1] == (
-        "what was trained is what is decoded and what the exported files say; no engine was run"
-    )
+    assert told.splitlines()[-1] == ("PASS: training, decoding and the exported files agree; no engine was run")
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert report["holds"] and report["export_not_compared"] is None
     assert (report["method"], report["dtype"], report["texts"]) == ("eagle3", "float32", 3)

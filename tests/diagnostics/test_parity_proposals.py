@@ -129,12 +129,12 @@ OF_EAGLE3 = {"hidden_norm missing", "input_layernorm missing", "norm missing", "
              "the target's head in place of its own", "the other feedback (norm_output)",
              "the other residual path (norm_before_residual)"}  # fmt: skip
 # the faults that are of parts which a design has not, or that cannot be planted in it
-RARE = {"fc_norm missing", "input_norm missing", "q_norm missing"}
+RARE = {"fc_norm missing", "input_norm missing", "q_norm missing", "the drafter's own window missing"}
 WITHOUT = {
     "eagle1": FUSED | OF_EAGLE3 | RARE,
     "eagle3": RARE,
     "eagle3_1": RARE - {"fc_norm missing"},
-    "qwen3": {"input_norm missing", "queries one position off"},
+    "qwen3": {"input_norm missing", "queries one position off", "the drafter's own window missing"},
     "nvidia": RARE - {"input_norm missing"},
 }
 
@@ -143,7 +143,7 @@ WITHOUT = {
 def files(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, reference.Files]:
     """Exports of loud drafters, by preset."""
     exports = {}
-    for name in ("eagle1", "eagle3", "eagle3_1", "qwen3", "nvidia"):
+    for name in ("eagle1", "eagle3", "eagle3_1", "qwen3", "nvidia", "sliding_window"):
         directory = tmp_path_factory.mktemp("exports") / name
         export_drafter(loud_drafter(target, loud_spec(target, name)), target, directory)
         exports[name] = reference.read_files(directory)
@@ -256,7 +256,7 @@ def test_loud_designs_fit_their_target() -> None:
     drafter = loud_drafter(shallow, replace(loud_spec(shallow, "eagle3"), draft_vocab_size=40))
     gaps = drafter.vocab.target_ids_D.diff()
     assert bool((gaps > 1).any()) and int(drafter.vocab.target_ids_D[0]) >= 0
-    with pytest.raises(ValueError, match="its layer is one of the target's own"):
+    with pytest.raises(ValueError, match="reuses the target's own layer"):
         loud_spec(shallow, "mtp")
     with pytest.raises(ValueError, match="no preset 'eagle9'"):
         loud_spec(shallow, "eagle9")

@@ -47,11 +47,11 @@ def test_every_proposal_is_compared(
     printed = capsys.readouterr().out
     assert "what vLLM 0.0.fake (V1 model runner) proposes and what this drafter says" in printed
     last = printed.splitlines()[-1]
-    assert f"what vLLM 0.0.fake (V1 model runner) proposes: {3 * 11 * 3} proposals are equal" in last
+    assert f"vLLM 0.0.fake (V1 model runner) agree on all {3 * 11 * 3} proposals" in last
     assert f"of {3 * 11 * 3} depend on more than the last token" in last
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert report["holds"] and report["engine"]["holds"] and report["engine"]["tokens"] == 3 * 11
-    assert report["engine"]["probes"][0]["fault"] == "attention sees its own place alone"
+    assert report["engine"]["probes"][0]["fault"] == "attention limited to the current token"
     (job,) = json.loads((fake_proposals / "jobs.json").read_text())
     assert job["tokens"] == TOKENS + DRAFT_TOKENS and len(job["prompts"]) == 3
     assert job["serve"][-4:] == ["--dtype", "float32", "--max-model-len", "64"]
@@ -96,7 +96,7 @@ def test_a_design_is_made_and_checked(
     write_answers(fake_proposals, sound_answers(target, loud_drafter(target, loud_spec(target, "eagle3"))))
     argv = ["parity", "--target", str(target_directory), *SMALL, "--design", "eagle3", *ENGINE]
     assert main(argv) == 0
-    assert "proposals are equal" in capsys.readouterr().out.splitlines()[-1]
+    assert "PASS: training, decoding and vLLM" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_what_vllm_refuses_is_told(line: list[str], fake_proposals: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,8 +127,8 @@ def test_mistakes_are_one_line(line: list[str], fake_proposals: Path, capsys: py
         ([*line, *ENGINE, "--", "--dtype=half"], "--dtype after -- is not passed on"),
         ([*line, *ENGINE, "--", "--model=x"], "--model after -- is not passed on"),
         ([*line, *ENGINE, "--target.dtype", "float64"], "vLLM has no float64"),
-        ([*line, "--design", "eagle3"], "give one of --drafter DIR and --design PRESET"),
-        (bare, "give one of --drafter DIR and --design PRESET"),
+        ([*line, "--design", "eagle3"], "give either --drafter DIR or --design PRESET, not both"),
+        (bare, "give either --drafter DIR or --design PRESET, not both"),
         ([*bare, "--design", "eagle9"], "no preset 'eagle9'"),
         ([*bare, "--design", "eagle3", "--exported", "x"], "--exported is of a drafter that you have"),
     ):

@@ -210,7 +210,7 @@ def test_every_proposal_of_a_trained_drafter_is_ours(drafter: Path, target: Targ
 FEEDBACK = "the other feedback (norm_output)"
 
 
-@pytest.mark.parametrize("fault", [FEEDBACK, "a window of 8", "rope style (neighbors for halves)"])
+@pytest.mark.parametrize("fault", [FEEDBACK, "a window of 8", "rope style (interleaved for half-split)"])
 @pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)
 @pytest.mark.usefixtures("quiet")
 def test_parity_finds_what_is_planted_in_an_export(fault: str, drafter: Path, target: Target, tmp_path: Path) -> None:

@@ -216,6 +216,15 @@ def saved_drafter(spec: DrafterSpec, directory: Path, target: Target, **changes:
     return drafter
 
 
+def test_an_imported_scale_of_the_logits_is_kept(tmp_path: Path, target: Target) -> None:
+    """No design names it, so that it is no difference of designs."""
+    spec = DESIGNS[next(name for name, design in DESIGNS.items() if design.head == "own")]
+    plain = saved_drafter(spec, tmp_path / "plain", target)
+    scaled = Drafter(dataclasses.replace(plain.config, logit_scale=0.5), plain.vocab.target_ids_D)
+    save_drafter(scaled, tmp_path / "scaled")
+    assert make(spec, target, start=FromDrafter(str(tmp_path / "scaled"))).config.logit_scale == 0.5
+
+
 @pytest.mark.parametrize("name", DESIGNS)
 def test_all_of_it_is_taken_and_trained(name: str, tmp_path: Path, target: Target) -> None:
     spec = DESIGNS[name]
