@@ -29,7 +29,8 @@ QUERIES_KEYS = 1.6  # standard deviation of their entries, for scores of 2.6
 SMALL = 0.01  # size of a fused feature, and so of a residual path that begins there: its square is near usual epsilons
 ATTENTION = 2.0  # what it adds to the residual path, as a multiple of that path
 FEED_FORWARD = 4.0  # the same, as its down projection is drawn: two products of random states are small
-QUIETER = 0.5  # of both, and of scores, where no norm keeps states, and rounding with them, from growing step by step
+# where no norm keeps states, and rounding with them, from growing step by step: shares of both, and of queries
+QUIETER, CALMER = 0.5, 0.8
 LOGITS = 3.0  # standard deviation
 EAGLE3_DEPTH = 7  # layers from which EAGLE-3's usual boundaries exist
 
@@ -90,7 +91,7 @@ def loud_drafter(target: Target, spec: DrafterSpec, seed: int = 0) -> Drafter:
         _draw(drafter.lm_head.weight, LOGITS / math.sqrt(config.hidden_size), generator)
     feature_size = _level_features(drafter, target, generator)
     raw = isinstance(drafter.entry, NarrowEntry) and not config.norms.input  # no norm before the attention
-    entered = feature_size / QUIETER if raw else 1.0
+    entered = feature_size / CALMER if raw else 1.0
     path = _path_size(drafter, feature_size) * (QUIETER if raw else 1.0)
     for module in drafter.modules():
         _make_loud(module, path, generator)
