@@ -192,6 +192,8 @@ def run_cell(cell: Cell, target: Target, engine: ProposalEngine, scratch: Path) 
 def outcome(comparison: ProposalComparison, kind: str) -> dict[str, Any]:
     """A cell's verdict and figures."""
     fault = comparison.fault or (comparison.too_weak if kind == "loud" else None)
+    if comparison.wrong_tokens:
+        fault = f"vLLM's class of the target writes another text than transformers: {fault}"
     positions = comparison.positions
     context = next((probe.changed for probe in comparison.probes), None)
     return {

@@ -127,6 +127,9 @@ RANDOM = {
     ),
 }
 FAMILIES = MARKOV | RANDOM
+BFLOAT16 = (
+    "Apertus",
+)  # vLLM keeps the numbers of its activation (xIELU) in bfloat16, as published checkpoints have them
 
 
 def make_target(family: str, folder: Path) -> Target:
@@ -140,6 +143,8 @@ def make_target(family: str, folder: Path) -> Target:
         perfect.make_markov(model, context, layers=layers)
     else:
         spread_out(model)
+    if family in BFLOAT16:
+        model.bfloat16()
     model.float().save_pretrained(folder)
     tokenizer = Tokenizer(WordLevel({f"t{n}": n for n in range(vocabulary)}, unk_token="t0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
