@@ -192,6 +192,9 @@ def run_cell(cell: Cell, target: Target, engine: ProposalEngine, scratch: Path) 
 def outcome(comparison: ProposalComparison, kind: str) -> dict[str, Any]:
     """A cell's verdict and figures."""
     fault = comparison.fault or (comparison.too_weak if kind == "loud" else None)
+    if comparison.fault and comparison.differences:
+        margin = max(difference.margin for difference in comparison.differences)
+        fault = f"{fault}, by up to {margin:.0e} of the range in the first ones"
     if comparison.wrong_tokens:
         fault = f"vLLM's class of the target writes another text than transformers: {fault}"
     positions = comparison.positions
@@ -258,7 +261,7 @@ def _until_fall(cells: Sequence[Cell], target: Target, folder: Path) -> Iterator
 def report(about: dict[str, Any], cells: Sequence[dict[str, Any]], minutes: float) -> list[str]:
     """Markdown."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in Counter(cell["verdict"] for cell in cells).items())
-    compared = [cell for cell in cells if "proposals" in cell]
+    compared = [cell for cell in cells if "proposals" in cell and cell["verdict"] != "ANOTHER TARGET"]
     total, different, ties = (sum(cell[key] for cell in compared) for key in ("proposals", "different", "near_ties"))
     probed = [cell for cell in compared if cell["by_context"] is not None]
     context, tried = (sum(cell[key] for cell in probed) for key in ("by_context", "probed"))
