@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,8 @@ from specdec.target import Target, TargetSource
 from tests import perfect
 
 FAMILY, NOISE = "Llama", 0.3
-DESIGNS = ("eagle3_1", "eagle1", "nvidia", "qwen3")  # a fault is planted in the first that has a place for it
+DESIGNS = ("eagle3_1", "eagle1", "nvidia", "qwen3", "sliding_window")  # the first that has a place for a fault
+WINDOW = 16  # of the last, which the texts reach
 SOUND = "nothing"
 
 
@@ -58,6 +60,8 @@ class Planting(NamedTuple):
 def drafter_of(target: Target, design: str, kind: str) -> Drafter:
     """A loud drafter, or one that knows the target's law from the last token."""
     spec = loud_spec(target, design)
+    if spec.attention_window != "full":
+        spec = replace(spec, attention_window=WINDOW)
     if kind == "loud":
         return loud_drafter(target, spec)
     return perfect.disturb(perfect.perfect_drafter(target, spec), NOISE if spec.head == "own" else 0.0).float()

@@ -220,3 +220,9 @@ def test_no_shape_of_a_module_that_nobody_vouched_for(text: str, written: Write)
     with pytest.raises(ValueError, match=r"of your own, as my_parts\.Mine:depth=3, with --allow_imports"):
         parse_shape(text)
     assert "my_parts" not in sys.modules
+
+
+def test_the_table_of_planted_faults_is_that_of_its_results() -> None:
+    results = (Path(__file__).parents[1] / "benchmarks/results/planted_xeon-2core_202611.md").read_text().splitlines()
+    table = "\n".join(line for line in results if line.startswith("|"))
+    assert table.count("\n") > 20 and table in (Path(__file__).parents[1] / "docs/diagnose.md").read_text()
