@@ -11,8 +11,7 @@ for token, in fewer passes of the large model. The EAGLE family, each by what it
   drafter's own output stands in for the feature that the target has not computed yet.
 * EAGLE-3 (https://arxiv.org/abs/2503.01840) fuses three of the target's hidden states into the feature, and trains the
   drafter on its own outputs as it will meet them when it decodes: *training-time test*.
-* EAGLE-3.1 (https://arxiv.org/abs/2605.09992) normalizes each of the three states, and feeds back the *normed* output,
-  whose magnitude cannot grow from draft to draft.
+* EAGLE-3.1 (https://arxiv.org/abs/2605.09992) normalizes each of the three states, and feeds back the *normed* output.
 
 Read ``Drafter``, ``ttt_loss``, ``draft`` and ``speculate``, in this order. Everything is in float32 and on one device.
 
@@ -195,7 +194,7 @@ def finished(made: list, new_tokens: int, end: set) -> list | None:
 
 
 def drafter_for(target, rows: list[Row], draft_vocab: int, end: set) -> Drafter:
-    """A drafter that starts from the target's embedding (which stays as it is), final norm and head."""
+    """A drafter that starts from the target's embedding (which stays as it is) and head, near even guesses."""
     head = target.get_output_embeddings().weight
     counts = torch.bincount(torch.cat([ids[mask] for ids, mask in rows]), minlength=len(head))
     counts[list(end)] = counts.sum()  # however rare: a drafter must be able to say that the text is over
@@ -204,7 +203,8 @@ def drafter_for(target, rows: list[Row], draft_vocab: int, end: set) -> Drafter:
     with torch.no_grad():
         drafter.embed_tokens.weight.requires_grad_(False).copy_(target.get_input_embeddings().weight)
         drafter.lm_head.weight.copy_(head[d2t])
-        drafter.norm.weight.copy_(target.get_decoder().norm(torch.ones_like(drafter.norm.weight)))
+        deviation = drafter.lm_head.weight.float().var(0, correction=0).sum().sqrt().item()  # of an even norm's logits
+        drafter.norm.weight.fill_(float(f"{1 / max(1.0, deviation):.3g}"))
     return drafter
 
 

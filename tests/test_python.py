@@ -85,7 +85,7 @@ def test_lightnings_own_checkpoint_goes_on(target_directory: Path, text_file: Pa
     ("given", "message"),
     [
         ({"target": "no/such/directory"}, "no/such/directory: no such directory"),
-        ({"drafter": "eagle4"}, r"no preset 'eagle4' of a drafter: choose from .*eagle1, .*weighted_sum, or give a"),
+        ({"drafter": "eagle4"}, r"no preset 'eagle4' of a drafter: choose from .*eagle1, .*weighted_sum"),
         ({"drafter": DrafterSpec(aux_layers=[1, 2, 9])}, r"aux_layers \[1, 2, 9\]: the target has boundaries 0 to 7"),
         ({"drafter": DrafterSpec(hidden_size=16)}, "hidden_size 16 is not the target's 32"),
         ({"drafter": DrafterSpec(attention_window=16), "ttt_steps": 17}, "attention_window 16 is less than ttt_steps"),

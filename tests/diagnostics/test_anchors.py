@@ -32,7 +32,8 @@ def test_given_the_texts_tokens_chains_are_the_unroll(name: str) -> None:
     """From the first token that has a state before it: in the prompt, too."""
     text, one = texts()[0], drafter(name)
     anchors = list(range(1, len(text.ids) - DEPTH))
-    chains = AnchoredText(target(), one, text.ids, DEPTH).draft(anchors, given=True)
+    anchored = AnchoredText(target(), one, text.ids, DEPTH)
+    chains = anchored.draft(anchors, anchored.behind(anchors))
     ids_1T = torch.tensor([text.ids])
     zero_1T, slots = torch.zeros_like(ids_1T), torch.tensor(anchors) - 1
     view = module.View.packed(zero_1T)

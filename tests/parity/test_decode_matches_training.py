@@ -131,7 +131,7 @@ def test_drafters_trained_by_the_real_objective(name: str) -> None:
     teacher = target_outputs(target, drafter, batch, RECIPE)
     optimizer = torch.optim.Adam([p for p in drafter.parameters() if p.requires_grad], lr=0.02)
     losses = []
-    for _ in range(UPDATES * (4 if name in TRAINED and name != "mtp" else 1)):
+    for _ in range(UPDATES * (3 if name in TRAINED and name != "mtp" else 1)):
         loss = TrainStep(drafter, RECIPE)(batch, teacher).loss
         optimizer.zero_grad()
         loss.backward()
