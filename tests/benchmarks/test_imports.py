@@ -52,11 +52,9 @@ def _made_up(layout: Layout) -> bool:
 
 
 @pytest.mark.slow
-def test_the_whole_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_table(tmp_path: Path) -> None:
     out = tmp_path / "imports.md"
-    assert imports.main(["--plant", "--out", str(out)]) == 0
+    assert imports.main(["--out", str(out)]) == 0
     raw = json.loads(out.with_suffix(".json").read_text())
     verdicts = [row["verdict"] for row in raw["layouts"]]
     assert len(verdicts) > 90 and set(verdicts) == {"equal", "refused"} and verdicts.count("equal") > 80
-    assert all(counts["found"] == counts["planted"] > 20 for counts in raw["faults"].values())
-    assert "## Planted faults" in capsys.readouterr().out
