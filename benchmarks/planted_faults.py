@@ -51,7 +51,7 @@ class Planting(NamedTuple):
         figures: dict[str, Any] = {}
         if self.comparison is not None:
             figures["proposals"] = self.comparison.proposals
-            figures["different"] = sum(position.different for position in self.comparison.positions)
+            figures["different"] = self.comparison.different
             figures["passes_apart"] = self.comparison.apart
             figures["verdict"] = self.comparison.fault
         return {"fault": self.fault, "design": self.design, "kind": self.kind, "refused": self.refused, **figures}
@@ -147,9 +147,8 @@ def _counts(planting: Planting | None) -> list[str]:
     if planting.comparison is None:
         return ["refused by vLLM", ""]
     comparison = planting.comparison
-    different = sum(position.different for position in comparison.positions)
     passes = comparison.positions[0].proposals
-    return [f"{different} of {comparison.proposals}", f"{comparison.apart} of {passes}"]
+    return [f"{comparison.different} of {comparison.proposals}", f"{comparison.apart} of {passes}"]
 
 
 def main() -> int:

@@ -38,7 +38,6 @@ from specdec.diagnostics.parity_proposals import ProposalComparison, compare_pro
 from specdec.drafter import Drafter, DrafterSpec, LastLayer, MaskBlock
 from specdec.engines.proposals import EngineRefusedError, ProposalEngine
 from specdec.export import FORMATS, NotServable, export_drafter, subject_of
-from specdec.export.formats import DrafterCheckpoint
 from specdec.target import Target, TargetSource
 from specdec.training.building import check_shapes, config_for
 from specdec.utils.files import write_json
@@ -183,9 +182,8 @@ def run_cell(cell: Cell, target: Target, engine: ProposalEngine, scratch: Path) 
         )
     except EngineRefusedError as error:
         return about | {"verdict": "LINE FAILED", "reason": str(error)}
-    method = DrafterCheckpoint.of(export.directory, subject_of(drafter, target)).method
     files = reference.read_files(export.directory) if cell.column.kind == "loud" else None
-    comparison = compare_proposals(target, drafter, answers, ROUNDING, files, method)
+    comparison = compare_proposals(target, drafter, answers, ROUNDING, files, export.checkpoint.method)
     return about | outcome(comparison, cell.column.kind) | {"seconds": time.monotonic() - begin}
 
 
@@ -203,8 +201,8 @@ def outcome(comparison: ProposalComparison, kind: str) -> dict[str, Any]:
         "verdict": _verdict(comparison, fault),
         "reason": fault or "",
         "proposals": comparison.proposals,
-        "different": sum(position.different for position in positions),
-        "near_ties": sum(position.near_ties for position in positions),
+        "different": comparison.different,
+        "near_ties": comparison.near_ties,
         "largest_near_tie": comparison.largest_near_tie,
         "by_context": context,
         "probed": next((probe.proposals for probe in comparison.probes), None),

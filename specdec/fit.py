@@ -149,10 +149,7 @@ class DrafterCLI(LightningCLI):
         model = self.model
         if (config := model.early_config()) is None:
             return
-        architecture = (getattr(model.target_config, "architectures", None) or [""])[0]
-        reasons = unserved(
-            planned_subject(config, model.target_config, architecture, model.train_embed, model.train_head)
-        )
+        reasons = unserved(planned_subject(config, model.target_config, model.train_embed, model.train_head))
         if served(reasons):
             for engine, text in reasons.items():
                 log.info("%s will not serve this drafter: %s", engine, text)

@@ -39,8 +39,7 @@ def first_findings(module: DrafterModule, data: TokenData, saved: str | None) ->
 
     yield _attempted("the drafter has a shape that engines load", shapes)
     if configs:
-        architecture = (getattr(hf_config, "architectures", None) or [""])[0]
-        yield _served(module, configs[0], architecture)
+        yield _served(module, configs[0], hf_config)
     yield from _tokenizer(source.load_tokenizer(), data)
 
 
@@ -53,14 +52,14 @@ def _attempted(what: str, attempt: Callable[[], str]) -> Finding:
     return Finding(what, CheckResult.SOUND, note=remark)
 
 
-def _served(module: DrafterModule, config: DrafterConfig, architecture: str) -> Finding:
+def _served(module: DrafterModule, config: DrafterConfig, hf_config: Any) -> Finding:
     """Whether an engine will serve the drafter, and what the others lack."""
     what = "an engine will serve the drafter"
     try:
         module.target_source.servable()
     except NotServable as error:
         return unchecked(what, str(error))
-    subject = planned_subject(config, module.target_config, architecture, module.train_embed, module.train_head)
+    subject = planned_subject(config, hf_config, module.train_embed, module.train_head)
     reasons = unserved(subject)
     remarks = [f"{engine} will not: {text}" for engine, text in reasons.items()]
     if kernels := missing_kernels(config):

@@ -331,7 +331,7 @@ def conclusion(proposals: ProposalComparison | None, name: str | None) -> str:
     context = proposals.probes[0]
     unseen = f"; this would not have caught: {', '.join(proposals.unseen)}" if proposals.unseen else ""
     unseen += f"; not tried: {', '.join(proposals.not_tried)}" if proposals.not_tried else ""
-    ties = sum(position.near_ties for position in proposals.positions)
+    ties = proposals.near_ties
     margin = f", {ties} of them near-ties of at most {proposals.largest_near_tie:.0e} of the range" if ties else ""
     return (
         f"PASS: training, decoding and {name} agree on all {proposals.proposals:,} proposals{margin}; "

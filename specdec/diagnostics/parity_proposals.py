@@ -110,6 +110,16 @@ class ProposalComparison(NamedTuple):
         return sum(position.proposals for position in self.positions)
 
     @property
+    def different(self) -> int:
+        """How many are not this drafter's, beyond rounding."""
+        return sum(position.different for position in self.positions)
+
+    @property
+    def near_ties(self) -> int:
+        """How many are not this drafter's likeliest, within rounding of it."""
+        return sum(position.near_ties for position in self.positions)
+
+    @property
     def fault(self) -> str | None:
         """What differs beyond rounding; None if nothing does."""
         if self.wrong_tokens:
@@ -120,8 +130,9 @@ class ProposalComparison(NamedTuple):
                 "there: vLLM 0.32 does so at the end of every chunk of a prompt that it processes in pieces: give "
                 "--max-num-batched-tokens of at least the longest prompt's tokens"
             )
-        different = sum(position.different for position in self.positions)
-        return f"{different} of {self.proposals:,} proposals are not this drafter's" if different else None
+        if self.different:
+            return f"{self.different} of {self.proposals:,} proposals are not this drafter's"
+        return None
 
     @property
     def too_weak(self) -> str | None:
@@ -188,9 +199,7 @@ def compare_proposals(
     readings: list[_Readings] = []
     near_tokens = wrong_tokens = left_out = misread = 0
     for number, answer in enumerate(answers):
-        _check_answer(target, answer)
-        wrongly_read = _misread(answer)
-        read = [recorded for recorded in answer.passes if recorded not in wrongly_read]
+        read = _passes_of_text(target, answer)
         misread += len(answer.passes) - len(read)
         short_T = _shortfall_of_text(target, answer)
         wrong_T = ~(short_T <= allowed)  # so that NaN is none of the target's
@@ -225,18 +234,20 @@ def compare_proposals(
     )
 
 
-def _check_answer(target: Target, answer: RecordedAnswer) -> None:
+def _passes_of_text(target: Target, answer: RecordedAnswer) -> list[RecordedPass]:
+    """The passes of an answer but the misread ones; ValueError if tokens or a pass are not of this text."""
     text = [*answer.prompt, *answer.ids]
     if not all(0 <= token < target.vocab_size for token in text):
         raise ValueError(f"the engine's tokens are none of {target.source}'s: does it serve another target?")
     misread = _misread(answer)
-    for recorded in answer.passes:
-        known = 0 < recorded.place < len(text) and recorded not in misread
-        if known and text[recorded.place] != recorded.last:
+    passes = [recorded for recorded in answer.passes if recorded not in misread]
+    for recorded in passes:
+        if 0 < recorded.place < len(text) and text[recorded.place] != recorded.last:
             raise ValueError(
                 f"the recorded pass at place {recorded.place} reads token {recorded.last}, the text has "
                 f"{text[recorded.place]} there: this vLLM calls its drafter otherwise than those that are known (0.32)"
             )
+    return passes
 
 
 def _misread(answer: RecordedAnswer) -> list[RecordedPass]:

@@ -10,14 +10,11 @@ from specdec.export.switches import ENGINES, Subject, lint, target_facts
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
-def planned_subject(
-    config: DrafterConfig, hf_config: Any, architecture: str, train_embed: bool, train_head: bool
-) -> Subject:
+def planned_subject(config: DrafterConfig, hf_config: Any, train_embed: bool, train_head: bool) -> Subject:
     """What engines will be given of a drafter once it is trained.
 
     Args:
         hf_config: the target's transformers config of its text model.
-        architecture: of the target, as its ``config.json`` names the class.
         train_embed: whether the token embedding will be trained.
         train_head: whether a head of the drafter's own will be.
     """
@@ -28,7 +25,7 @@ def planned_subject(
         own_embedding=train_embed or narrower,
         own_head=config.head == "own" and (train_head or fewer or narrower),
         entry_bias=type(config.entry) is Narrow and config.entry.bias,
-        **target_facts(hf_config, architecture),
+        **target_facts(hf_config, (getattr(hf_config, "architectures", None) or [""])[0]),
     )
 
 

@@ -24,32 +24,30 @@ LONG = 230.0  # seconds for processes to begin or end on a busy machine; pytest'
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A Python that has a stand-in for vLLM; what it was told lies in ``tmp_path / "said"``."""
-    root = Path(__file__).parents[2]
-    path = tmp_path / "python"
-    path.write_text(
-        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(root)!r})\n"
-        "if sys.argv[1] == '-c': sys.exit()\n"  # whether it has vLLM
-        "if sys.argv[1] == '-m': del sys.argv[1:3]\n"
-        "from tests.engines.fake_vllm import main\nmain()\n"
-    )
-    path.chmod(0o755)
+    path = stand_in(tmp_path / "python", "fake_vllm")
     monkeypatch.setenv("FAKE_VLLM_SAID", str(tmp_path / "said"))
     monkeypatch.delenv("FAKE_VLLM", raising=False)
     monkeypatch.delenv(VARIABLE, raising=False)
     return str(path)
 
 
-@pytest.fixture
-def fake_proposals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a stand-in for what records vLLM's proposals, which the environment names as vLLM's Python."""
+def stand_in(path: Path, module: str) -> Path:
+    """An executable that is taken for a Python with vLLM, and runs ``main`` of a module of this folder."""
     root = Path(__file__).parents[2]
-    path = tmp_path / "proposing"
     path.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(root)!r})\n"
         "if sys.argv[1] == '-c': sys.exit()\n"  # whether it has vLLM
-        "from tests.engines.fake_proposals import main\nmain()\n"
+        "if sys.argv[1] == '-m': del sys.argv[1:3]\n"
+        f"from tests.engines.{module} import main\nmain()\n"
     )
     path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def fake_proposals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a stand-in for what records vLLM's proposals, which the environment names as vLLM's Python."""
+    path = stand_in(tmp_path / "proposing", "fake_proposals")
     folder = tmp_path / "proposals"
     folder.mkdir()
     monkeypatch.setenv("FAKE_PROPOSALS", str(folder))
