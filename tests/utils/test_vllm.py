@@ -80,6 +80,15 @@ def test_whether_a_class_hands_over_its_states(architecture: str, wanted: bool |
     assert hands_over_states(python, architecture) is wanted
 
 
+def test_asking_a_python_runs_nothing_from_the_working_folder(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path)
+    installed.cache_clear()
+    assert installed(python) is not None
+
+
 def test_what_is_installed(python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = installed(python)
     assert place is not None and place.version == "9.8.7" and (place.package / "models").is_dir()
