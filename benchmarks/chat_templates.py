@@ -20,19 +20,31 @@ COMMAND = "python -m benchmarks.chat_templates --write docs/chat_templates.md"
 COLUMNS = {  # of the table, in three groups: the kind, its heading and what it is
     "plain": ("plain", "a question and an answer"),
     "system": ("system", "a system message before them"),
-    "turns": ("turns", "two questions and two answers, with a thought in none, one or both of the answers"),
+    "turns": (
+        "turns",
+        "two questions and two answers, with a thought in none, one or both of the answers",
+    ),
     "trailing user": ("user last", "a question at the end that nobody has answered"),
     "consecutive": ("twice", "two assistant messages in a row"),
     "parts": ("parts", "content as a list of text parts"),
-    "null": ("null", "`null` under the keys that a message does not use, and content `null` beside a call"),
+    "null": (
+        "null",
+        "`null` under the keys that a message does not use, and content `null` beside a call",
+    ),
     "end": (
         "end",
         "a plain answer, a call and an answer to a tool's result in one row, then a user: how each turn ends",
     ),
-    "thought": ("thought", "under `reasoning_content`, `reasoning` or `thinking`, or inline in `<think>` tags"),
+    "thought": (
+        "thought",
+        "under `reasoning_content`, `reasoning` or `thinking`, or inline in `<think>` tags",
+    ),
     "empty thought": ("empty", "an empty thought, under a key or in tags"),
     "call with content": ("words + call", "a tool call beside words, without and with a thought"),
-    "call without content": ("call", "a tool call alone: content empty or absent, without and with a thought"),
+    "call without content": (
+        "call",
+        "a tool call alone: content empty or absent, without and with a thought",
+    ),
     "string arguments": ("string", "the arguments of a call as a string of JSON"),
     "object arguments": ("object", "the arguments of a call as an object"),
     "two calls": ("two calls", "two calls in one message"),
@@ -79,14 +91,26 @@ def page(results: Sequence[Cell], date: datetime.date) -> str:
     by_place = {(result.name, result.kind): result for result in results}
     names = list(dict.fromkeys(result.name for result in results))
     version = ", ".join(f"{name} {number}" for name, number in versions().items())
-    lines = [INTRO, f"Date: {date:%Y-%m-%d}. Versions: {version}. Command: `{COMMAND}`.", "", *_summary(results), ""]
+    lines = [
+        INTRO,
+        f"Date: {date:%Y-%m-%d}. Versions: {version}. Command: `{COMMAND}`.",
+        "",
+        *_summary(results),
+        "",
+    ]
     lines += ["## The table", "", *_legend(), ""]
     headings = [heading for heading, _ in COLUMNS.values()]
     lines += [f"| template | {' | '.join(headings)} |", "|---|" + ":-:|" * len(headings)]
     for name in names:
         marks = [mark(by_place[name, kind]) for kind in COLUMNS]
         lines.append(f"| {name.replace('_', chr(92) + '_')} | {' | '.join(marks)} |")
-    lines += ["", "The columns:", "", *(f"- **{heading}**: {what}." for heading, what in COLUMNS.values()), ""]
+    lines += [
+        "",
+        "The columns:",
+        "",
+        *(f"- **{heading}**: {what}." for heading, what in COLUMNS.values()),
+        "",
+    ]
     lines += [
         "## Where the twin does not count",
         "",
@@ -140,7 +164,10 @@ def _refusals(results: Iterable[Cell]) -> list[str]:
     places: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
         for _, _, verdict in result.verdicts:
-            if verdict.mark == REFUSED and COLUMNS[result.kind][0] not in places[verdict.reason][result.name]:
+            if (
+                verdict.mark == REFUSED
+                and COLUMNS[result.kind][0] not in places[verdict.reason][result.name]
+            ):
                 places[verdict.reason][result.name].append(COLUMNS[result.kind][0])
     lines = []
     for reason, by_name in sorted(places.items()):

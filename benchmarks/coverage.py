@@ -21,14 +21,16 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import bootstrap
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
+# the folder of `benchmarks`, which is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import harness
 from specdec.evaluation.statistics import interval, ratio
 from specdec.studies.statistics import Estimate, Linear, detectable, estimate, pooled, seed_error
 
 DEPTH, TOKENS = 5, 96  # drafts of a pass; new tokens of an answer
-COMMON, PROMPTS = 0.5, 0.6  # log-odds of acceptance: of all, and how much prompts differ (standard deviation)
+# log-odds of acceptance: of all, and how much prompts differ (standard deviation)
+COMMON, PROMPTS = 0.5, 0.6
 Array = npt.NDArray[np.float64]
 
 
@@ -54,16 +56,27 @@ MODELS = (
     Model("trainings and prompts differ", 0.1, 0.4, 0.2),
     Model("trainings differ much", 0.2, 0.1, 0.2),
 )
-NOISY = (Model("half of the arms 3 times as noisy", 0.1, 0.1, 0.2, 3.0), Model("10 times", 0.1, 0.1, 0.2, 10.0))
+NOISY = (
+    Model("half of the arms 3 times as noisy", 0.1, 0.1, 0.2, 3.0),
+    Model("10 times", 0.1, 0.1, 0.2, 10.0),
+)
 
 
-def odds(model: Model, arms: int, seeds: int, prompts: int, better: float, draw: np.random.Generator) -> Array:
+def odds(
+    model: Model, arms: int, seeds: int, prompts: int, better: float, draw: np.random.Generator
+) -> Array:
     """Chance of acceptance of every draft, (A, S, P); the second arm's log-odds are higher by ``better`` than the
     first's, and the others' lie between."""
     apart_A = np.select([np.arange(arms) == 0, np.arange(arms) == 1], [-0.5, 0.5], 0.0)
-    normal, noise_A = draw.standard_normal, np.where(np.arange(arms) < arms / 2, model.noisy, 1.0)[:, None, None]
-    own = model.trainings * noise_A * normal((arms, seeds, 1)) + model.prompts * normal((arms, 1, prompts))
-    own = (own + model.answers * normal((arms, seeds, prompts))) / math.sqrt(2)  # two arms' difference has that spread
+    normal, noise_A = (
+        draw.standard_normal,
+        np.where(np.arange(arms) < arms / 2, model.noisy, 1.0)[:, None, None],
+    )
+    own = model.trainings * noise_A * normal((arms, seeds, 1)) + model.prompts * normal(
+        (arms, 1, prompts)
+    )
+    # two arms' difference has that spread
+    own = (own + model.answers * normal((arms, seeds, prompts))) / math.sqrt(2)
     logit_ASP = COMMON + PROMPTS * normal((1, 1, prompts)) + own + better * apart_A[:, None, None]
     return 1 / (1 + np.exp(-logit_ASP))
 
@@ -117,12 +130,16 @@ def holds(found: Estimate, value: float) -> bool:
     return found.low is not None and found.high is not None and found.low <= value <= found.high
 
 
-def of_prompts(kind: str, prompts: int, times: int, resampled: int, draw: np.random.Generator) -> dict:
+def of_prompts(
+    kind: str, prompts: int, times: int, resampled: int, draw: np.random.Generator
+) -> dict:
     """Shares of evaluations whose interval holds the truth: ours, and BCa in some of them."""
 
     def drawn(count: int) -> Array:
         chance_P = (
-            draw.beta(1.2, 2.5, size=count) * 0.98 if kind == "long tail" else odds(MODELS[0], 1, 1, count, 0, draw)
+            draw.beta(1.2, 2.5, size=count) * 0.98
+            if kind == "long tail"
+            else odds(MODELS[0], 1, 1, count, 0, draw)
         )
         return np.stack(decode(chance_P.reshape(1, 1, count), draw), axis=-1)[0, 0]
 
@@ -141,7 +158,9 @@ def of_prompts(kind: str, prompts: int, times: int, resampled: int, draw: np.ran
     return {"kind": kind, "prompts": prompts, "ours": ours / times, "bca": bca / resampled}
 
 
-def of_study(model: Model, arms: int, seeds: int, prompts: int, times: int, draw: np.random.Generator) -> dict:
+def of_study(
+    model: Model, arms: int, seeds: int, prompts: int, times: int, draw: np.random.Generator
+) -> dict:
     """Shares of studies whose intervals hold the truth, and their median widths."""
     length, _ = truth(model) if model.noisy == 1 else (math.nan, 0.0)
     held, wide = dict.fromkeys(METHODS, 0), {name: list[float]() for name in METHODS}
@@ -173,7 +192,9 @@ def of_power(arms: int, seeds: int, prompts: int, times: int, draw: np.random.Ge
     for _ in range(3):
         better *= wanted / truth(model, better)[1]
     real = truth(model, better)[1]
-    found = [difference(figures(*study(model, arms, seeds, prompts, better, draw))) for _ in range(times)]
+    found = [
+        difference(figures(*study(model, arms, seeds, prompts, better, draw))) for _ in range(times)
+    ]
     return {
         "arms": arms, "seeds": seeds, "prompts": prompts, "detectable": wanted, "difference": real,
         "found": sum((each.p_value or 0) < 0.05 for each in found) / times,
@@ -182,13 +203,21 @@ def of_power(arms: int, seeds: int, prompts: int, times: int, draw: np.random.Ge
     }  # fmt: skip
 
 
-METHODS = {"pooled": "pooled over arms", "alone": "of two arms alone", "length": "one arm's own length"}
+METHODS = {
+    "pooled": "pooled over arms",
+    "alone": "of two arms alone",
+    "length": "one arm's own length",
+}
 
 
 def main() -> None:
     """Simulate and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, help="a .md file; raw figures go to the .json beside it"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite what --out names")
     parser.add_argument("--studies", type=int, default=1000, help="of each kind")
     parser.add_argument("--resampled", type=int, default=300, help="evaluations bootstrapped too")
@@ -232,7 +261,16 @@ def markdown(about: dict, rows: dict) -> list[str]:
                    *("-" if name == "length" and not row[name] else
                      f"{percent(100 * row[name])} ({row[f'{name}_width']:.2f})" for name in METHODS)]
                   for row in rows["studies"]])]  # fmt: skip
-    heads = ["arms", "seeds", "prompts", "detectable", "true difference", "found", "range holds it", "interval held"]
+    heads = [
+        "arms",
+        "seeds",
+        "prompts",
+        "detectable",
+        "true difference",
+        "found",
+        "range holds it",
+        "interval held",
+    ]
     lines += ["", "Two arms that differ by what is detectable (`trainings differ`, 80 % power asked for):", "",
               *harness.table(
                   heads,

@@ -20,7 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
+# the folder of `benchmarks`, which is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import Tensor
@@ -43,13 +44,17 @@ class Peer(NamedTuple):
     options: list[str]
     every: bool  # it trains rows whose likeliest target token the draft vocabulary lacks, too
     reduction: str
-    weigh: Callable[[float, int], float]  # from a step's rows and the tokens to its sum's factor, decay aside
+    weigh: Callable[
+        [float, int], float
+    ]  # from a step's rows and the tokens to its sum's factor, decay aside
 
 
 def peers(eagle: Path | None) -> list[Peer]:
     """Those that can be had."""
     over_tokens = "sum over steps of the sum over rows / T"
-    official = [Peer("official EAGLE-3", "of_eagle", [str(eagle)], False, over_tokens, lambda n, T: 1 / T)]
+    official = [
+        Peer("official EAGLE-3", "of_eagle", [str(eagle)], False, over_tokens, lambda n, T: 1 / T)
+    ]
     return (official if eagle else []) + [
         Peer("specforge", "of_specforge", [], False, over_tokens, lambda n, T: 1 / T),
         Peer("speculators", "of_speculators", ["sdpa"], True, "sum over steps of the sum over rows / (rows + 1e-5)",
@@ -81,12 +86,17 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
     narrow_rope()
 
     def step(asked: dict[str, Any]) -> dict[str, Any]:
-        system: recipe.System = build(recipe.Job(**job | {name: asked[name] for name in ("mask", "options")}))
+        system: recipe.System = build(
+            recipe.Job(**job | {name: asked[name] for name in ("mask", "options")})
+        )
         ours = job["module"] == "of_specdec"
         with asked_for_float32(*(FLOAT32, FLOAT) if ours else (torch.float64, Tensor.double)):
             loss = system.backward()
         torch.save(system.gradients(), asked["out"])
-        return {"loss": float(loss), "versions": {name: version(name) for name in (*system.packages, "torch")}}
+        return {
+            "loss": float(loss),
+            "versions": {name: version(name) for name in (*system.packages, "torch")},
+        }
 
     return {}, step
 
@@ -107,14 +117,18 @@ def narrow_rope() -> None:
 # --- the parent ------------------------------------------------------------------------------------------------------
 
 
-def taken(a: argparse.Namespace, module: str, many: list[Asked], versions: dict[str, str]) -> list[Step]:
+def taken(
+    a: argparse.Namespace, module: str, many: list[Asked], versions: dict[str, str]
+) -> list[Step]:
     """A system's steps, one for each mask with options, in a process of its own."""
     harness.tell(module)
     python, out = sys.executable if module == "of_specdec" else a.peers, list[Step]()
     job = recipe.Job(module, [], a.workload, "float64", "all", a.threads, a.seed)._asdict()
     with tempfile.TemporaryDirectory(prefix="equal_rows-") as folder:
         path = Path(folder) / "gradients.pt"
-        with harness.Worker(python, module, Path(__file__).resolve(), job, Path(folder) / "log") as worker:
+        with harness.Worker(
+            python, module, Path(__file__).resolve(), job, Path(folder) / "log"
+        ) as worker:
             for mask, options in many:
                 reply = worker.ask({"mask": mask, "options": options, "out": str(path)})
                 versions |= reply["versions"]
@@ -128,7 +142,9 @@ def sums(steps: list[Step], rows: list[float]) -> list[Step]:
     for k, (loss, gradient) in enumerate(steps):
         total = sum(DECAY**j * n for j, n in enumerate(rows[: k + 1]))
         now = loss * total, {name: value * total for name, value in gradient.items()}
-        step = {name: (value - before[1].get(name, 0.0)) / DECAY**k for name, value in now[1].items()}
+        step = {
+            name: (value - before[1].get(name, 0.0)) / DECAY**k for name, value in now[1].items()
+        }
         out.append(((now[0] - before[0]) / DECAY**k, step))
         before = now
     return out
@@ -137,7 +153,10 @@ def sums(steps: list[Step], rows: list[float]) -> list[Step]:
 def reduced(steps: list[Step], factors: list[float]) -> Step:
     """The weighted sum of the steps' losses and gradients, decay included."""
     weights = [DECAY**k * factor for k, factor in enumerate(factors)]
-    gradient = {name: sum(w * step[name] for w, (_, step) in zip(weights, steps, strict=True)) for name in steps[0][1]}
+    gradient = {
+        name: sum(w * step[name] for w, (_, step) in zip(weights, steps, strict=True))
+        for name in steps[0][1]
+    }
     return sum(w * loss for w, (loss, _) in zip(weights, steps, strict=True)), gradient  # type: ignore[return-value]
 
 
@@ -149,7 +168,9 @@ def norm(gradient: dict[str, Tensor]) -> float:
 def compare(theirs: Step, same: Step, own: Step) -> dict[str, float]:
     """What is left of the difference when specdec's loss is reduced as theirs; both beside specdec's own reduction."""
     assert set(theirs[1]) == set(same[1]), set(theirs[1]) ^ set(same[1])
-    worst = max(float((theirs[1][name] - value).norm() / value.norm()) for name, value in same[1].items())
+    worst = max(
+        float((theirs[1][name] - value).norm() / value.norm()) for name, value in same[1].items()
+    )
     scale = norm(theirs[1]) / norm(own[1])
     return {
         "loss": theirs[0], "loss_difference": abs(theirs[0] / same[0] - 1), "gradient_difference": worst,
@@ -158,7 +179,15 @@ def compare(theirs: Step, same: Step, own: Step) -> dict[str, float]:
 
 
 EVERY = ["every", "kl"]  # specdec's options for speculators' rows and loss
-COLUMNS = ["trainer", "reduction", "theirs", "loss difference", "gradient difference", "loss scale", "gradient scale"]
+COLUMNS = [
+    "trainer",
+    "reduction",
+    "theirs",
+    "loss difference",
+    "gradient difference",
+    "loss scale",
+    "gradient scale",
+]
 COLUMNS += ["clip"]
 NOTES = """\
 *theirs*: the loss as that trainer minimises it, seven unroll steps weighted 0.8^k. *difference*: relative, of the loss
@@ -171,32 +200,49 @@ others compute in float32 by name (norms, softmax, loss) is computed in float64 
 
 def main() -> int:
     """Compare under every mask; the exit status."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--peers", metavar="PYTHON", required=True, help="python of the environment with the peers")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument(
-        "--eagle", metavar="FILE", type=Path, help="cnets.py of SafeAILab/EAGLE; without it, the others alone"
+        "--peers", metavar="PYTHON", required=True, help="python of the environment with the peers"
+    )
+    p.add_argument(
+        "--eagle",
+        metavar="FILE",
+        type=Path,
+        help="cnets.py of SafeAILab/EAGLE; without it, the others alone",
     )
     p.add_argument("--workload", choices=sorted(recipe.WORKLOADS), default="T")
-    p.add_argument("--masks", nargs="+", choices=recipe.MASKS, default=["all", "half"], help="rows supervised")
+    p.add_argument(
+        "--masks", nargs="+", choices=recipe.MASKS, default=["all", "half"], help="rows supervised"
+    )
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--out", type=Path, help="a .md file to write; the raw figures go to the .json beside it")
+    p.add_argument(
+        "--out", type=Path, help="a .md file to write; the raw figures go to the .json beside it"
+    )
     p.add_argument("--force", action="store_true", help="overwrite what --out names")
     a = p.parse_args()
     harness.check_out(a.out, a.force)
     size, versions = recipe.WORKLOADS[a.workload], dict[str, str]()
     weights, data = recipe.draw(size, a.seed)
     about, lines, raw = harness.machine(a.threads), list[str](), []
-    found: dict[tuple[str, bool], list[Step]] = {}  # specdec's, by mask and whether every row counts
+    # specdec's, by mask and whether every row counts
+    found: dict[tuple[str, bool], list[Step]] = {}
     kinds = [(mask, every) for mask in a.masks for every in (False, True)]
     unrolled: list[Asked] = [
-        (mask, [*EVERY * every, f"steps={k + 1}"]) for mask, every in kinds for k in range(size.unroll)
+        (mask, [*EVERY * every, f"steps={k + 1}"])
+        for mask, every in kinds
+        for k in range(size.unroll)
     ]
     steps = taken(a, "of_specdec", unrolled, versions)
     for n, kind in enumerate(kinds):
         found[kind] = steps[n * size.unroll : (n + 1) * size.unroll]
     others = peers(a.eagle)
-    theirs = [taken(a, peer.module, [(mask, peer.options) for mask in a.masks], versions) for peer in others]
+    theirs = [
+        taken(a, peer.module, [(mask, peer.options) for mask in a.masks], versions)
+        for peer in others
+    ]
     for n, mask in enumerate(a.masks):
         positions, table = recipe.taught(size, mask), []
         every_row = recipe.per_step(size, torch.ones(len(positions)), positions)
@@ -207,7 +253,9 @@ def main() -> int:
             own = reduced(summed, [1 / sum(DECAY**k * n for k, n in enumerate(rows))] * len(rows))
             same = reduced(summed, [peer.weigh(n, size.tokens) for n in rows])
             one = compare(taken_by[n], same, own)
-            raw.append({"mask": mask, "peer": peer.name, "reduction": peer.reduction, "rows": rows, **one})
+            raw.append(
+                {"mask": mask, "peer": peer.name, "reduction": peer.reduction, "rows": rows, **one}
+            )
             table.append([
                 peer.name, peer.reduction, f"{one['loss']:.6f}", f"{one['loss_difference']:.1e}",
                 f"{one['gradient_difference']:.1e}", f"{one['loss_scale']:.2f}", f"{one['gradient_scale']:.2f}",
@@ -215,10 +263,17 @@ def main() -> int:
             ])  # fmt: skip
         lines += [f"\n## {a.workload}, {mask} rows supervised\n", *harness.table(COLUMNS, table, 2)]
     if a.eagle:
-        lines.append(f"\nSHA-256 of the file given as `--eagle`: `{hashlib.sha256(a.eagle.read_bytes()).hexdigest()}`")
-    head = [f"# The same rows in float64, {about['date'][:10]}\n", *harness.conditions(about, versions)]
+        lines.append(
+            f"\nSHA-256 of the file given as `--eagle`: `{hashlib.sha256(a.eagle.read_bytes()).hexdigest()}`"
+        )
+    head = [
+        f"# The same rows in float64, {about['date'][:10]}\n",
+        *harness.conditions(about, versions),
+    ]
     harness.keep(a.out, [*head, "", NOTES, *lines], {"run": about, "comparisons": raw})
-    return int(any(max(one["loss_difference"], one["gradient_difference"]) > TOLERANCE for one in raw))
+    return int(
+        any(max(one["loss_difference"], one["gradient_difference"]) > TOLERANCE for one in raw)
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
+# the folder of `benchmarks`, which is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
@@ -29,7 +30,9 @@ ROW, LAYERS, ROUNDS = 2048, (2, 16, 29), 3
 WANTED = 20_000  # tokens a second of a rank
 
 
-def write(directory: Path, tokens: int, hidden: int, shard_bytes: int, dtype: str) -> tuple[list[PackedRow], float]:
+def write(
+    directory: Path, tokens: int, hidden: int, shard_bytes: int, dtype: str
+) -> tuple[list[PackedRow], float]:
     """A cache of rows of :data:`ROW` tokens; the rows, and the seconds that it took."""
     contract = Contract(
         layers=LAYERS,
@@ -45,7 +48,11 @@ def write(directory: Path, tokens: int, hidden: int, shard_bytes: int, dtype: st
     begin = time.perf_counter()
     with CacheWriter.building(directory, contract, shard_bytes) as writer:
         for number in range(tokens // ROW):
-            row = PackedRow(torch.full((ROW,), number), torch.zeros(ROW, dtype=torch.int64), number.to_bytes(16, "big"))
+            row = PackedRow(
+                torch.full((ROW,), number),
+                torch.zeros(ROW, dtype=torch.int64),
+                number.to_bytes(16, "big"),
+            )
             writer.add(row, aux_RNH, aux_RNH[:, number % len(LAYERS)])
             rows.append(row)
     return rows, time.perf_counter() - begin
@@ -75,7 +82,10 @@ def rows_of(directory: Path, rows: list[PackedRow], hashed: bool) -> None:
         for path in sorted(directory.glob("shard-*")):
             with path.open("rb") as file:
                 hashlib.file_digest(file, "sha256")
-    found = [torch.empty(ROW, *column.shape, dtype=column.dtype) for column in store.contract.columns().values()]
+    found = [
+        torch.empty(ROW, *column.shape, dtype=column.dtype)
+        for column in store.contract.columns().values()
+    ]
     for number in torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).tolist():
         store.read(rows[number], range(len(LAYERS)), *found)
 
@@ -98,20 +108,37 @@ def measure(tokens: int, hidden: int, shard_bytes: int, folder: Path, dtype: str
                 begin = time.process_time()
                 _, timed = harness.timed(act)
                 found[name][when].append(counted / timed["seconds"])
-                found[name]["cpu"] += [(time.process_time() - begin) / counted * 1e6] if when == "warm" else []
+                found[name]["cpu"] += (
+                    [(time.process_time() - begin) / counted * 1e6] if when == "warm" else []
+                )
         harness.tell("a round is done")
     size = sum(path.stat().st_size for path in cache.glob("shard-*"))
-    return {"read": found, "bytes_a_token": size / counted, "written": counted / seconds, "tokens": counted}
+    return {
+        "read": found,
+        "bytes_a_token": size / counted,
+        "written": counted / seconds,
+        "tokens": counted,
+    }
 
 
 def main(argv: list[str]) -> int:
     """Measure, print, and keep; the exit status is 1 if rows are read neither at the rate wanted nor at the disk's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=65_536, help="of the cache, at 32 KiB each (65536)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=65_536, help="of the cache, at 32 KiB each (65536)"
+    )
     parser.add_argument("--hidden", type=int, default=4096, help="the target's width (4096)")
     parser.add_argument("--shard_bytes", type=int, default=2**29, help="of a shard (512 MiB)")
-    parser.add_argument("--folder", type=Path, help="on the disk that is meant; by default the system's temporary one")
-    parser.add_argument("--out", type=Path, help="a report, .md; raw figures go to the .json beside it")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="on the disk that is meant; by default the system's temporary one",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="a report, .md; raw figures go to the .json beside it"
+    )
     parser.add_argument("--force", action="store_true", help="write over one that is there")
     options = parser.parse_args(argv)
     harness.check_out(options.out, options.force)
@@ -120,7 +147,10 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         given = options.tokens, options.hidden, options.shard_bytes, Path(folder)
         found, small = (measure(*given, dtype) for dtype in ("bfloat16", "float8_e4m3fn"))
-    best = {name: {when: max(each[when]) for when in ("cold", "warm")} for name, each in found["read"].items()}
+    best = {
+        name: {when: max(each[when]) for when in ("cold", "warm")}
+        for name, each in found["read"].items()
+    }
     disk, ours, hashed = best.values()
     lines = [
         "# Cached features, read", "",

@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
+# the folder of `benchmarks`, which is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -37,7 +38,8 @@ from specdec.target import Target, TargetOutput
 from specdec.training.step import CUDA_PIECE, ObjectiveConfig, TrainStep, target_outputs
 
 BEGAN = time.monotonic()
-LIMIT, END = 540.0, 590.0  # seconds, after which nothing new begins, and what runs in a process of its own is ended
+# seconds, after which nothing new begins, and what runs in a process of its own is ended
+LIMIT, END = 540.0, 590.0
 CUDA_TESTS = "test_flex_is_the_dense_oracle or test_a_gpu_runs_cuda_graphs"
 
 
@@ -79,7 +81,9 @@ def llama(shape: Shape, layers: int, dtype: torch.dtype, device: str) -> Target:
 def drafter_of(target: Target, shape: Shape, dtype: torch.dtype) -> Drafter:
     """EAGLE-3.1's, random, with as many boundaries of the target as it is deep enough for."""
     layers = target.num_layers
-    spec = DrafterSpec(draft_vocab_size=shape.draft_vocab, aux_layers=sorted({1, layers // 2, layers}))
+    spec = DrafterSpec(
+        draft_vocab_size=shape.draft_vocab, aux_layers=sorted({1, layers // 2, layers})
+    )
     config = DrafterConfig.for_target(
         spec, target.config, vocab_size=target.vocab_size, num_target_layers=layers, identity={}
     )
@@ -92,11 +96,18 @@ class Random(FeatureSource):
     def __init__(self) -> None:
         self.made: TargetOutput | None = None
 
-    def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
+    def __call__(
+        self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool
+    ) -> TargetOutput:
         """Of the batch's shape."""
         if self.made is None:
-            weight, shape = target.embedding_weight(), (*batch.ids_BT.shape, len(layers), target.hidden_size)
-            self.made = TargetOutput(torch.randn(*shape).to(weight), torch.randn(*shape[:2], shape[3]).to(weight))
+            weight, shape = (
+                target.embedding_weight(),
+                (*batch.ids_BT.shape, len(layers), target.hidden_size),
+            )
+            self.made = TargetOutput(
+                torch.randn(*shape).to(weight), torch.randn(*shape[:2], shape[3]).to(weight)
+            )
         return self.made
 
 
@@ -127,11 +138,17 @@ def training(name: str, shape: Shape, device: str, steps: int) -> Iterator[tuple
     step, source = TrainStep(drafter, objective), Random()
     ids_BT = torch.randint(0, shape.vocab, (shape.rows, shape.tokens), device=device)
     batch = Batch(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), torch.zeros_like(ids_BT))
-    optimizer = torch.optim.AdamW([p for p in drafter.parameters() if p.requires_grad], fused=device == "cuda")
+    optimizer = torch.optim.AdamW(
+        [p for p in drafter.parameters() if p.requires_grad], fused=device == "cuda"
+    )
 
     def one() -> None:
         with torch.autocast(device, torch.bfloat16):
-            loss = step(batch, target_outputs(target, drafter, batch, objective, False, source), measure=False).loss
+            loss = step(
+                batch,
+                target_outputs(target, drafter, batch, objective, False, source),
+                measure=False,
+            ).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -161,7 +178,9 @@ def training(name: str, shape: Shape, device: str, steps: int) -> Iterator[tuple
     layers = drafter.config.aux_layers
     with torch.no_grad():
         forward = partial(OnTheFly(), target, batch, layers, False)
-        yield line("target's forward, four layers", forward, target_flops(target.model, shape.tokens))
+        yield line(
+            "target's forward, four layers", forward, target_flops(target.model, shape.tokens)
+        )
 
 
 def decoding(name: str, shape: Shape, device: str, tokens: int) -> Iterator[tuple[str, ...]]:
@@ -197,7 +216,9 @@ def beside(script: str, *arguments: str) -> Iterator[tuple[str, ...]]:
     command = [sys.executable, str(harness.ROOT / "benchmarks" / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left())
     if done.returncode:
-        raise ValueError((done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1])
+        raise ValueError(
+            (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        )
     for line in done.stdout.splitlines():
         if line.startswith(("|", "##")):
             yield (f"#{line}\n" if line.startswith("#") else line,)
@@ -219,8 +240,20 @@ def beside_vllm(shape: Shape, device: str, vllm: str, tokens: int) -> Iterator[t
 def cuda_tests() -> Iterator[tuple[str, ...]]:
     """Their last line; ValueError if one failed."""
     tests = ["tests/nn/test_unroll.py", "tests/decoding/test_session.py"]
-    command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "-k", CUDA_TESTS, *tests]
-    done = subprocess.run(command, cwd=harness.ROOT, capture_output=True, text=True, check=False, timeout=left())
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n0",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        CUDA_TESTS,
+        *tests,
+    ]
+    done = subprocess.run(
+        command, cwd=harness.ROOT, capture_output=True, text=True, check=False, timeout=left()
+    )
     said = done.stdout.strip().splitlines()[-1:]
     if done.returncode:
         raise ValueError(f"{said}")
@@ -229,14 +262,20 @@ def cuda_tests() -> Iterator[tuple[str, ...]]:
 
 def main(argv: list[str]) -> int:
     """Run all, print, and keep; the exit status is 1 if something failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a dry run")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["1B", "8B"])
     parser.add_argument("--steps", type=int, default=10, help="training steps that are timed")
     parser.add_argument("--tokens", type=int, default=128, help="that are decoded")
-    parser.add_argument("--peers", metavar="PYTHON", help="of speculators and specforge, to train beside them")
+    parser.add_argument(
+        "--peers", metavar="PYTHON", help="of speculators and specforge, to train beside them"
+    )
     parser.add_argument("--vllm", metavar="PYTHON", help="of vLLM, to decode beside it")
-    parser.add_argument("--out", type=Path, help="a report, .md; raw figures go to the .json beside it")
+    parser.add_argument(
+        "--out", type=Path, help="a report, .md; raw figures go to the .json beside it"
+    )
     parser.add_argument("--force", action="store_true", help="write over one that is there")
     options = parser.parse_args(argv)
     harness.check_out(options.out, options.force)
@@ -254,7 +293,10 @@ def main(argv: list[str]) -> int:
     raw: dict[str, Any] = {"about": about, "device": named, "failed": []}
 
     def part(
-        title: str, words: int, columns: Sequence[str], runs: dict[str, Callable[[], Iterator[tuple[str, ...]]]]
+        title: str,
+        words: int,
+        columns: Sequence[str],
+        runs: dict[str, Callable[[], Iterator[tuple[str, ...]]]],
     ) -> None:
         found = []
         for what, run in runs.items():
@@ -277,7 +319,12 @@ def main(argv: list[str]) -> int:
     first = next(iter(shapes.values()))
     if options.device == "cuda":
         part("Tests that need CUDA", 1, ("ended with",), {"pytest": cuda_tests})
-    part("Proofs of the target", 2, ("dtype", "verdict", "s"), {"16 bits": lambda: proofs(first, options.device)})
+    part(
+        "Proofs of the target",
+        2,
+        ("dtype", "verdict", "s"),
+        {"16 bits": lambda: proofs(first, options.device)},
+    )
     part(
         "Training step", 2, ("target", "what", "s", "tokens/s", "TFLOP/s by plan", "peak GB"),
         {name: lambda name=name, one=one: training(name, one, options.device, options.steps)
@@ -290,7 +337,12 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     if options.peers:
         widths = [name for name in shapes if name in WORKLOADS] or ["T"]
-        given = f"--device={options.device}", f"--peers={options.peers}", "--dtypes=bfloat16", "--masks=all"
+        given = (
+            f"--device={options.device}",
+            f"--peers={options.peers}",
+            "--dtypes=bfloat16",
+            "--masks=all",
+        )
         part(
             "Training step beside peers", 0, (),
             {name: lambda name=name: beside("train_step.py", *given, "--workloads", name) for name in widths},

@@ -17,7 +17,8 @@ from typing import Any, Self, TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 1800.0  # seconds for one answer: the first may compile
-BUSY = (0, 1, 2, 5, 6, 7)  # of /proc/stat's columns: all but idle and waiting for a disk; 7 is what a host took away
+# of /proc/stat's columns: all but idle and waiting for a disk; 7 is what a host took away
+BUSY = (0, 1, 2, 5, 6, 7)
 OTHERS = 0.05  # of the machine, used by other processes during an act: more is warned of
 
 T = TypeVar("T")
@@ -37,7 +38,11 @@ def timed(act: Callable[[], T]) -> tuple[T, dict[str, float]]:
     """What an act returns; its wall ``seconds``, and the share of the machine that ``others`` used meanwhile."""
     machine, own, begin = _machine_seconds(), time.process_time(), time.perf_counter()
     out = act()
-    wall, own, machine = time.perf_counter() - begin, time.process_time() - own, _machine_seconds() - machine
+    wall, own, machine = (
+        time.perf_counter() - begin,
+        time.process_time() - own,
+        _machine_seconds() - machine,
+    )
     cores = os.cpu_count() or 1
     ticks = cores / os.sysconf("SC_CLK_TCK")  # the kernel counts whole ticks of each core
     return out, {"seconds": wall, "others": max(0.0, machine - own - ticks) / (wall * cores)}
@@ -67,7 +72,9 @@ class Worker:
         ValueError: it could not be started, died, or gave no answer in time; the message ends with its last words.
     """
 
-    def __init__(self, python: str, name: str, script: Path, job: Mapping[str, Any], log: Path) -> None:
+    def __init__(
+        self, python: str, name: str, script: Path, job: Mapping[str, Any], log: Path
+    ) -> None:
         self.name, self.log = name, log
         threads = str(job["threads"])
         environment = os.environ | {
@@ -127,7 +134,11 @@ def machine(threads: int) -> dict[str, Any]:
 
     found = provenance()
     words = [os.path.relpath(word) if os.path.isabs(word) else word for word in sys.argv]
-    memory = next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line)
+    memory = next(
+        int(line.split()[1])
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if "MemTotal" in line
+    )
     kept = ("date", "git_commit", "git_dirty", "cpu", "cores", "platform", "python", "versions")
     return {name: found[name] for name in kept} | {
         "command": shlex.join(["python", *words]),
@@ -152,13 +163,25 @@ def conditions(about: Mapping[str, Any], versions: Mapping[str, str]) -> list[st
 def table(columns: Sequence[str], lines: Iterable[Sequence[str]], words: int = 1) -> list[str]:
     """A Markdown table; all but the first ``words`` columns are figures."""
     rule = "|---" * words + "|---:" * (len(columns) - words) + "|"
-    return ["| " + " | ".join(columns) + " |", rule, *("| " + " | ".join(line) + " |" for line in lines)]
+    return [
+        "| " + " | ".join(columns) + " |",
+        rule,
+        *("| " + " | ".join(line) + " |" for line in lines),
+    ]
 
 
 def disturbances(timed: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
     """A warning, if other processes used much of the machine while systems, here by name, were timed."""
-    found = {name: n for name, each in timed.items() if (n := sum(one["others"] > OTHERS for one in each))}
-    return ["", f"**Warning**: other processes used much of the CPU, so many times: {found}."] if found else []
+    found = {
+        name: n
+        for name, each in timed.items()
+        if (n := sum(one["others"] > OTHERS for one in each))
+    }
+    return (
+        ["", f"**Warning**: other processes used much of the CPU, so many times: {found}."]
+        if found
+        else []
+    )
 
 
 def keep(out: Path | None, lines: Sequence[str], raw: Any) -> None:

@@ -16,7 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
+# the folder of `benchmarks`, which is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
@@ -24,7 +25,8 @@ from benchmarks import harness
 
 LENGTH, STEPS = 129, 4  # the library runs whole blocks of 128 rows
 TOLERANCE = 1e-4  # of log-probs in float32, as a share of their range
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ImportError, OSError)  # of the library
+# of the library
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ImportError, OSError)
 TARGETS = ("Llama", "Llama, tied", "Qwen3")
 
 
@@ -42,32 +44,56 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
             text, logits = load_file(folder + "/text.safetensors"), list[torch.Tensor]()
             model.lm_head.register_forward_hook(lambda module, args, out: logits.append(out[0]))
             states, ids, one_document = text["states"], text["ids"], torch.zeros_like(text["ids"])
-            if type(model).__name__ == "PEagleDraftModel":  # all depths in one pass, at places drawn: here at most
+            # all depths in one pass, at places drawn: here at most
+            if type(model).__name__ == "PEagleDraftModel":
                 from speculators.losses import resolve_loss_config
                 from speculators.models.peagle.data import generate_cod_sample_indices
 
-                all_of_it = {"num_depths": STEPS, "down_sample_ratio": 1.0, "down_sample_ratio_min": 1.0}
+                all_of_it = {
+                    "num_depths": STEPS,
+                    "down_sample_ratio": 1.0,
+                    "down_sample_ratio_min": 1.0,
+                }
                 torch.manual_seed(0)
-                anchors, depths = generate_cod_sample_indices(ids.shape[1], torch.ones_like(ids), **all_of_it)
+                anchors, depths = generate_cod_sample_indices(
+                    ids.shape[1], torch.ones_like(ids), **all_of_it
+                )
                 torch.manual_seed(0)
                 loss = resolve_loss_config("kl_div", "eager")  # which is not read
                 last = states[..., : model.hidden_size]
-                model(states, ids, one_document, verifier_last_hidden_states=last, loss_config=loss, **all_of_it)
+                model(
+                    states,
+                    ids,
+                    one_document,
+                    verifier_last_hidden_states=last,
+                    loss_config=loss,
+                    **all_of_it,
+                )
                 (drawn,) = logits
-                logits = [drawn.new_full((ids.shape[1], drawn.shape[-1]), float("nan")) for _ in range(STEPS)]
+                logits = [
+                    drawn.new_full((ids.shape[1], drawn.shape[-1]), float("nan"))
+                    for _ in range(STEPS)
+                ]
                 for k, one in enumerate(logits):
                     one[anchors[depths == k]] = drawn[depths == k]
             else:
                 model(states, ids, one_document, ttt_steps=STEPS)
         except FAILURES as error:  # whatever it says is the result
             return {"error": f"{type(error).__name__}: {error}"}
-        save_file({str(k): one.log_softmax(-1) for k, one in enumerate(logits)}, folder + "/theirs.safetensors")
+        save_file(
+            {str(k): one.log_softmax(-1) for k, one in enumerate(logits)},
+            folder + "/theirs.safetensors",
+        )
         return {"class": type(model).__name__}
 
-    return {"versions": {name: version(name) for name in ("speculators", "torch", "transformers")}}, load
+    return {
+        "versions": {name: version(name) for name in ("speculators", "torch", "transformers")}
+    }, load
 
 
-def compared(design: str, kind: str, folder: Path, ask: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+def compared(
+    design: str, kind: str, folder: Path, ask: Callable[[str], dict[str, Any]]
+) -> dict[str, Any]:
     """One design for one target: refused by the export, or how far apart the log-probs are at each step."""
     import transformers as hf
     from safetensors.torch import load_file, save_file
@@ -81,17 +107,26 @@ def compared(design: str, kind: str, folder: Path, ask: Callable[[str], dict[str
 
     torch.manual_seed(0)
     sizes = llama_config(tie_word_embeddings=kind.endswith("tied")).to_dict()
-    config = hf.Qwen3Config(**{**sizes, "model_type": "qwen3"}) if kind == "Qwen3" else hf.LlamaConfig(**sizes)
+    config = (
+        hf.Qwen3Config(**{**sizes, "model_type": "qwen3"})
+        if kind == "Qwen3"
+        else hf.LlamaConfig(**sizes)
+    )
     hf.AutoModelForCausalLM.from_config(config).float().save_pretrained(folder / "target")
     target = Target.load(folder / "target")
     drafter = made_drafter((presets() | variants())[design], target).eval()
-    found: dict[str, Any] = {"design": design, "target": kind, "window": drafter.config.attention_window != "full"}
+    found: dict[str, Any] = {
+        "design": design,
+        "target": kind,
+        "window": drafter.config.attention_window != "full",
+    }
     try:
         export_drafter(drafter, target, folder / "served", "speculators")
     except NotServable as error:
         return found | {"refused": str(error)}
     ids = torch.randint(target.vocab_size, (LENGTH,)).tolist()
-    slots = range(LENGTH - STEPS - 1)  # further on it reads zeros in the place of tokens that there are not
+    # further on it reads zeros in the place of tokens that there are not
+    slots = range(LENGTH - STEPS - 1)
     with torch.no_grad():
         ours = trained(target, drafter, [ids], slots, STEPS - 1)
         ids_1T = torch.tensor([ids])
@@ -107,7 +142,11 @@ def compared(design: str, kind: str, folder: Path, ask: Callable[[str], dict[str
     for k in range(STEPS):
         one, two = ours.log_probs_AKV[:, k][:, known], theirs[str(k)][slots]
         there = two[:, 0].isfinite()  # P-EAGLE's places are drawn
-        apart.append(float((one - two)[there].abs().max() / (one.max() - one.min())) if there.any() else float("inf"))
+        apart.append(
+            float((one - two)[there].abs().max() / (one.max() - one.min()))
+            if there.any()
+            else float("inf")
+        )
     return found | reply | {"apart": apart}
 
 
@@ -116,10 +155,14 @@ def judged(one: dict[str, Any]) -> list[float]:
     return list(one["apart"][:1] if one["window"] else one["apart"])
 
 
-def report(about: dict[str, Any], versions: dict[str, str], cells: Sequence[dict[str, Any]]) -> list[str]:
+def report(
+    about: dict[str, Any], versions: dict[str, str], cells: Sequence[dict[str, Any]]
+) -> list[str]:
     """A table of designs by targets in Markdown, with reasons of refusals below."""
     designs = list(dict.fromkeys(one["design"] for one in cells))
-    further = max((max(one["apart"]) for one in cells if one["window"] and "apart" in one), default=0.0)
+    further = max(
+        (max(one["apart"]) for one in cells if one["window"] and "apart" in one), default=0.0
+    )
     reasons = [
         "A sliding window, which in the library's unroll does not move with the depth: equal at the first step, "
         f"{further:.1e} apart further on.",
@@ -148,8 +191,12 @@ def report(about: dict[str, Any], versions: dict[str, str], cells: Sequence[dict
 
 def main() -> int:
     """All of it; the exit status is 1 if an export is not loaded, or says something else."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="the Python that has speculators")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "--peers", default=sys.executable, metavar="PYTHON", help="the Python that has speculators"
+    )
     p.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
     p.add_argument("--force", action="store_true", help="overwrite what --out names")
     a = p.parse_args()
@@ -159,14 +206,18 @@ def main() -> int:
     about, cells, job = harness.machine(1), list[dict[str, Any]](), {"threads": 1}
     with (
         tempfile.TemporaryDirectory(prefix="loaded-") as name,
-        harness.Worker(a.peers, "speculators", Path(__file__).resolve(), job, Path(name) / "log") as worker,
+        harness.Worker(
+            a.peers, "speculators", Path(__file__).resolve(), job, Path(name) / "log"
+        ) as worker,
     ):
         for design, kind in itertools.product(presets() | variants(), TARGETS):
             folder = Path(name) / f"{design}-{kind}".replace(", ", "-")
             cells.append(compared(design, kind, folder, worker.ask))
             harness.tell(" ".join(f"{key}: {value}" for key, value in cells[-1].items()))
         harness.keep(a.out, report(about, worker.about["versions"], cells), cells)
-    return int(any("error" in one or ("apart" in one and max(judged(one)) > TOLERANCE) for one in cells))
+    return int(
+        any("error" in one or ("apart" in one and max(judged(one)) > TOLERANCE) for one in cells)
+    )
 
 
 if __name__ == "__main__":

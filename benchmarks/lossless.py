@@ -30,10 +30,20 @@ import transformers as hf
 from scipy.stats import chi2
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
+# the folder of `benchmarks`, which is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import harness
-from specdec.decoding import Chain, DraftShape, DynamicTree, Request, Sampling, SpeculativeDecoder, StaticTree, accept
+from specdec.decoding import (
+    Chain,
+    DraftShape,
+    DynamicTree,
+    Request,
+    Sampling,
+    SpeculativeDecoder,
+    StaticTree,
+    accept,
+)
 from specdec.decoding.accept import Accepted, DraftTree, Greedy, Rule
 from specdec.decoding.round import SpeculativeRound
 from specdec.decoding.sampling import AcceptanceNoise
@@ -42,7 +52,12 @@ from specdec.nn.view import View
 from specdec.target import Target
 from specdec.target.rounding import moved_logits
 from tests import perfect
-from tests.decoding.test_accept_wrong import NoResidual, OneHotDrawsAgain, ResidualNotNormalised, WithoutTheDrafter
+from tests.decoding.test_accept_wrong import (
+    NoResidual,
+    OneHotDrawsAgain,
+    ResidualNotNormalised,
+    WithoutTheDrafter,
+)
 from tests.target import hybrids
 from tests.tiny import VOCAB
 
@@ -120,7 +135,9 @@ def planted(fault: str) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def greedy(family: str, shape: str, batch: int, compiled: bool, texts: int, new: int, seed: int) -> dict[str, Any]:
+def greedy(
+    family: str, shape: str, batch: int, compiled: bool, texts: int, new: int, seed: int
+) -> dict[str, Any]:
     """Texts of one family by one decoder beside ``generate``: tokens, what was accepted, ``gaps`` of those that differ.
 
     A gap is in units in the last place, infinite for a token that is missing.
@@ -137,16 +154,25 @@ def greedy(family: str, shape: str, batch: int, compiled: bool, texts: int, new:
     spec = replace(DrafterSpec.preset(preset), draft_vocab_size="all", aux_layers=[1, 2, 3])
     drafter = perfect.disturb(perfect.perfect_drafter(target, spec), 0.3).float()
     generator = torch.Generator().manual_seed(seed)
-    prompts = [torch.randint(VOCAB, (LENGTHS[n % len(LENGTHS)],), generator=generator).tolist() for n in range(texts)]
+    prompts = [
+        torch.randint(VOCAB, (LENGTHS[n % len(LENGTHS)],), generator=generator).tolist()
+        for n in range(texts)
+    ]
     decoder = SpeculativeDecoder(target, drafter, SHAPES[shape], batch=batch, compiled=compiled)
     made = dict(decoder.generate_all([Request(prompt, new) for prompt in prompts], ()))
     wanted = _generate(alone, prompts, new)
     apart = {n: differences(alone, prompts[n], made[n].ids, wanted[n]) for n in range(texts)}
     gaps = [gap for found in apart.values() for gap in found]
     # a recurrent layer sums a whole text otherwise than one token after another: what the model itself is off by counts
-    own = [2 * moved(alone, [*prompts[n], *wanted[n]]) for n, found in apart.items() if found and family in HYBRIDS]
+    own = [
+        2 * moved(alone, [*prompts[n], *wanted[n]])
+        for n, found in apart.items()
+        if found and family in HYBRIDS
+    ]
     passes = [n for one in made.values() for n in one.accepted]
-    grams = [len(set(zip(*(text[k:] for k in range(4)), strict=False))) / (new - 3) for text in wanted]
+    grams = [
+        len(set(zip(*(text[k:] for k in range(4)), strict=False))) / (new - 3) for text in wanted
+    ]
     following = sum(perfect.astray(text) for text in wanted) / (texts * (new - 1))
     return {
         "family": family, "drafter": preset, "shape": shape, "batch": batch, "compiled": compiled, "texts": texts,
@@ -163,27 +189,39 @@ def _generate(model: hf.PreTrainedModel, prompts: list[list[int]], new: int) -> 
     for length in {len(prompt) for prompt in prompts}:
         rows = [n for n, prompt in enumerate(prompts) if len(prompt) == length]
         ids = torch.tensor([prompts[n] for n in rows])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new)
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new
+        )
         found |= zip(rows, out[:, length:].tolist(), strict=True)
     return [found[n] for n in range(len(prompts))]
 
 
 @torch.inference_mode()
-def differences(model: hf.PreTrainedModel, prompt: list[int], ids: list[int], wanted: list[int]) -> list[float]:
+def differences(
+    model: hf.PreTrainedModel, prompt: list[int], ids: list[int], wanted: list[int]
+) -> list[float]:
     """Gaps of the logits where a text is not the wanted one: of both tokens where they part, and from there on of each
     token that is not the likeliest after the text's own beginning."""
     if ids == wanted:
         return []
     lacking = [float("inf")] * (len(wanted) - len(ids))
-    logits_TV = model(torch.tensor([[*prompt, *ids[:-1]]]), use_cache=False).logits[0, len(prompt) - 1 :]
+    logits_TV = model(torch.tensor([[*prompt, *ids[:-1]]]), use_cache=False).logits[
+        0, len(prompt) - 1 :
+    ]
     ulp_T = np.spacing(logits_TV.abs().amax(-1).numpy()).astype(float)
     logits = logits_TV.double().numpy()
     gaps = (logits.max(-1) - logits[np.arange(len(ids)), ids]) / ulp_T
     parting = next((n for n, (a, b) in enumerate(zip(ids, wanted, strict=False)) if a != b), None)
     if parting is None:
         return lacking
-    apart = float(abs(logits[parting, ids[parting]] - logits[parting, wanted[parting]]) / ulp_T[parting])
-    return [max(apart, float(gaps[parting])), *(float(gap) for gap in gaps[parting + 1 :] if gap > 0), *lacking]
+    apart = float(
+        abs(logits[parting, ids[parting]] - logits[parting, wanted[parting]]) / ulp_T[parting]
+    )
+    return [
+        max(apart, float(gaps[parting])),
+        *(float(gap) for gap in gaps[parting + 1 :] if gap > 0),
+        *lacking,
+    ]
 
 
 @torch.inference_mode()
@@ -198,16 +236,25 @@ def moved(model: hf.PreTrainedModel, ids: list[int]) -> float:
 def small_pair(seed: int = 0) -> tuple[hf.PreTrainedModel, Target, Drafter]:
     """A model whose next token hangs on all before it, the same as a target, and a random drafter with four tokens."""
     torch.manual_seed(seed)
-    sizes = {"vocab_size": SMALL, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    sizes = {
+        "vocab_size": SMALL,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+    }
     model = hf.LlamaForCausalLM(hf.LlamaConfig(**{**SIZES, **sizes, "head_dim": 8})).eval()
     spec = replace(DrafterSpec.preset("eagle3_1"), draft_vocab_size=SMALL - 1, aux_layers=[0, 1, 2])
     identity: dict[str, str | int | None] = {"source": "small"}
-    config = DrafterConfig.for_target(spec, model.config, vocab_size=SMALL, num_target_layers=2, identity=identity)
+    config = DrafterConfig.for_target(
+        spec, model.config, vocab_size=SMALL, num_target_layers=2, identity=identity
+    )
     drafter = Drafter(config, torch.tensor([0, 1, 3, 4])).requires_grad_(False)
     for module in (model, drafter):
         for name, weight in module.named_parameters():
             if weight.ndim > 1:
-                weight.data.normal_(std=0.25 if "embed_tokens" in name or "lm_head" in name else 0.7)
+                weight.data.normal_(
+                    std=0.25 if "embed_tokens" in name or "lm_head" in name else 0.7
+                )
     return copy.deepcopy(model), Target(model), drafter
 
 
@@ -226,7 +273,10 @@ def exact(model: hf.PreTrainedModel, sampling: Sampling, prompt: list[int]) -> t
             mean = (weight * p_PV.view(-1, SMALL, SMALL)).sum(0) / weight.sum(0).clamp_min(1e-300)
             memory = float((weight * (p_PV.view(-1, SMALL, SMALL) - mean).abs()).sum() / 2)
         joint_P = (joint_P[:, None] * p_PV).flatten()
-        ids_PT = torch.cat([ids_PT.repeat_interleave(SMALL, 0), torch.arange(SMALL).repeat(len(ids_PT))[:, None]], 1)
+        ids_PT = torch.cat(
+            [ids_PT.repeat_interleave(SMALL, 0), torch.arange(SMALL).repeat(len(ids_PT))[:, None]],
+            1,
+        )
     return joint_P, memory
 
 
@@ -238,10 +288,21 @@ class AgainRound(SpeculativeRound):
         if known.get(b, ([],))[0] != prompt:
             super().prefill(b, prompt, seed)
             ids_1T = torch.tensor([prompt])
-            final_1TH = self.target.forward(ids_1T, View.packed(torch.zeros_like(ids_1T)), ()).final_BTH
-            known[b] = prompt, self.target.logits(final_1TH[:, -1:])[:, 0], self.aux_BPLH[b, :1].clone()
+            final_1TH = self.target.forward(
+                ids_1T, View.packed(torch.zeros_like(ids_1T)), ()
+            ).final_BTH
+            known[b] = (
+                prompt,
+                self.target.logits(final_1TH[:, -1:])[:, 0],
+                self.aux_BPLH[b, :1].clone(),
+            )
         _, logits_1V, self.aux_BPLH[b, :1] = known[b]
-        self.live_B[b], self.length_B[b], self.count_B[b], self.seed_B[b] = True, len(prompt), 1, seed
+        self.live_B[b], self.length_B[b], self.count_B[b], self.seed_B[b] = (
+            True,
+            len(prompt),
+            1,
+            seed,
+        )
         root_1 = self.sampling.draw(logits_1V, self.seed_B[b : b + 1], self.length_B[b : b + 1])
         self.root_B[b : b + 1] = self.fresh_BP[b, :1] = root_1
         return root_1
@@ -260,7 +321,9 @@ def sampled(setting: int, draws: int, seed: int) -> dict[str, Any]:
     model, target, drafter = small_pair()
     requests = [Request(PROMPTS[n // RUN % 2], LENGTH, seed + n) for n in range(draws)]
     counts, passes = np.zeros((2, SMALL**LENGTH)), list[int]()
-    for n, made in AgainDecoder(target, drafter, shape, sampling, batch=batch).generate_all(requests, ()):
+    for n, made in AgainDecoder(target, drafter, shape, sampling, batch=batch).generate_all(
+        requests, ()
+    ):
         counts[n // RUN % 2, int("".join(map(str, made.ids)), SMALL)] += 1
         passes += made.accepted
     statistic, df, impossible, memory = 0.0, 0, 0, []
@@ -269,10 +332,17 @@ def sampled(setting: int, draws: int, seed: int) -> dict[str, Any]:
         expected = joint.numpy() * seen.sum()
         common = expected >= LEAST
         rest = ~common & (expected > 0)
-        cells = [*zip(seen[common], expected[common], strict=True), (seen[rest].sum(), expected[rest].sum())]
+        cells = [
+            *zip(seen[common], expected[common], strict=True),
+            (seen[rest].sum(), expected[rest].sum()),
+        ]
         cells = [cell for cell in cells if cell[1] > 0]
         statistic += sum((o - e) ** 2 / e for o, e in cells)
-        df, impossible, memory = df + len(cells) - 1, impossible + int(seen[expected == 0].sum()), [*memory, more]
+        df, impossible, memory = (
+            df + len(cells) - 1,
+            impossible + int(seen[expected == 0].sum()),
+            [*memory, more],
+        )
     return {
         "shape": shape.name, "batch": batch, "rule": sampling.rule, "sampling": vars(sampling), "draws": draws,
         "chi_square": float(statistic), "df": df, "p_value": 0.0 if impossible else float(chi2.sf(statistic, df)),
@@ -291,15 +361,22 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 def plan(texts: int, new: int, draws: int, fault_draws: int) -> list[dict[str, Any]]:
     """All checks, the long ones first; every one has prompts or seeds of its own."""
 
-    def greedily(family: str, shape: str, batch: int, graph: bool, seed: int, texts: int = texts) -> dict[str, Any]:
+    def greedily(
+        family: str, shape: str, batch: int, graph: bool, seed: int, texts: int = texts
+    ) -> dict[str, Any]:
         return {"family": family, "shape": shape, "batch": batch, "compiled": graph, "texts": texts, "new": new,
                 "seed": seed}  # fmt: skip
 
     graphs = [(family, *one[-1], True) for family, one in FAMILIES.items() if one[-1]]
     eager = [(*one, False) for one in itertools.product(FAMILIES, SHAPES, BATCHES)]
-    tokens = [{"fault": None, "greedy": greedily(*one, seed=n)} for n, one in enumerate([*graphs, *eager])]
+    tokens = [
+        {"fault": None, "greedy": greedily(*one, seed=n)} for n, one in enumerate([*graphs, *eager])
+    ]
     sizes = [draws if batch > 1 else draws // 10 for _, batch, _ in SETTINGS]
-    drawn = [{"fault": None, "sampled": {"setting": n, "draws": m, "seed": 10**6 * n}} for n, m in enumerate(sizes)]
+    drawn = [
+        {"fault": None, "sampled": {"setting": n, "draws": m, "seed": 10**6 * n}}
+        for n, m in enumerate(sizes)
+    ]
     faults: list[dict[str, Any]] = []
     for n, (fault, (_, _, setting)) in enumerate(FAULTS.items(), start=len(SETTINGS)):
         one = {"sampled": {"setting": setting, "draws": fault_draws, "seed": 10**6 * n}}
@@ -316,7 +393,9 @@ def plan(texts: int, new: int, draws: int, fault_draws: int) -> list[dict[str, A
 def split(found: dict[str, Any]) -> tuple[list[float], list[float]]:
     """The gaps of a greedy check: near-ties, and wrong tokens."""
     allowed = tolerance(found)
-    return [gap for gap in found["gaps"] if gap <= allowed], [gap for gap in found["gaps"] if gap > allowed]
+    return [gap for gap in found["gaps"] if gap <= allowed], [
+        gap for gap in found["gaps"] if gap > allowed
+    ]
 
 
 def tolerance(found: dict[str, Any]) -> float:
@@ -330,13 +409,18 @@ def wrong(found: dict[str, Any]) -> bool:
         return bool(split(found)[1])
     if found["fault"]:
         return bool(found["p_value"] < FOUND)
-    return max(found["p_value"], found.get("again", {"p_value": 0.0})["p_value"]) < ALPHA / len(SETTINGS)
+    return max(found["p_value"], found.get("again", {"p_value": 0.0})["p_value"]) < ALPHA / len(
+        SETTINGS
+    )
 
 
 def report(found: list[dict[str, Any]]) -> list[str]:
     """Tables of Markdown, the greedy families first."""
     plain = [one for one in found if not one["fault"]]
-    tokens, drawn = [one for one in plain if "gaps" in one], [one for one in plain if "gaps" not in one]
+    tokens, drawn = (
+        [one for one in plain if "gaps" in one],
+        [one for one in plain if "gaps" not in one],
+    )
 
     def length(one: dict[str, Any]) -> str:
         return f"{1 + one['accepted'] / one['passes']:.2f}"
@@ -386,7 +470,9 @@ def report(found: list[dict[str, Any]]) -> list[str]:
                 f"{one['p_value']:.2g}", f"{again['p_value']:.2g} of {again['draws']:,}" if again else "-"]  # fmt: skip
 
     lines += harness.table(
-        ["shape", "rule", *columns], [[one["shape"], one["rule"], *figures(one)] for one in drawn], 2
+        ["shape", "rule", *columns],
+        [[one["shape"], one["rule"], *figures(one)] for one in drawn],
+        2,
     )
     faults = [
         [one["fault"], f"{len(split(one)[1])} of {one['tokens']:,} tokens wrong"
@@ -398,20 +484,31 @@ def report(found: list[dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     """All checks in two processes; the exit status is 1 if a text is not the target's, or a planted fault not found."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--texts", type=int, default=24, help="of each greedy setting")
     p.add_argument("--new", type=int, default=96, help="tokens of each of them")
-    p.add_argument("--draws", type=int, default=14500, help="of each sampled setting; a tenth one by one")
+    p.add_argument(
+        "--draws", type=int, default=14500, help="of each sampled setting; a tenth one by one"
+    )
     p.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
     p.add_argument("--force", action="store_true", help="overwrite what --out names")
-    p.add_argument("--resume", type=Path, help="a .json of an earlier run of the same checks, which are not made again")
+    p.add_argument(
+        "--resume",
+        type=Path,
+        help="a .json of an earlier run of the same checks, which are not made again",
+    )
     a = p.parse_args()
     harness.check_out(a.out, a.force)
     about, jobs = harness.machine(1), plan(a.texts, a.new, a.draws, 3000)
     found: dict[int, dict[str, Any]] = {}
     if a.resume:
         earlier = json.loads(a.resume.read_text())
-        found, about["begun"] = dict(enumerate(earlier["checks"])), earlier["run"].get("begun", earlier["run"])
+        found, about["begun"] = (
+            dict(enumerate(earlier["checks"])),
+            earlier["run"].get("begun", earlier["run"]),
+        )
         if [one["fault"] for one in found.values()] != [job["fault"] for job in jobs][: len(found)]:
             raise ValueError(f"{a.resume}: of other checks")
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
@@ -419,14 +516,33 @@ def main() -> int:
         for one in as_completed(waiting):
             found[waiting[one]] = one.result()
             harness.tell(f"{len(found)} of {len(jobs)} checks: {jobs[waiting[one]]}")
-        off = [n for n, job in enumerate(jobs) if "sampled" in job and not job["fault"] and wrong(found[n])]
-        fresh = [{"draws": MORE * jobs[n]["sampled"]["draws"], "seed": 10**9 + jobs[n]["sampled"]["seed"]} for n in off]
-        asked = [{"fault": None, "sampled": jobs[n]["sampled"] | more} for n, more in zip(off, fresh, strict=True)]
+        off = [
+            n
+            for n, job in enumerate(jobs)
+            if "sampled" in job and not job["fault"] and wrong(found[n])
+        ]
+        fresh = [
+            {
+                "draws": MORE * jobs[n]["sampled"]["draws"],
+                "seed": 10**9 + jobs[n]["sampled"]["seed"],
+            }
+            for n in off
+        ]
+        asked = [
+            {"fault": None, "sampled": jobs[n]["sampled"] | more}
+            for n, more in zip(off, fresh, strict=True)
+        ]
         for n, one in zip(off, pool.map(work, asked), strict=True):
             found[n]["again"] = one
     every = [found[n] for n in range(len(jobs))]
-    head = [f"# Losslessness, {about['date'][:10]}\n", *harness.conditions(about, about["versions"]), ""]
-    harness.keep(a.out, [*head, *report(every)], {"run": about, "tolerance": TOLERANCE, "checks": every})
+    head = [
+        f"# Losslessness, {about['date'][:10]}\n",
+        *harness.conditions(about, about["versions"]),
+        "",
+    ]
+    harness.keep(
+        a.out, [*head, *report(every)], {"run": about, "tolerance": TOLERANCE, "checks": every}
+    )
     return int(any(wrong(one) != bool(one["fault"]) for one in every))
 
 

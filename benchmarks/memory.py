@@ -37,8 +37,15 @@ def make(name: str, directory: Path) -> None:
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 7, "max_position_embeddings": 2048, "intermediate_size": 1024}
     if name == MADE[0]:
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64, "sliding_window": 512}
-        model = Gemma3ForCausalLM(Gemma3TextConfig(vocab_size=131072, hidden_size=256, **heads, **sizes))
+        heads = {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 64,
+            "sliding_window": 512,
+        }
+        model = Gemma3ForCausalLM(
+            Gemma3TextConfig(vocab_size=131072, hidden_size=256, **heads, **sizes)
+        )
     elif name == MADE[1]:
         heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
         model = Qwen3ForCausalLM(Qwen3Config(vocab_size=49152, hidden_size=512, **heads, **sizes))
@@ -75,15 +82,20 @@ def train(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
 
         def __init__(self, vocabulary: int) -> None:
             super().__init__(LENGTH, ROWS)
-            ids = torch.randint(0, vocabulary, (ROWS * STEPS, LENGTH), generator=torch.Generator().manual_seed(0))
+            ids = torch.randint(
+                0, vocabulary, (ROWS * STEPS, LENGTH), generator=torch.Generator().manual_seed(0)
+            )
             rows = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids))
             self._splits = Splits(rows, rows)
 
     place = TargetSource(job["target"]).directory()
-    skeleton(place, None, False)  # whatever transformers imports for the family stands in memory now
+    # whatever transformers imports for the family stands in memory now
+    skeleton(place, None, False)
     before = resident("VmRSS")
     size = job["draft_vocab_size"]
-    module = DrafterModule(target=job["target"], drafter=DrafterSpec(draft_vocab_size=size), ttt_steps=UNROLL)
+    module = DrafterModule(
+        target=job["target"], drafter=DrafterSpec(draft_vocab_size=size), ttt_steps=UNROLL
+    )
     target = module.target
     trainer = pl.Trainer(
         max_steps=STEPS, logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -95,15 +107,21 @@ def train(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
     stored = sum(x.nbytes for x in (*target.model.parameters(), *target.model.buffers()))
     need = memory_need(module.drafter.config, module.objective, ROWS, LENGTH, target_bytes=stored)
     found = {"estimated": sum(need.values()) / 1e6, "measured": resident("VmHWM") - before}
-    return found | {"parts": {name: value / 1e6 for name, value in need.items()}}, lambda question: None
+    return found | {
+        "parts": {name: value / 1e6 for name, value in need.items()}
+    }, lambda question: None
 
 
 def main(argv: list[str]) -> int:
     """Measure, print, and keep; the exit status is 1 if an estimate is off by more than a fifth."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", nargs="*", default=[], metavar="DIR", help="further targets")
     parser.add_argument("--threads", type=int, default=1, help="of torch (1)")
-    parser.add_argument("--out", type=Path, help="a report, .md; raw figures go to the .json beside it")
+    parser.add_argument(
+        "--out", type=Path, help="a report, .md; raw figures go to the .json beside it"
+    )
     parser.add_argument("--force", action="store_true", help="write over one that is there")
     options = parser.parse_args(argv)
     harness.check_out(options.out, options.force)
@@ -117,9 +135,13 @@ def main(argv: list[str]) -> int:
         for name, place in targets.items():
             size = 4 * DRAFT_TOKENS if name == MADE[2] else DRAFT_TOKENS
             job = {"target": place, "draft_vocab_size": size, "threads": options.threads}
-            with harness.Worker(sys.executable, name, Path(__file__), job, Path(folder) / "log") as worker:
+            with harness.Worker(
+                sys.executable, name, Path(__file__), job, Path(folder) / "log"
+            ) as worker:
                 rows.append({"target": name, "draft_vocab_size": size} | worker.about)
-            harness.tell(f"{name}: {rows[-1]['estimated']:.0f} MB estimated, {rows[-1]['measured']:.0f} measured")
+            harness.tell(
+                f"{name}: {rows[-1]['estimated']:.0f} MB estimated, {rows[-1]['measured']:.0f} measured"
+            )
     lines = [
         "# Memory of short trainings beside the estimate", "",
         f"EAGLE-3.1, {UNROLL} unroll steps, {ROWS} rows of {LENGTH} tokens, {STEPS} steps, float32 on a CPU, frozen "

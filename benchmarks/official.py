@@ -21,14 +21,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
+# the folder of `benchmarks`, which is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import Tensor
 
 from benchmarks import harness
 
-LENGTH, DEPTH, TOP, NODES = 40, 6, 4, 20  # tokens of the text; drafts of a chain and levels of the tree; of the tree
+# tokens of the text; drafts of a chain and levels of the tree; of the tree
+LENGTH, DEPTH, TOP, NODES = 40, 6, 4, 20
 TOLERANCE = 1e-4  # of log-probs in float32, as a share of their range
 DESIGNS = ("eagle1", "eagle3", "eagle3, whole vocabulary", "eagle3, own embedding")
 TARGETS = ("Llama", "Llama, tied", "Qwen3")
@@ -50,7 +52,11 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
     def draft(folder: str) -> dict[str, Any]:
         config = theirs.EConfig.from_pretrained(folder + "/served/config.json")
         weights = load_file(folder + "/served/model.safetensors")
-        more = {"total_tokens": NODES + 1, "depth": DEPTH - 1, "top_k": TOP} if wide else {"bias": "fc.bias" in weights}
+        more = (
+            {"total_tokens": NODES + 1, "depth": DEPTH - 1, "top_k": TOP}
+            if wide
+            else {"bias": "fc.bias" in weights}
+        )
         model = theirs.Model(config, load_emb=True, path=folder + "/target", **more).eval()
         odd = model.load_state_dict(weights, strict=False)
         left = {"embed_tokens.weight"} | (
@@ -66,9 +72,13 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
         for k in range(DEPTH):
             log_probs.append(head(states[:, -1]).log_softmax(-1))
             token = log_probs[-1].argmax(-1)
-            tokens.append(token + model.d2t[token] if wide and len(model.d2t) < model.vocab_size else token)
+            tokens.append(
+                token + model.d2t[token] if wide and len(model.d2t) < model.vocab_size else token
+            )
             if k + 1 < DEPTH:
-                states, past = model(states[:, -1:], tokens[-1][None], past_key_values=past, use_cache=True)
+                states, past = model(
+                    states[:, -1:], tokens[-1][None], past_key_values=past, use_cache=True
+                )
         found |= {"log_probs": torch.cat(log_probs), "tokens": torch.cat(tokens)}
         if wide:
             model.init_tree()
@@ -81,7 +91,9 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
 
 
 @torch.no_grad()
-def compared(design: str, kind: str, folder: Path, ask: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+def compared(
+    design: str, kind: str, folder: Path, ask: Callable[[str], dict[str, Any]]
+) -> dict[str, Any]:
     """One design for one target: how far apart log-probs are at each draft, and whether tokens and tree are equal."""
     import transformers as hf
     from safetensors.torch import load_file, save_file
@@ -96,11 +108,17 @@ def compared(design: str, kind: str, folder: Path, ask: Callable[[str], dict[str
     from tests.tiny import llama_config, presets
 
     torch.manual_seed(0)
-    width = 8 if design == "eagle1" else 12  # of a head, which the authors' EAGLE-1 takes for hidden size / heads
+    # of a head, which the authors' EAGLE-1 takes for hidden size / heads
+    width = 8 if design == "eagle1" else 12
     sizes = llama_config(head_dim=width, tie_word_embeddings=kind.endswith("tied")).to_dict()
-    config = hf.Qwen3Config(**{**sizes, "model_type": "qwen3"}) if kind == "Qwen3" else hf.LlamaConfig(**sizes)
+    config = (
+        hf.Qwen3Config(**{**sizes, "model_type": "qwen3"})
+        if kind == "Qwen3"
+        else hf.LlamaConfig(**sizes)
+    )
     model = hf.AutoModelForCausalLM.from_config(config).float()
-    model.save_pretrained(folder / "target", max_shard_size="50KB")  # they look for the index of several files
+    # they look for the index of several files
+    model.save_pretrained(folder / "target", max_shard_size="50KB")
     target = Target.load(folder / "target")
     spec = presets()[design.partition(",")[0]]
     if design.endswith("vocabulary"):
@@ -113,7 +131,11 @@ def compared(design: str, kind: str, folder: Path, ask: Callable[[str], dict[str
     ids_1T = torch.randint(target.vocab_size, (1, LENGTH))
     read = AnchoredText(target, drafter, ids_1T[0].tolist(), DEPTH)
     aux_1TNH = read.out.aux_BTNH[:, :-1]
-    text = {"states": aux_1TNH.flatten(2).contiguous(), "ids": ids_1T, "head": target.head_weight().clone()}
+    text = {
+        "states": aux_1TNH.flatten(2).contiguous(),
+        "ids": ids_1T,
+        "head": target.head_weight().clone(),
+    }
     save_file(text, folder / "text.safetensors")
     if error := ask(str(folder)).get("error"):
         return {"design": design, "target": kind, "error": error}
@@ -132,7 +154,9 @@ def compared(design: str, kind: str, folder: Path, ask: Callable[[str], dict[str
     return {"design": design, "target": kind, "apart": apart, "same": same}
 
 
-def report(about: dict[str, Any], versions: dict[str, str], cells: Sequence[dict[str, Any]]) -> list[str]:
+def report(
+    about: dict[str, Any], versions: dict[str, str], cells: Sequence[dict[str, Any]]
+) -> list[str]:
     """A table of designs by targets in Markdown."""
     equal = sum("apart" in one and one["same"] and max(one["apart"]) <= TOLERANCE for one in cells)
     rows = []
@@ -151,10 +175,18 @@ def report(about: dict[str, Any], versions: dict[str, str], cells: Sequence[dict
 
 def main() -> int:
     """All of it; the exit status is 1 if an export is not drafted with as here."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--eagle1", required=True, metavar="DIR", help="where the authors' package of EAGLE-1 is")
-    p.add_argument("--eagle3", required=True, metavar="DIR", help="where the authors' package of EAGLE-3 is")
-    p.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="the Python that runs them")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "--eagle1", required=True, metavar="DIR", help="where the authors' package of EAGLE-1 is"
+    )
+    p.add_argument(
+        "--eagle3", required=True, metavar="DIR", help="where the authors' package of EAGLE-3 is"
+    )
+    p.add_argument(
+        "--peers", default=sys.executable, metavar="PYTHON", help="the Python that runs them"
+    )
     p.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
     p.add_argument("--force", action="store_true", help="overwrite what --out names")
     a = p.parse_args()
@@ -163,7 +195,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="official-") as name, contextlib.ExitStack() as workers:
         ask = {}
         for generation, folder in (("eagle1", a.eagle1), ("eagle3", a.eagle3)):
-            job = {"threads": 1, "folder": str(Path(folder).resolve()), "generation": int(generation[-1])}
+            job = {
+                "threads": 1,
+                "folder": str(Path(folder).resolve()),
+                "generation": int(generation[-1]),
+            }
             log = Path(name) / f"{generation}.log"
             worker = harness.Worker(a.peers, generation, Path(__file__).resolve(), job, log)
             ask[generation] = workers.enter_context(worker).ask
@@ -173,7 +209,9 @@ def main() -> int:
             cells.append(compared(design, kind, folder, ask[design[:6]]))
             harness.tell(" ".join(f"{key}: {value}" for key, value in cells[-1].items()))
         harness.keep(a.out, report(about, versions, cells), cells)
-    return int(any("error" in one or not one["same"] or max(one["apart"]) > TOLERANCE for one in cells))
+    return int(
+        any("error" in one or not one["same"] or max(one["apart"]) > TOLERANCE for one in cells)
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ from specdec.target import Target, TargetSource
 from tests import perfect
 
 FAMILY, NOISE = "Llama", 0.3
-DESIGNS = ("eagle3_1", "eagle1", "nvidia", "qwen3", "sliding_window")  # the first that has a place for a fault
+# the first that has a place for a fault
+DESIGNS = ("eagle3_1", "eagle1", "nvidia", "qwen3", "sliding_window")
 WINDOW = 16  # of the last, which the texts reach
 SOUND = "nothing"
 
@@ -54,7 +55,13 @@ class Planting(NamedTuple):
             figures["different"] = self.comparison.different
             figures["passes_apart"] = self.comparison.apart
             figures["verdict"] = self.comparison.fault
-        return {"fault": self.fault, "design": self.design, "kind": self.kind, "refused": self.refused, **figures}
+        return {
+            "fault": self.fault,
+            "design": self.design,
+            "kind": self.kind,
+            "refused": self.refused,
+            **figures,
+        }
 
 
 def drafter_of(target: Target, design: str, kind: str) -> Drafter:
@@ -64,7 +71,9 @@ def drafter_of(target: Target, design: str, kind: str) -> Drafter:
         spec = replace(spec, attention_window=WINDOW)
     if kind == "loud":
         return loud_drafter(target, spec)
-    return perfect.disturb(perfect.perfect_drafter(target, spec), NOISE if spec.head == "own" else 0.0).float()
+    return perfect.disturb(
+        perfect.perfect_drafter(target, spec), NOISE if spec.head == "own" else 0.0
+    ).float()
 
 
 def serve_planted(
@@ -112,11 +121,29 @@ def report(about: dict[str, Any], results: list[Planting], minutes: float) -> li
     """Markdown."""
     by_key = {(planting.fault, planting.kind): planting for planting in results}
     loud = [planting for planting in results if planting.kind == "loud" and planting.fault != SOUND]
-    seen = [planting for planting in loud if planting.comparison is not None and planting.comparison.fault]
-    counted = [planting for planting in loud if planting.comparison is not None and planting.comparison.apart]
-    quiet = [planting for planting in results if planting.kind != "loud" and planting.fault != SOUND]
-    quiet_counted = [planting for planting in quiet if planting.comparison is not None and planting.comparison.apart]
-    lines = [f"# Faults planted in exports, {about['date'][:10]}", "", *harness.conditions(about, about["versions"])]
+    seen = [
+        planting
+        for planting in loud
+        if planting.comparison is not None and planting.comparison.fault
+    ]
+    counted = [
+        planting
+        for planting in loud
+        if planting.comparison is not None and planting.comparison.apart
+    ]
+    quiet = [
+        planting for planting in results if planting.kind != "loud" and planting.fault != SOUND
+    ]
+    quiet_counted = [
+        planting
+        for planting in quiet
+        if planting.comparison is not None and planting.comparison.apart
+    ]
+    lines = [
+        f"# Faults planted in exports, {about['date'][:10]}",
+        "",
+        *harness.conditions(about, about["versions"]),
+    ]
     lines += [
         f"- vLLM {about['vllm']}, V1 runner, float32, greedy, {DRAFTS} drafts a pass; a Llama of 7 layers; "
         f"{minutes:.0f} minutes", "",
@@ -153,7 +180,9 @@ def _counts(planting: Planting | None) -> list[str]:
 
 def main() -> int:
     """All of it; the exit status is 1 if a fault is not found, or one is found where there is none."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
     p.add_argument("--force", action="store_true", help="overwrite what --out names")
     a = p.parse_args()

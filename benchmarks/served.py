@@ -53,8 +53,25 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_O
                "OMP_NUM_THREADS": "1"}  # fmt: skip
 RANDOM_DESIGNS = 24
 # of these drafters are exported in every format, and drafted in parallel too: formats differ in files, not in targets
-EVERY_FORMAT = ("Llama", "Qwen3, 6 layers", "Gemma-3", "GPT-OSS", "Mistral with a window", "Phi-3", "ERNIE-4.5")
-RANDOM_FAMILIES = ("Llama", "Qwen3, tied", "Mistral with a window", "Gemma-3", "Phi-3", "GLM-4", "OLMo-3", "ERNIE-4.5")
+EVERY_FORMAT = (
+    "Llama",
+    "Qwen3, 6 layers",
+    "Gemma-3",
+    "GPT-OSS",
+    "Mistral with a window",
+    "Phi-3",
+    "ERNIE-4.5",
+)
+RANDOM_FAMILIES = (
+    "Llama",
+    "Qwen3, tied",
+    "Mistral with a window",
+    "Gemma-3",
+    "Phi-3",
+    "GLM-4",
+    "OLMo-3",
+    "ERNIE-4.5",
+)
 
 
 # by a switch of the matrix: the preset that has it, or EAGLE-3, and what else is chosen, for a Llama of seven layers
@@ -119,7 +136,9 @@ class Cell(NamedTuple):
     @classmethod
     def of(cls, result: dict[str, Any]) -> "Cell":
         """The inverse, of a cell's figures."""
-        return cls(result["family"], Column(**result["column"]), result["seed"], result.get("variant"))
+        return cls(
+            result["family"], Column(**result["column"]), result["seed"], result.get("variant")
+        )
 
 
 def designed(target: Target, cell: Cell) -> DrafterSpec:
@@ -141,7 +160,9 @@ def designed(target: Target, cell: Cell) -> DrafterSpec:
     if spec.head == "own":
         boundaries = draw.sample(range(target.num_layers + 1), draw.choice([1, 2, 3, 4]))
         fields["aux_layers"] = sorted(boundaries)
-        fields["draft_vocab_size"] = draw.choice([target.vocab_size // 3, target.vocab_size - 1, target.vocab_size])
+        fields["draft_vocab_size"] = draw.choice(
+            [target.vocab_size // 3, target.vocab_size - 1, target.vocab_size]
+        )
     return replace(spec, **fields)
 
 
@@ -165,7 +186,9 @@ def run_cell(cell: Cell, target: Target, engine: ProposalEngine, scratch: Path) 
     except ValueError as error:
         return about | {"verdict": "refused", "reason": f"before training: {error}"}
     try:
-        export = export_drafter(drafter, target, scratch / "served", cell.column.format, draft_tokens=DRAFTS)
+        export = export_drafter(
+            drafter, target, scratch / "served", cell.column.format, draft_tokens=DRAFTS
+        )
     except NotServable as error:
         return about | {"verdict": "refused", "reason": str(error)}
     except ValueError as error:
@@ -173,17 +196,23 @@ def run_cell(cell: Cell, target: Target, engine: ProposalEngine, scratch: Path) 
     line = export.command
     if cell.column.format == "sglang":  # vLLM reads this format too, by a line of its own
         source = TargetSource(target.source)
-        line = FORMATS["vllm"].command(str(export.directory), subject_of(drafter, target), source, DRAFTS)
+        line = FORMATS["vllm"].command(
+            str(export.directory), subject_of(drafter, target), source, DRAFTS
+        )
     about["line"] = line.replace(str(scratch.parent), "")
     try:
         words = shlex.split(line)
         answers = engine.ask(
-            [*words[words.index("serve") + 1 :], *FLAGS, "--no-enable-prefix-caching"], PROMPTS, TOKENS
+            [*words[words.index("serve") + 1 :], *FLAGS, "--no-enable-prefix-caching"],
+            PROMPTS,
+            TOKENS,
         )
     except EngineRefusedError as error:
         return about | {"verdict": "LINE FAILED", "reason": str(error)}
     files = reference.read_files(export.directory) if cell.column.kind == "loud" else None
-    comparison = compare_proposals(target, drafter, answers, ROUNDING, files, export.checkpoint.method)
+    comparison = compare_proposals(
+        target, drafter, answers, ROUNDING, files, export.checkpoint.method
+    )
     return about | outcome(comparison, cell.column.kind) | {"seconds": time.monotonic() - begin}
 
 
@@ -230,7 +259,10 @@ def run_family(family: str, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     os.environ.update(ENVIRONMENT)
     outcomes: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="served-") as name, contextlib.redirect_stdout(sys.stderr):
+    with (
+        tempfile.TemporaryDirectory(prefix="served-") as name,
+        contextlib.redirect_stdout(sys.stderr),
+    ):
         folder = Path(name)
         target = make_target(family, folder / "target")
         left = list(cells)
@@ -258,9 +290,16 @@ def _until_fall(cells: Sequence[Cell], target: Target, folder: Path) -> Iterator
 
 def report(about: dict[str, Any], cells: Sequence[dict[str, Any]], minutes: float) -> list[str]:
     """Markdown."""
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in Counter(cell["verdict"] for cell in cells).items())
-    compared = [cell for cell in cells if "proposals" in cell and cell["verdict"] != "ANOTHER TARGET"]
-    total, different, ties = (sum(cell[key] for cell in compared) for key in ("proposals", "different", "near_ties"))
+    counts = ", ".join(
+        f"{count} {verdict}"
+        for verdict, count in Counter(cell["verdict"] for cell in cells).items()
+    )
+    compared = [
+        cell for cell in cells if "proposals" in cell and cell["verdict"] != "ANOTHER TARGET"
+    ]
+    total, different, ties = (
+        sum(cell[key] for cell in compared) for key in ("proposals", "different", "near_ties")
+    )
     probed = [cell for cell in compared if cell["by_context"] is not None]
     context, tried = (sum(cell[key] for cell in probed) for key in ("by_context", "probed"))
     accepted = sum(cell["accepted"] for cell in compared)
@@ -288,11 +327,21 @@ def report(about: dict[str, Any], cells: Sequence[dict[str, Any]], minutes: floa
     lines += harness.table(["target", *(column.heading for column in COLUMNS)], rows)
     if variants:
         lines += ["", "## A design for each switch, for the first Llama", ""]
-        entries = [[cell["variant"], cell["column"]["format"], _entry(cell, reasons)] for cell in variants]
+        entries = [
+            [cell["variant"], cell["column"]["format"], _entry(cell, reasons)] for cell in variants
+        ]
         lines += harness.table(["design", "format", ""], entries)
     if drawn:
         lines += ["", "## Shapes and boundaries drawn at random", ""]
-        headings = ["target", "design", "heads, key heads, head size", "layers", "boundaries", "draft vocabulary", ""]
+        headings = [
+            "target",
+            "design",
+            "heads, key heads, head size",
+            "layers",
+            "boundaries",
+            "draft vocabulary",
+            "",
+        ]
         lines += harness.table(headings, [_drawn_row(cell, reasons) for cell in drawn])
     return [*lines, "", *(f"{n}. {' '.join(text.split())}" for n, text in enumerate(reasons, 1))]
 
@@ -330,7 +379,10 @@ def planned_cells(families: Sequence[str], columns: Sequence[Column], designs: i
             if (usual or family in EVERY_FORMAT) and (column.kind == "loud" or family in MARKOV):
                 cells.append(Cell(family, column))
     if "Llama" in families and columns == COLUMNS:
-        cells += [Cell("Llama", Column(preset, "vllm"), None, name) for name, (preset, _) in VARIANTS.items()]
+        cells += [
+            Cell("Llama", Column(preset, "vllm"), None, name)
+            for name, (preset, _) in VARIANTS.items()
+        ]
     drawn_from = [family for family in RANDOM_FAMILIES if family in families]
     presets = [column for column in columns if column.kind == "loud"]
     for seed in range(1, designs + 1 if drawn_from and presets else 1):
@@ -340,9 +392,18 @@ def planned_cells(families: Sequence[str], columns: Sequence[Column], designs: i
 
 def main() -> int:
     """All of it; the exit status is 1 if there is a cell that is neither equal nor refused."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--targets", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
-    p.add_argument("--columns", nargs="+", type=int, metavar="N", default=range(len(COLUMNS)), help="by number, from 0")
+    p.add_argument(
+        "--columns",
+        nargs="+",
+        type=int,
+        metavar="N",
+        default=range(len(COLUMNS)),
+        help="by number, from 0",
+    )
     p.add_argument("--random", type=int, default=RANDOM_DESIGNS, help="designs drawn at random")
     p.add_argument("--workers", type=int, default=2, help="targets at a time")
     p.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
@@ -357,12 +418,16 @@ def main() -> int:
     left = [cell for cell in wanted if cell not in known]
     by_family = {family: [cell for cell in left if cell.family == family] for family in a.targets}
     with ProcessPoolExecutor(a.workers, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(run_family, family, todo) for family, todo in by_family.items() if todo]
+        futures = [
+            pool.submit(run_family, family, todo) for family, todo in by_family.items() if todo
+        ]
         for done in as_completed(futures):
             for cell in done.result():
                 cells.append(cell)
                 heading = cell["variant"] or Column(**cell["column"]).heading
-                harness.tell(f"{cell['family']}, {heading}: {cell['verdict']} {cell.get('reason', '')}")
+                harness.tell(
+                    f"{cell['family']}, {heading}: {cell['verdict']} {cell.get('reason', '')}"
+                )
             if partial:
                 write_json(partial, cells)
     order = {cell: number for number, cell in enumerate(wanted)}

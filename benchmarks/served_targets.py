@@ -24,7 +24,8 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
     "tie_word_embeddings": False,
 }  # fmt: skip
-PLAIN: dict[str, Any] = {"num_attention_heads": 1, "num_key_value_heads": 1}  # where a head is as wide as the model
+# where a head is as wide as the model
+PLAIN: dict[str, Any] = {"num_attention_heads": 1, "num_key_value_heads": 1}
 SLIDING: dict[str, Any] = {
     "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
 }  # fmt: skip
@@ -35,7 +36,11 @@ SHARED: dict[str, Any] = SPARSE | {
     "decoder_sparse_step": 1,
     "norm_topk_prob": True,
 }
-CAPPED: dict[str, Any] = {"query_pre_attn_scalar": 32, "final_logit_softcapping": 30.0, "attn_implementation": "eager"}
+CAPPED: dict[str, Any] = {
+    "query_pre_attn_scalar": 32,
+    "final_logit_softcapping": 30.0,
+    "attn_implementation": "eager",
+}
 MAMBA: dict[str, Any] = {
     "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"], "mamba_num_heads": 4,
     "mamba_head_dim": 32, "ssm_state_size": 32, "n_groups": 1, "chunk_size": 8,
@@ -47,10 +52,27 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
 
 
-YARN = rope("yarn", factor=2.0, original_max_position_embeddings=128, beta_fast=32.0, beta_slow=1.0, truncate=False)
-LLAMA3 = rope("llama3", factor=4.0, original_max_position_embeddings=64, low_freq_factor=1.0, high_freq_factor=4.0)
+YARN = rope(
+    "yarn",
+    factor=2.0,
+    original_max_position_embeddings=128,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    truncate=False,
+)
+LLAMA3 = rope(
+    "llama3",
+    factor=4.0,
+    original_max_position_embeddings=64,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+)
 LONGROPE = rope(
-    "longrope", factor=4.0, original_max_position_embeddings=64, short_factor=[1.0] * 16, long_factor=[2.0] * 16
+    "longrope",
+    factor=4.0,
+    original_max_position_embeddings=64,
+    short_factor=[1.0] * 16,
+    long_factor=[2.0] * 16,
 )
 
 
@@ -77,7 +99,9 @@ MARKOV = {
     "Gemma-2": Family("Gemma2", SLIDING | CAPPED, context=1.2),
     "Gemma-3": Family("Gemma3", SLIDING | {"query_pre_attn_scalar": 32}, context=0.75),
     "Phi-3": Family("Phi3", PLAIN, context=0.75),
-    "Granite": Family("Granite", PLAIN | {"logits_scaling": 3.0, "residual_multiplier": 0.5}, context=0.75),
+    "Granite": Family(
+        "Granite", PLAIN | {"logits_scaling": 3.0, "residual_multiplier": 0.5}, context=0.75
+    ),
     "Cohere": Family("Cohere", PLAIN | {"logit_scale": 0.3}, context=0.75),
     "OLMo-2": Family("Olmo2", PLAIN, context=0.75),
     # a text without the recurrent state, which vLLM on a CPU does not put back where drafts are refused
@@ -95,24 +119,36 @@ RANDOM = {
     "Llama, 5 layers, 3 key heads": Family(
         "Llama", {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}, 5, 103
     ),
-    "Qwen3, hidden no multiple of heads": Family("Qwen3", {"num_attention_heads": 6, "num_key_value_heads": 2}),
+    "Qwen3, hidden no multiple of heads": Family(
+        "Qwen3", {"num_attention_heads": 6, "num_key_value_heads": 2}
+    ),
     "Phi-3 with a window": Family("Phi3", PLAIN | {"sliding_window": 16}, vocabulary=71),
     "Starcoder2": Family("Starcoder2", PLAIN, vocabulary=73),
     "Starcoder2 with a window": Family("Starcoder2", PLAIN | {"sliding_window": 16}),
     "SmolLM3": Family("SmolLM3", PLAIN | {"no_rope_layers": [1, 1, 1, 0, 1, 1, 1]}),
     "ERNIE-4.5": Family("Ernie4_5", {}, vocabulary=83),
-    "ERNIE-4.5 MoE": Family("Ernie4_5_Moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64}),
+    "ERNIE-4.5 MoE": Family(
+        "Ernie4_5_Moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64}
+    ),
     "OLMo": Family("Olmo", PLAIN),
     "OLMo-3": Family("Olmo3", PLAIN | SLIDING),
     "OLMoE": Family("Olmoe", PLAIN | {"num_experts": 4, "num_experts_per_tok": 2}),
-    "Granite MoE": Family("GraniteMoe", PLAIN | LOCAL | {"logits_scaling": 3.0, "embedding_multiplier": 2.0}),
+    "Granite MoE": Family(
+        "GraniteMoe", PLAIN | LOCAL | {"logits_scaling": 3.0, "embedding_multiplier": 2.0}
+    ),
     "EXAONE-4": Family("Exaone4", SLIDING | {"sliding_window_pattern": 2}),
     "Cohere-2": Family("Cohere2", SLIDING | {"logit_scale": 0.5}),
     "Qwen2-MoE": Family("Qwen2Moe", PLAIN | SHARED),
     "GLM": Family("Glm", {"eos_token_id": [1]}),
     "GLM-4": Family("Glm4", {"eos_token_id": [1]}, vocabulary=79),
     "GLM-4 MoE": Family(
-        "Glm4Moe", {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1}
+        "Glm4Moe",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "n_shared_experts": 1,
+        },
     ),
     "StableLM": Family("StableLm", PLAIN),
     "Nemotron": Family("Nemotron", {}),
@@ -123,7 +159,9 @@ RANDOM = {
     "HunYuan dense": Family("HunYuanDenseV1", {}),
     "Qwen3, tied": Family("Qwen3", {"tie_word_embeddings": True}, 11, 107),
     "Gemma-3, tied": Family(
-        "Gemma3", SLIDING | {"query_pre_attn_scalar": 32, "tie_word_embeddings": True}, vocabulary=109
+        "Gemma3",
+        SLIDING | {"query_pre_attn_scalar": 32, "tie_word_embeddings": True},
+        vocabulary=109,
     ),
 }
 FAMILIES = MARKOV | RANDOM
@@ -137,7 +175,9 @@ def make_target(family: str, folder: Path) -> Target:
     name, more, layers, vocabulary, context = FAMILIES[family]
     model_class = getattr(hf, f"{name}ForCausalLM")
     torch.manual_seed(0)
-    config = model_class.config_class(**SIZES | {"vocab_size": vocabulary} | more, num_hidden_layers=layers)
+    config = model_class.config_class(
+        **SIZES | {"vocab_size": vocabulary} | more, num_hidden_layers=layers
+    )
     model = model_class(config)
     if family in MARKOV:
         perfect.make_markov(model, context, layers=layers)
@@ -148,7 +188,8 @@ def make_target(family: str, folder: Path) -> Target:
     model.float().save_pretrained(folder)
     tokenizer = Tokenizer(WordLevel({f"t{n}": n for n in range(vocabulary)}, unk_token="t0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.add_tokens([AddedToken(f"t{n}", normalized=False) for n in range(vocabulary)])  # what Qwen2's class keeps
+    # what Qwen2's class keeps
+    tokenizer.add_tokens([AddedToken(f"t{n}", normalized=False) for n in range(vocabulary)])
     hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(folder)
     return Target.load(folder)
 

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
+# the folder of `benchmarks`, which is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -79,7 +80,9 @@ class Rows(TokenData):
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
         """As many as asked for, and one to validate on."""
         draw = torch.Generator().manual_seed(0)
-        made = [torch.randint(0, 512, (self.seq_len,), generator=draw) for _ in range(self.count + 1)]
+        made = [
+            torch.randint(0, 512, (self.seq_len,), generator=draw) for _ in range(self.count + 1)
+        ]
         found = [Document(ids_T, torch.ones_like(ids_T, dtype=torch.bool)) for ids_T in made]
         return found[1:], found[:1]
 
@@ -90,7 +93,8 @@ def target_of(hidden: int) -> Target:
         vocab_size=512, hidden_size=hidden, intermediate_size=16, num_hidden_layers=4, num_attention_heads=1,
         num_key_value_heads=1, head_dim=64,
     )  # fmt: skip
-    target = Target(LlamaForCausalLM(config).bfloat16(), whole=False)  # so that nobody compares its states
+    # so that nobody compares its states
+    target = Target(LlamaForCausalLM(config).bfloat16(), whole=False)
     target.origin = TargetSource("simulated")
     return target
 
@@ -120,7 +124,9 @@ def run(
         def look() -> None:
             since = time.monotonic()
             while not stop.wait(0.1):
-                most[0] = max(most[0], size - ray.available_resources().get("object_store_memory", size))
+                most[0] = max(
+                    most[0], size - ray.available_resources().get("object_store_memory", size)
+                )
                 if kill and time.monotonic() - since > kill:
                     since, deaths[0] = time.monotonic(), deaths[0] + 1
                     victim = source._kept[deaths[0] % producers]
@@ -152,7 +158,8 @@ def run(
     }  # fmt: skip
 
 
-CASES = (  # producers, tokens a second of each, seconds of a step, batches ahead, dtype, seconds between deaths
+# producers, tokens a second of each, seconds of a step, batches ahead, dtype, seconds between deaths
+CASES = (
     (1, 2000, 0.0, 4, "bfloat16", 0.0), (2, 2000, 0.0, 4, "bfloat16", 0.0), (4, 2000, 0.0, 4, "bfloat16", 0.0),
     (8, 2000, 0.0, 4, "bfloat16", 0.0), (4, 1e9, 0.0, 4, "bfloat16", 0.0), (4, 1e9, 0.0, 4, "float8_e4m3fn", 0.0),
     (8, 2000, 1.0, 4, "bfloat16", 0.0), (8, 2000, 1.0, 1, "bfloat16", 0.0), (4, 2000, 0.0, 4, "bfloat16", 4.0),
@@ -161,11 +168,17 @@ CASES = (  # producers, tokens a second of each, seconds of a step, batches ahea
 
 def main(argv: list[str]) -> int:
     """Measure, print and keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=24.0, help="of each case (24)")
-    parser.add_argument("--tokens", type=int, default=2048, help="of a row, two of which are a batch (2048)")
+    parser.add_argument(
+        "--tokens", type=int, default=2048, help="of a row, two of which are a batch (2048)"
+    )
     parser.add_argument("--hidden", type=int, default=4096, help="the target's width (4096)")
-    parser.add_argument("--out", type=Path, help="a report, .md; raw figures go to the .json beside it")
+    parser.add_argument(
+        "--out", type=Path, help="a report, .md; raw figures go to the .json beside it"
+    )
     parser.add_argument("--force", action="store_true", help="write over one that is there")
     options = parser.parse_args(argv)
     harness.check_out(options.out, options.force)
@@ -177,8 +190,13 @@ def main(argv: list[str]) -> int:
     about, target, found, rows = harness.machine(1), target_of(options.hidden), [], []
     for case in CASES:
         producers, speed, step, ahead, dtype, kill = case
-        one = run(target, options.seconds, options.tokens, producers, speed, step, ahead, dtype, kill)
-        found.append(dict(zip(("producers", "speed", "step", "ahead", "dtype", "kill"), case, strict=True)) | one)
+        one = run(
+            target, options.seconds, options.tokens, producers, speed, step, ahead, dtype, kill
+        )
+        found.append(
+            dict(zip(("producers", "speed", "step", "ahead", "dtype", "kill"), case, strict=True))
+            | one
+        )
         trainer = f"{2 * options.tokens / step:,.0f}" if step else "any"
         rows.append((
             str(producers), f"{speed:,.0f}" if speed < 1e9 else "any", trainer, str(ahead), dtype, str(one["deaths"]),

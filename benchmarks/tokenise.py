@@ -23,7 +23,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
+# the folder of `benchmarks`, which is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import harness
 
@@ -34,7 +35,14 @@ SMOLLM2 = (  # SmolLM2-Instruct's
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 TEMPLATES = {"qwen3": "Qwen3", "llama3_1": "Llama 3.1", "smollm2": "ChatML of SmolLM2"}
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"]
+SPECIAL = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|begin_of_text|>",
+]
 TURNS = (1, 3)
 WORDS = (45, 180, 320)  # of a conversation
 MAX_LENGTH = 4096
@@ -50,7 +58,10 @@ def write_conversations(path: Path, count: int, turns: int, words: int) -> Path:
     with path.open("w", encoding="utf-8") as file:
         for _ in range(count):
             texts = [" ".join(draw.choices(vocabulary, k=size)) for size in sizes * turns]
-            messages = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+            messages = [
+                {"role": ("user", "assistant")[n % 2], "content": text}
+                for n, text in enumerate(texts)
+            ]
             file.write(json.dumps({"messages": messages}) + "\n")
     return path
 
@@ -77,7 +88,10 @@ def conversations_of(path: str, count: int) -> list[Any]:
 
     with open(path, encoding="utf-8") as file:
         rows = [json.loads(line)["messages"] for line, _ in zip(file, range(count), strict=False)]
-    return [ChatConversation(f"line {number}", messages, None, str(number)) for number, messages in enumerate(rows)]
+    return [
+        ChatConversation(f"line {number}", messages, None, str(number))
+        for number, messages in enumerate(rows)
+    ]
 
 
 def encoded(conversations: list[Any], tokenizer: Any) -> int:
@@ -97,7 +111,11 @@ def rows_of_file(path: str, count: int, template: str) -> list[str]:
     from specdec.data.turns import rows_of
 
     understood = template_of(tokenizer_of(template))
-    return [piece.text for item in conversations_of(path, count) for piece in rows_of(understood, item).pieces]
+    return [
+        piece.text
+        for item in conversations_of(path, count)
+        for piece in rows_of(understood, item).pieces
+    ]
 
 
 def by_library(texts: list[str], tokenizer: Any) -> float:
@@ -170,16 +188,25 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 # --- in the parent ---------------------------------------------------------------------------------------------------
 
 
-def case(workers: dict[str, harness.Worker], file: Path, template: str, counts: dict[str, int]) -> dict[str, float]:
+def case(
+    workers: dict[str, harness.Worker], file: Path, template: str, counts: dict[str, int]
+) -> dict[str, float]:
     """Microseconds of a conversation: the least of some rounds in turns."""
     seconds: dict[str, list[float]] = {"before": [], "after": [], "library": []}
     tokens = {}
     for _ in range(ROUNDS):
         for name, worker in workers.items():
-            answer = worker.ask({"act": "encode", "file": str(file), "template": template, "count": counts[name]})
+            answer = worker.ask(
+                {"act": "encode", "file": str(file), "template": template, "count": counts[name]}
+            )
             seconds[name].append(answer["seconds"] / counts[name])
             tokens[name] = answer["tokens"] / counts[name]
-        question = {"act": "library", "file": str(file), "template": template, "count": counts["before"]}
+        question = {
+            "act": "library",
+            "file": str(file),
+            "template": template,
+            "count": counts["before"],
+        }
         seconds["library"].append(workers["after"].ask(question)["seconds"] / counts["before"])
     return {name: 1e6 * min(values) for name, values in seconds.items()} | {
         "tokens_before": tokens["before"],
@@ -187,12 +214,16 @@ def case(workers: dict[str, harness.Worker], file: Path, template: str, counts: 
     }
 
 
-def rates(workers: dict[str, harness.Worker], folder: Path, counts: dict[str, int]) -> list[dict[str, Any]]:
+def rates(
+    workers: dict[str, harness.Worker], folder: Path, counts: dict[str, int]
+) -> list[dict[str, Any]]:
     """Every case."""
     cases = []
     for turns in TURNS:
         for words in WORDS:
-            file = write_conversations(folder / f"{turns}-{words}.jsonl", max(counts.values()), turns, words)
+            file = write_conversations(
+                folder / f"{turns}-{words}.jsonl", max(counts.values()), turns, words
+            )
             for template in TEMPLATES:
                 figures = case(workers, file, template, counts)
                 cases.append({"template": template, "turns": turns, "words": words} | figures)
@@ -228,7 +259,10 @@ def verdict(cases: list[dict[str, Any]]) -> str:
 
 
 def report(
-    about: dict[str, Any], cases: list[dict[str, Any]], memory: dict[str, Any], counts: dict[str, int]
+    about: dict[str, Any],
+    cases: list[dict[str, Any]],
+    memory: dict[str, Any],
+    counts: dict[str, int],
 ) -> list[str]:
     """The lines of the report."""
     heads = (
@@ -262,14 +296,25 @@ def report(
 
 def main(argv: list[str]) -> int:
     """Measure, print and keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, required=True, help="a checkout of specdec to compare with")
-    parser.add_argument("--conversations", type=int, default=200_000, help="that are prepared (200000)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--sample", type=int, default=150, help="conversations of a case before; ten times that after (300)"
+        "--before", type=Path, required=True, help="a checkout of specdec to compare with"
+    )
+    parser.add_argument(
+        "--conversations", type=int, default=200_000, help="that are prepared (200000)"
+    )
+    parser.add_argument(
+        "--sample",
+        type=int,
+        default=150,
+        help="conversations of a case before; ten times that after (300)",
     )
     parser.add_argument("--core", type=int, default=0, help="that both are pinned to (0)")
-    parser.add_argument("--out", type=Path, help="a report, .md; raw figures go to the .json beside it")
+    parser.add_argument(
+        "--out", type=Path, help="a report, .md; raw figures go to the .json beside it"
+    )
     parser.add_argument("--force", action="store_true", help="write over one that is there")
     options = parser.parse_args(argv)
     harness.check_out(options.out, options.force)
@@ -284,7 +329,9 @@ def main(argv: list[str]) -> int:
         script = Path(__file__)
         checkouts = {"before": str(options.before.resolve()), "after": str(harness.ROOT)}
         workers = {
-            side: harness.Worker(sys.executable, side, script, job | {"checkout": path}, folder / f"{side}.log")
+            side: harness.Worker(
+                sys.executable, side, script, job | {"checkout": path}, folder / f"{side}.log"
+            )
             for side, path in checkouts.items()
         }
         try:
@@ -296,9 +343,15 @@ def main(argv: list[str]) -> int:
         for count in (options.conversations // 10, options.conversations):
             file = write_conversations(folder / f"all-{count}.jsonl", count, TURNS[0], WORDS[0])
             with harness.Worker(
-                sys.executable, "prepare", script, job | {"checkout": str(harness.ROOT)}, folder / "log"
+                sys.executable,
+                "prepare",
+                script,
+                job | {"checkout": str(harness.ROOT)},
+                folder / "log",
             ) as worker:
-                memory[str(count)] = worker.ask({"act": "prepare", "file": str(file), "template": "smollm2"})
+                memory[str(count)] = worker.ask(
+                    {"act": "prepare", "file": str(file), "template": "smollm2"}
+                )
             harness.tell(f"{count}: {memory[str(count)]}")
     lines = report(about, cases, memory, counts)
     harness.keep(options.out, lines, {"cases": cases, "memory": memory, "about": about})

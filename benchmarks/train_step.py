@@ -19,13 +19,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
+# the folder of `benchmarks`, which is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import harness
 from benchmarks.training import recipe
 
 IN_VOCAB, EVERY = "in-vocab rows", "every row"
-TOLERANCE = {"float32": 1e-3, "bfloat16": 1e-2}  # relative, of the first step's loss at any unroll step
+# relative, of the first step's loss at any unroll step
+TOLERANCE = {"float32": 1e-3, "bfloat16": 1e-2}
 
 
 class Entry(NamedTuple):
@@ -69,8 +71,11 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
     torch.set_num_threads(job["threads"])
     torch.set_default_device(job["device"])
     gpu = job["device"] == "cuda"
-    torch.compile(lambda x: x + 1)(torch.zeros(1))  # in every worker: the compiler takes memory, and some steps use it
-    system: recipe.System = importlib.import_module(f"benchmarks.training.{job['module']}").build(recipe.Job(**job))
+    # in every worker: the compiler takes memory, and some steps use it
+    torch.compile(lambda x: x + 1)(torch.zeros(1))
+    system: recipe.System = importlib.import_module(f"benchmarks.training.{job['module']}").build(
+        recipe.Job(**job)
+    )
     ctypes.CDLL(None).malloc_trim(0)
     versions = {name: version(name) for name in (*system.packages, "torch")}
     before: list[float] = []
@@ -82,7 +87,8 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
         if gpu:
             torch.cuda.reset_peak_memory_stats()
         else:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from what is resident now
+            # the peak starts anew from what is resident now
+            Path("/proc/self/clear_refs").write_text("5")
 
         def act() -> None:
             system.step()
@@ -121,10 +127,15 @@ class Measured(NamedTuple):
     @property
     def growth(self) -> float:
         """Peak resident set of all steps, warm-up included, less the resident set before the first; MB."""
-        return max(step["peak_mb"] for step in self.warm_up + self.steps) - self.warm_up[0]["before_mb"]
+        return (
+            max(step["peak_mb"] for step in self.warm_up + self.steps)
+            - self.warm_up[0]["before_mb"]
+        )
 
 
-def measure(a: argparse.Namespace, workload: str, dtype: str, mask: str, logs: Path) -> list[Measured]:
+def measure(
+    a: argparse.Namespace, workload: str, dtype: str, mask: str, logs: Path
+) -> list[Measured]:
     """All systems of one group: each takes a step in turn, and the turn's start moves on."""
     out, workers = [], []
     with contextlib.ExitStack() as alive:
@@ -133,13 +144,24 @@ def measure(a: argparse.Namespace, workload: str, dtype: str, mask: str, logs: P
                 continue
             harness.tell(f"{workload} {dtype} {mask}: building {entry.key}")
             rows = "all" if entry.key == "specdec-full" else mask
-            job = recipe.Job(entry.module, list(entry.options), workload, dtype, rows, a.threads, a.seed, a.device)
+            job = recipe.Job(
+                entry.module,
+                list(entry.options),
+                workload,
+                dtype,
+                rows,
+                a.threads,
+                a.seed,
+                a.device,
+            )
             python = a.peers if entry.peer else sys.executable
             log = logs / f"{workload}-{dtype}-{mask}-{entry.key}.log"
             worker = alive.enter_context(
                 harness.Worker(python, entry.key, Path(__file__).resolve(), job._asdict(), log)
             )
-            out.append(Measured(entry, worker.about, [worker.ask("step") for _ in range(a.warm_up)], []))
+            out.append(
+                Measured(entry, worker.about, [worker.ask("step") for _ in range(a.warm_up)], [])
+            )
             workers.append(worker)
         for n in range(a.steps):
             harness.tell(f"{workload} {dtype} {mask}: step {n + 1} of {a.steps}")
@@ -153,7 +175,9 @@ def objections(measured: Sequence[Measured], dtype: str) -> list[str]:
     """Why no ratio may be given: systems of one definition that disagree; empty where they agree."""
     found = []
     for one in measured:
-        ours = next(m for m in measured if m.entry.module == "of_specdec" and m.entry.rows == one.entry.rows)
+        ours = next(
+            m for m in measured if m.entry.module == "of_specdec" and m.entry.rows == one.entry.rows
+        )
         worst = max(abs(a / b - 1) for a, b in zip(one.losses, ours.losses, strict=True))
         if one.entry.key != "specdec-full" and not worst <= TOLERANCE[dtype]:
             found.append(f"{one.entry.key} and {ours.entry.key} differ by {worst:.1e}")
@@ -175,8 +199,18 @@ def report(measured: Sequence[Measured], dtype: str) -> tuple[list[str], dict[st
             times = "refused" if odd else f"{m.median / peer.median:.2f}"
             growth = "refused" if odd else f"{m.growth / peer.growth:.2f}"
         spread = f"{m.median:.3f} [{min(seconds):.3f}, {max(seconds):.3f}]"
-        lines.append([m.entry.key, m.entry.variant, m.entry.rows, spread, f"{m.growth:.0f}", times, growth])
-    columns = ["system", "variant", "trains", "median s [min, max]", "growth MB", "time / faster peer", "growth / its"]
+        lines.append(
+            [m.entry.key, m.entry.variant, m.entry.rows, spread, f"{m.growth:.0f}", times, growth]
+        )
+    columns = [
+        "system",
+        "variant",
+        "trains",
+        "median s [min, max]",
+        "growth MB",
+        "time / faster peer",
+        "growth / its",
+    ]
     out = harness.table(columns, lines, 3)
     if odd:
         out += ["", "No ratio, for the systems do not agree: " + "; ".join(odd) + "."]
@@ -186,7 +220,10 @@ def report(measured: Sequence[Measured], dtype: str) -> tuple[list[str], dict[st
         shares = f"{ratios['time']:.2f} of the time and {ratios['growth']:.2f} of the memory growth"
         out += ["", f"specdec takes {shares} of the faster peer, {peer.entry.key}."]
     if full := next((m for m in measured if m.entry.key == "specdec-full"), None):
-        out += ["", f"{measured[0].median / full.median:.2f} of the time of its step with all rows supervised."]
+        out += [
+            "",
+            f"{measured[0].median / full.median:.2f} of the time of its step with all rows supervised.",
+        ]
     return out + harness.disturbances({m.entry.key: m.steps for m in measured}), ratios
 
 
@@ -202,17 +239,27 @@ the first step, MB of 10^6 bytes.
 
 def main() -> int:
     """Measure every group; the exit status."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--peers", metavar="PYTHON", help="python of the environment with the peers; without, specdec alone")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "--peers",
+        metavar="PYTHON",
+        help="python of the environment with the peers; without, specdec alone",
+    )
     p.add_argument("--workloads", nargs="+", choices=sorted(recipe.WORKLOADS), default=["S", "M"])
     p.add_argument("--dtypes", nargs="+", choices=list(TOLERANCE), default=list(TOLERANCE))
-    p.add_argument("--masks", nargs="+", choices=recipe.MASKS, default=["all", "half"], help="rows supervised")
+    p.add_argument(
+        "--masks", nargs="+", choices=recipe.MASKS, default=["all", "half"], help="rows supervised"
+    )
     p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--steps", type=int, default=7, help="measured steps of each")
     p.add_argument("--warm-up", type=int, default=2, help="steps before these")
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--out", type=Path, help="a .md file to write; raw step times go to the .json beside it")
+    p.add_argument(
+        "--out", type=Path, help="a .md file to write; raw step times go to the .json beside it"
+    )
     p.add_argument("--force", action="store_true", help="overwrite what --out names")
     a = p.parse_args()
     harness.check_out(a.out, a.force)
@@ -229,7 +276,10 @@ def main() -> int:
                     raw.append({"workload": workload, "dtype": dtype, "mask": mask, "ratios": ratios, "systems": [
                         m.entry._asdict() | {"median_seconds": m.median, "growth_mb": m.growth, "losses": m.losses,
                                              "steps": m.steps} for m in measured]})  # fmt: skip
-                    head = [f"# One training step, {about['date'][:10]}\n", *harness.conditions(about, versions)]
+                    head = [
+                        f"# One training step, {about['date'][:10]}\n",
+                        *harness.conditions(about, versions),
+                    ]
                     head[-1] += f"; {a.warm_up} warm-up and {a.steps} measured steps"
                     harness.keep(a.out, [*head, "", NOTES, *lines], {"run": about, "groups": raw})
     return 0

@@ -21,8 +21,24 @@ from nbconvert.filters import ansi2html
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "pages"  # docs_dir of mkdocs.yml
-FIRST = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "docs/*.ipynb", "docs/site.css")
-TEXT = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".cff": "yaml", ".jsonl": "json", "": "text"}
+FIRST = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/**/*.md",
+    "docs/*.ipynb",
+    "docs/site.css",
+)
+TEXT = {
+    ".py": "python",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".toml": "toml",
+    ".cff": "yaml",
+    ".jsonl": "json",
+    "": "text",
+}
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)\s*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):`~?(?P<name>[\w.]+)`")
@@ -33,7 +49,9 @@ class Roles(griffe.Extension):
     """Turns the roles of docstrings, as in :class:`specdec.drafter.Drafter`, into links, or into code where the
     reference does not have the name."""
 
-    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **kwargs: object) -> None:
+    def on_package(
+        self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **kwargs: object
+    ) -> None:
         """Once all of a package is loaded."""
         for one in _objects(pkg):
             if one.docstring:
@@ -53,14 +71,20 @@ def _linked(name: str, where: griffe.Object, package: griffe.Module) -> str:
     """Markdown for a name that a docstring refers to, as the module around it, or Python itself, knows it."""
     first, _, rest = name.partition(".")
     try:
-        start = name if first == package.name else ".".join(filter(None, [where.resolve(first), rest]))
+        start = (
+            name if first == package.name else ".".join(filter(None, [where.resolve(first), rest]))
+        )
         found = package.modules_collection[start]
         path = (found.final_target if found.is_alias else found).path
     except (griffe.NameResolutionError, griffe.AliasResolutionError, KeyError):
         return f"`{name}`"
     parts = path.split(".")
     shown = found.has_docstrings and parts[0] == package.name and parts[1] in packages()
-    return f"[`{name}`][{path}]" if shown and not any(part.startswith("_") for part in parts) else f"`{name}`"
+    return (
+        f"[`{name}`][{path}]"
+        if shown and not any(part.startswith("_") for part in parts)
+        else f"`{name}`"
+    )
 
 
 def copy(source: Path) -> list[Path]:
@@ -73,8 +97,14 @@ def copy(source: Path) -> list[Path]:
     place.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         place.mkdir(exist_ok=True)
-        listed = "\n".join(f"- [{one.name}]({one.name})" for one in sorted(source.iterdir()) if one.name[0] not in "._")
-        return _write(place / "README.md", f"# {source.relative_to(ROOT)}\n\n{listed}\n", source / "README.md")
+        listed = "\n".join(
+            f"- [{one.name}]({one.name})"
+            for one in sorted(source.iterdir())
+            if one.name[0] not in "._"
+        )
+        return _write(
+            place / "README.md", f"# {source.relative_to(ROOT)}\n\n{listed}\n", source / "README.md"
+        )
     if source.suffix == ".ipynb":
         return _write(place.with_suffix(".md"), _notebook(source, place.parent), source)
     if source.suffix == ".md":
@@ -114,7 +144,9 @@ def _write(place: Path, text: str, source: Path) -> list[Path]:
         to = (source.parent / path).resolve()
         to = to / "README.md" if (to / "README.md").exists() else to
         if not to.exists() or ROOT not in to.parents:
-            raise ValueError(f"{source.relative_to(ROOT)}: the link to {path} leads to no file of the repository")
+            raise ValueError(
+                f"{source.relative_to(ROOT)}: the link to {path} leads to no file of the repository"
+            )
         found.append(to)
         if to.suffix == ".ipynb":
             return path.removesuffix(".ipynb") + ".md" + anchor
@@ -145,14 +177,20 @@ def reference() -> None:
     page = "\n".join([f"# Python names\n\n{specdec.docstring.value}\n", *names, ""])
     folder.joinpath("index.md").write_text(page, encoding="utf-8")
     for package in packages():
-        modules = sorted(path.relative_to(ROOT) for path in (ROOT / "specdec" / package).glob("*.py"))
+        modules = sorted(
+            path.relative_to(ROOT) for path in (ROOT / "specdec" / package).glob("*.py")
+        )
         dotted = [".".join(path.with_suffix("").parts) for path in modules if path.stem[:1] != "_"]
         parts = [f"# specdec.{package}", f"::: specdec.{package}\n    options: {{members: false}}"]
         parts += [f"::: {name}\n    options: {OPTIONS}" for name in dotted]
         folder.joinpath(f"{package}.md").write_text("\n\n".join(parts) + "\n")
     helps = json.loads((ROOT / "specdec" / "help.json").read_text(encoding="utf-8"))["commands"]
-    text = "\n\n".join(f"## specdec {name}\n\n```text\n{said.strip()}\n```" for name, said in helps.items())
-    folder.joinpath("commands.md").write_text(f"# Commands\n\nWhat `specdec COMMAND --help` says.\n\n{text}\n")
+    text = "\n\n".join(
+        f"## specdec {name}\n\n```text\n{said.strip()}\n```" for name, said in helps.items()
+    )
+    folder.joinpath("commands.md").write_text(
+        f"# Commands\n\nWhat `specdec COMMAND --help` says.\n\n{text}\n"
+    )
 
 
 def packages() -> list[str]:
@@ -171,9 +209,14 @@ def main() -> int:
             waiting += copy(source)
     reference()
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
-    built = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    built = subprocess.run(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     sys.stdout.write(built.stdout)
-    return built.returncode or bool(re.search(r"^(griffe|mkdocstrings): ", built.stdout, re.MULTILINE))  # only logged
+    # only logged
+    return built.returncode or bool(
+        re.search(r"^(griffe|mkdocstrings): ", built.stdout, re.MULTILINE)
+    )
 
 
 if __name__ == "__main__":

@@ -23,15 +23,39 @@ HELP = Path(__file__).with_name("help.json")
 """The help of every command, so that it is shown at once, and what :mod:`specdec.utils.spelling` knows besides;
 ``python -m specdec.cli`` writes it anew."""
 COMMANDS = {
-    "quickstart": ("specdec.quickstart:quickstart", "train and evaluate an EAGLE-3.1 drafter on the embedded target"),
-    "pretrain": ("specdec.pretrain:pretrain", "a small Llama of Python's sources, as the embedded target was made"),
+    "quickstart": (
+        "specdec.quickstart:quickstart",
+        "train and evaluate an EAGLE-3.1 drafter on the embedded target",
+    ),
+    "pretrain": (
+        "specdec.pretrain:pretrain",
+        "a small Llama of Python's sources, as the embedded target was made",
+    ),
     "fit": ("specdec.fit:run", "train a drafter (LightningCLI)"),
-    "doctor": ("specdec.diagnostics.doctor:main", "the faults of a set-up, or its data, before it is trained"),
-    "plan": ("specdec.plan:main", "memory and steps of a fit on many devices, worked out in one process"),
-    "cache": ("specdec.engines.extract:main", "store the target's features of a run's data for training"),
-    "evaluate": ("specdec.evaluation.run:evaluate_command", "acceptance length and speed of a drafter"),
-    "compare": ("specdec.evaluation.compare:compare", "whether two evaluations differ by more than chance"),
-    "table": ("specdec.evaluation.table:suite_table", "evaluations of several drafters as papers print them"),
+    "doctor": (
+        "specdec.diagnostics.doctor:main",
+        "the faults of a set-up, or its data, before it is trained",
+    ),
+    "plan": (
+        "specdec.plan:main",
+        "memory and steps of a fit on many devices, worked out in one process",
+    ),
+    "cache": (
+        "specdec.engines.extract:main",
+        "store the target's features of a run's data for training",
+    ),
+    "evaluate": (
+        "specdec.evaluation.run:evaluate_command",
+        "acceptance length and speed of a drafter",
+    ),
+    "compare": (
+        "specdec.evaluation.compare:compare",
+        "whether two evaluations differ by more than chance",
+    ),
+    "table": (
+        "specdec.evaluation.table:suite_table",
+        "evaluations of several drafters as papers print them",
+    ),
     "robustness": (
         "specdec.diagnostics.robustness:robustness",
         "what a drafter keeps of its acceptance on unusual input",
@@ -40,17 +64,35 @@ COMMANDS = {
         "specdec.diagnostics.drift:drift",
         "where acceptance is lost; attention, state and acceptance by draft step",
     ),
-    "tune": ("specdec.evaluation.tune:tune", "the fastest draft shape on this machine, for each batch size"),
-    "export": ("specdec.export.write:export", "a drafter as a checkpoint that vLLM or SGLang serves"),
+    "tune": (
+        "specdec.evaluation.tune:tune",
+        "the fastest draft shape on this machine, for each batch size",
+    ),
+    "export": (
+        "specdec.export.write:export",
+        "a drafter as a checkpoint that vLLM or SGLang serves",
+    ),
     "parity": (
         "specdec.diagnostics.parity:parity",
         "whether training, decoding and the export, as vLLM reads it, agree",
     ),
     "import": ("specdec.export.read:import_command", "a published EAGLE checkpoint as a drafter"),
-    "push": ("specdec.export.push:push", "a drafter or an export, with its card, to the Hugging Face Hub"),
-    "serve": ("specdec.engines.serve:serve", "a target in vLLM with a drafter, until Ctrl-C; --bench measures it"),
-    "regenerate": ("specdec.engines.regenerate:regenerate", "a data set's answers, written by the target itself"),
-    "sweep": ("specdec.studies.sweep:sweep", "a study: every arm trained, measured and compared, each once"),
+    "push": (
+        "specdec.export.push:push",
+        "a drafter or an export, with its card, to the Hugging Face Hub",
+    ),
+    "serve": (
+        "specdec.engines.serve:serve",
+        "a target in vLLM with a drafter, until Ctrl-C; --bench measures it",
+    ),
+    "regenerate": (
+        "specdec.engines.regenerate:regenerate",
+        "a data set's answers, written by the target itself",
+    ),
+    "sweep": (
+        "specdec.studies.sweep:sweep",
+        "a study: every arm trained, measured and compared, each once",
+    ),
 }
 GROUPS = {
     "train": ("quickstart", "fit", "doctor", "plan", "pretrain"),
@@ -120,11 +162,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[StderrLines()])
     logging.getLogger("specdec").setLevel(logging.INFO)
-    if Path(sys.path[0] or os.curdir).resolve() != Path(__file__).resolve().parents[1]:  # specdec is not run from here
-        os.environ.setdefault("PYTHONSAFEPATH", "1")  # `python -c`, as libraries run it, imports nothing from here
+    # specdec is not run from here
+    if Path(sys.path[0] or os.curdir).resolve() != Path(__file__).resolve().parents[1]:
+        # `python -c`, as libraries run it, imports nothing from here
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if name != "push":  # whose upload is what one waits for
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' of reading and writing a model too
+        # transformers' of reading and writing a model too
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     signals: list[int] = []
     try:
         with stop_on_signals(ctrl_c=False) as signals:
@@ -136,7 +181,9 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("SPECDEC_TRACEBACK"):
             raise
         if isinstance(error, OSError):
-            return _refuse(name, f"{error.filename or 'disk or network'}: {error.strerror or error}")
+            return _refuse(
+                name, f"{error.filename or 'disk or network'}: {error.strerror or error}"
+            )
         return _refuse(name, " ".join(str(error).split()))
     except SystemExit as error:
         if type(error).__name__ == "SIGTERMException":  # Lightning's, which carries no exit status
@@ -170,7 +217,10 @@ def _outlive_reader(name: str) -> None:
         stream.flush()
         raw = _Outliving(stream.fileno(), "w", closefd=False)
         buffer: Any = raw if stream.write_through else io.BufferedWriter(raw)
-        kept = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
+        kept = {
+            key: getattr(stream, key)
+            for key in ("encoding", "errors", "line_buffering", "write_through")
+        }
         setattr(sys, name, io.TextIOWrapper(buffer, **kept))
 
 
@@ -202,7 +252,8 @@ def _run(name: str, args: list[str]) -> int:
         found = getattr(importlib.import_module(module), function)
         if name in SHARED:
             return found(name, args)
-        if list(inspect.signature(found).parameters) == ["argv"]:  # takes the options of fit beside its own
+        # takes the options of fit beside its own
+        if list(inspect.signature(found).parameters) == ["argv"]:
             return found(args)
         return command.call(found, name, args)
 

@@ -32,13 +32,27 @@ from specdec.training.callbacks import BEST, RunRecord, Throughput, check_run, p
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
 from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
-from specdec.training.run_directory import RunDirectory, changes_numbers, compare, is_first, write_run_sums
+from specdec.training.run_directory import (
+    RunDirectory,
+    changes_numbers,
+    compare,
+    is_first,
+    write_run_sums,
+)
 from specdec.utils.command import short
 from specdec.utils.config import canonical, compose, hyperparameters
 from specdec.utils.files import write_text
 from specdec.utils.imports import flags
 from specdec.utils.machine import provenance
-from specdec.utils.numbers import Count, FromMinusOne, NonNegative, Positive, Side, Whole, check_numbers
+from specdec.utils.numbers import (
+    Count,
+    FromMinusOne,
+    NonNegative,
+    Positive,
+    Side,
+    Whole,
+    check_numbers,
+)
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import how_many
 from specdec.utils.trust import flags_for, load_yaml, loaded, read_yaml_text, redacted, writing
@@ -47,13 +61,18 @@ log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
 AUTO = "auto"  # for --ckpt_path
 LOGGERS = [
-    {"class_path": f"lightning.pytorch.loggers.{kind}", "init_args": {"save_dir": ".", "name": name}}
+    {
+        "class_path": f"lightning.pytorch.loggers.{kind}",
+        "init_args": {"save_dir": ".", "name": name},
+    }
     for kind, name in (("CSVLogger", "csv"), ("TensorBoardLogger", "tensorboard"))
 ]
 """To which ``--trainer.logger+=`` adds, and which ``--trainer.logger`` replaces."""
 CLOSING = ("train/loss", "val/loss", "val/acceptance_length")  # figures that a run ends with
-PROMPTS, PROMPT_TOKENS = 40, 64
-OF_ONE_START = ("ckpt_path", "weights_only", "allow_changes")  # settings that are no hyperparameters
+PROMPTS = 40
+PROMPT_TOKENS = 64
+# settings that are no hyperparameters
+OF_ONE_START = ("ckpt_path", "weights_only", "allow_changes")
 
 
 class TrainerNumbers:
@@ -109,9 +128,17 @@ class DrafterCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beyond model, data and trainer."""
-        parser.add_argument("--out", type=str | None, default=None, help="the run's directory; must be new, or resumed")
         parser.add_argument(
-            "--allow_changes", type=list[str], default=[], help="settings that a resumed run may change"
+            "--out",
+            type=str | None,
+            default=None,
+            help="the run's directory; must be new, or resumed",
+        )
+        parser.add_argument(
+            "--allow_changes",
+            type=list[str],
+            default=[],
+            help="settings that a resumed run may change",
         )
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(AcceptanceLength, "acceptance")
@@ -124,10 +151,18 @@ class DrafterCLI(LightningCLI):
         """See that the strategy is one to train under; without a length a run is one epoch long."""
         given = self.config.fit.trainer
         check_numbers(TrainerNumbers, vars(given), "trainer.")
-        if isinstance(every := given.val_check_interval, str) and not re.fullmatch(r"\d+:\d\d:\d\d:\d\d", every):
-            raise ValueError(f"trainer.val_check_interval must be a number or DD:HH:MM:SS, not {every!r:.60}")
-        if str(given.devices).isdecimal() and int(given.devices) > (most := max(8, 2 * (os.cpu_count() or 1))):
-            raise ValueError(f"trainer.devices is {given.devices}: on one machine like this at most {most}")
+        if isinstance(every := given.val_check_interval, str) and not re.fullmatch(
+            r"\d+:\d\d:\d\d:\d\d", every
+        ):
+            raise ValueError(
+                f"trainer.val_check_interval must be a number or DD:HH:MM:SS, not {every!r:.60}"
+            )
+        if str(given.devices).isdecimal() and int(given.devices) > (
+            most := max(8, 2 * (os.cpu_count() or 1))
+        ):
+            raise ValueError(
+                f"trainer.devices is {given.devices}: on one machine like this at most {most}"
+            )
         strategy_kind(given.strategy)
         if given.max_steps == -1 and given.max_epochs is None and given.max_time is None:
             given.max_epochs = 1  # Lightning's own default is a thousand
@@ -137,7 +172,8 @@ class DrafterCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Choose the run directory, below which loggers write where their ``save_dir`` is relative; then build all."""
         self.out = self._choose()
-        self.saved = self._dumped()  # with the directories as they were given: a saved config serves another run
+        # with the directories as they were given: a saved config serves another run
+        self.saved = self._dumped()
         for logger in _listed(self.config.fit.trainer.logger or None):
             if "save_dir" in logger.get("init_args", {}) and logger.init_args.save_dir is not None:
                 logger.init_args.save_dir = str(self.out / logger.init_args.save_dir)
@@ -149,22 +185,30 @@ class DrafterCLI(LightningCLI):
         model = self.model
         if (config := model.early_config()) is None:
             return
-        reasons = unserved(planned_subject(config, model.target_config, model.train_embed, model.train_head))
+        reasons = unserved(
+            planned_subject(config, model.target_config, model.train_embed, model.train_head)
+        )
         if served(reasons):
             for engine, text in reasons.items():
                 log.info("%s will not serve this drafter: %s", engine, text)
         else:
             by_engine = "; ".join(f"{engine}: {text}" for engine, text in reasons.items())
-            log.warning("no engine will serve this drafter, and export will refuse it: %s", by_engine)
+            log.warning(
+                "no engine will serve this drafter, and export will refuse it: %s", by_engine
+            )
         if kernels := missing_kernels(config):
             log.warning("%s", kernels)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose checkpoints are atomic and whose files all lie in the run directory; the loggers get the
         config as it is saved."""
-        given, seed, out = self.config_init.fit.trainer, self.config.fit.seed_everything, self.out
+        given = self.config_init.fit.trainer
+        seed = self.config.fit.seed_everything
+        out = self.out
         given.default_root_dir = str(out)
-        config = {key: value for key, value in loaded(self.saved).items() if key not in OF_ONE_START}
+        config = {
+            key: value for key, value in loaded(self.saved).items() if key not in OF_ONE_START
+        }
         del config["trainer"]["logger"]  # names the logger's own run, which may go on
         self.model.save_hyperparameters(hyperparameters(config))
         kwargs["plugins"] = [*_listed(given.plugins), AtomicCheckpointIO()]
@@ -175,7 +219,8 @@ class DrafterCLI(LightningCLI):
             callbacks.append(progress())
             kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
         try:
-            return super().instantiate_trainer(callbacks=callbacks, **kwargs)  # which puts the checkpoints last
+            # which puts the checkpoints last
+            return super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (TypeError, RuntimeError, ArithmeticError, ImportError, AttributeError) as error:
             raise ValueError(f"trainer: Lightning refuses it: {error}") from error
 
@@ -185,11 +230,15 @@ class DrafterCLI(LightningCLI):
             return
         found = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
         figures = [f"{name} {found[name]:.3f}" for name in CLOSING if name in found]
-        target, drafter = self.model.target_source, str(self.out / "drafter")
+        target = self.model.target_source
+        drafter = str(self.out / "drafter")
         given = ["--target", target.source]
         for field in dataclasses.fields(target)[1:]:
             if (value := getattr(target, field.name)) != field.default:
-                given += [f"--target.{field.name}", str(value).lower() if isinstance(value, bool) else str(value)]
+                given += [
+                    f"--target.{field.name}",
+                    str(value).lower() if isinstance(value, bool) else str(value),
+                ]
         given += ["--drafter", drafter, *flags()]
         device = self.trainer.strategy.root_device.type
         on = [] if device == "cpu" else ["--device", device]
@@ -209,11 +258,16 @@ class DrafterCLI(LightningCLI):
     def _prompts(self) -> str:
         """A file of prompts for ``evaluate``, written now: how validation documents begin. Where they make none, a
         name that stands for the user's own."""
-        path, rows = self.out / "validation_prompts.jsonl", list[dict[str, str]]()
+        path = self.out / "validation_prompts.jsonl"
+        rows = list[dict[str, str]]()
         with contextlib.suppress(ValueError):  # no such documents, no tokenizer
-            validation, tokenizer = self.datamodule.splits.validation, self.model.tokenizer
-            room, prefix = self.datamodule.seq_len, self.datamodule.prefix
-            for number, ids in enumerate(document_prompts(validation, PROMPTS, PROMPT_TOKENS, room, prefix)):
+            validation = self.datamodule.splits.validation
+            tokenizer = self.model.tokenizer
+            room = self.datamodule.seq_len
+            prefix = self.datamodule.prefix
+            for number, ids in enumerate(
+                document_prompts(validation, PROMPTS, PROMPT_TOKENS, room, prefix)
+            ):
                 text = tokenizer.decode(ids[ids[0] == tokenizer.bos_token_id :])
                 if tokenizer.encode(text) == ids:  # as evaluate will read it
                     rows.append({"prompt_id": f"document-{number}", "prompt": text})
@@ -232,7 +286,9 @@ class DrafterCLI(LightningCLI):
         resumes = given == AUTO
         if given is not None and config.out is not None:
             resumes = resumes or Path(config.out).resolve() in Path(given).resolve().parents
-        out = self.directory.choose(config.out, resumes, is_first(config.trainer.devices, config.trainer.num_nodes))
+        out = self.directory.choose(
+            config.out, resumes, is_first(config.trainer.devices, config.trainer.num_nodes)
+        )
         config.out = str(out)
         if given is None:
             return out
@@ -247,9 +303,15 @@ class DrafterCLI(LightningCLI):
         if given != AUTO:
             verify(begin)
             if last is not None and contents(last)["global_step"] > contents(begin)["global_step"]:
-                raise ValueError(f"{out} has later checkpoints than {begin}: go back to it with another --out")
+                raise ValueError(
+                    f"{out} has later checkpoints than {begin}: go back to it with another --out"
+                )
         changes = compare(begin, loaded(self._dumped()), config.allow_changes)
-        if given == AUTO and (out / "DONE.json").exists() and not any(map(changes_numbers, changes)):
+        if (
+            given == AUTO
+            and (out / "DONE.json").exists()
+            and not any(map(changes_numbers, changes))
+        ):
             log.info("%s is done: nothing is left to train", out)
             raise SystemExit(0)
         log.info("going on from %s", begin)
@@ -262,7 +324,9 @@ class DrafterCLI(LightningCLI):
         with writing():
             config = loaded(self._parser("fit").dump(given, skip_none=False))
         optimizer = config["model"].pop("optimizer", None)  # AdamW is torch's name too
-        config["model"] = canonical(config["model"]) | ({} if optimizer is None else {"optimizer": optimizer})
+        config["model"] = canonical(config["model"]) | (
+            {} if optimizer is None else {"optimizer": optimizer}
+        )
         saved: dict[str, Any] = redacted(config)
         return saved
 
@@ -283,7 +347,10 @@ class Configured(DrafterCLI):
         config = self.config.clone()
         config.fit.trainer.logger = False  # some make files as they are built
         self.config_init = self.parser.instantiate_classes(config)
-        self.datamodule, self.model = self._get(self.config_init, "data"), self._get(self.config_init, "model")
+        self.datamodule, self.model = (
+            self._get(self.config_init, "data"),
+            self._get(self.config_init, "model"),
+        )
 
     def _run_subcommand(self, subcommand: str) -> None:
         """There is nothing to run."""
@@ -300,10 +367,12 @@ def run(subcommand: str, args: list[str]) -> int:
         ValueError: the configuration or the data is wrong; the message says where.
     """
     # Lightning starts its further processes with the command line that it finds here
-    argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
+    argv = sys.argv
+    sys.argv = [sys.argv[0], subcommand, *flags(), *args]
     directory = RunDirectory()
     log.info("reading the configuration")
-    with stop_on_signals(ctrl_c=False) as signals:  # and Ctrl-C works again, which Lightning leaves ignored
+    # and Ctrl-C works again, which Lightning leaves ignored
+    with stop_on_signals(ctrl_c=False) as signals:
         try:
             with directory:
                 configured(DrafterCLI, subcommand, args, directory)
@@ -316,7 +385,9 @@ def run(subcommand: str, args: list[str]) -> int:
                 return 128 + signal.SIGINT
             return error.code if isinstance(error.code, int) else 0
         except OSError as error:  # a logger's names no file
-            raise ValueError(f"{error.filename or directory.path}: {error.strerror or error}") from error
+            raise ValueError(
+                f"{error.filename or directory.path}: {error.strerror or error}"
+            ) from error
         finally:
             sys.argv = argv
     return 0
@@ -360,7 +431,11 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5, "devices": 1},
+            trainer_defaults={
+                "use_distributed_sampler": False,
+                "gradient_clip_val": 0.5,
+                "devices": 1,
+            },
             parser_kwargs=PARSER | {"fit": PARSER},
             args=[subcommand, *composed, *rest],
             directory=directory,
@@ -396,5 +471,10 @@ ADVERTS = (  # loggers of Lightning's that tell of products, and hints for the n
     "lightning.pytorch.utilities.rank_zero",
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
-SHARED: list[dict[str, Any]] = []  # of each one_parser, the parsers by the names of a CLI's attributes
-PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False, "parser_mode": "omegaconf+"}
+# of each one_parser, the parsers by the names of a CLI's attributes
+SHARED: list[dict[str, Any]] = []
+PARSER: dict[str, Any] = {
+    "exit_on_error": False,
+    "allow_abbrev": False,
+    "parser_mode": "omegaconf+",
+}

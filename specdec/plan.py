@@ -43,15 +43,19 @@ DEVICES = {
     "a100": Device(80e9, 312e12), "h100": Device(80e9, 989e12), "h200": Device(141e9, 989e12),
     "b200": Device(180e9, 2250e12), "mi300x": Device(192e9, 1307e12),
 }  # fmt: skip
-ROOM = 0.85  # of a device's memory, that a producer's weights may take; the rest is for keys and states
+# of a device's memory, that a producer's weights may take; the rest is for keys and states
+ROOM = 0.85
 BACKWARD = 4 / 3  # of the memory at the end of a forward, at most, as measured
-CHOSEN = "num_experts_per_tok", "top_k_experts", "moe_topk"  # what configs call the experts of a token
+# what configs call the experts of a token
+CHOSEN = "num_experts_per_tok", "top_k_experts", "moe_topk"
 
 
 def drafter_config(module: DrafterModule, model: Any) -> DrafterConfig:
     """The design with a target's dimensions, from a model without weights; ValueError if they do not go together."""
-    text, V = model.config.get_text_config(decoder=True), model.get_output_embeddings().weight.shape[0]
-    sizes, identity = {"vocab_size": V, "num_target_layers": text.num_hidden_layers}, module.target_source.source
+    text = model.config.get_text_config(decoder=True)
+    V = model.get_output_embeddings().weight.shape[0]
+    sizes = {"vocab_size": V, "num_target_layers": text.num_hidden_layers}
+    identity = module.target_source.source
     return DrafterConfig.for_target(module.spec, text, **sizes, identity={"source": identity})
 
 
@@ -59,25 +63,47 @@ def main(argv: list[str]) -> int:
     """Run the command; ValueError if an argument is wrong, or target and design do not go together."""
     example = "Example: specdec plan --world 8 --config conf/quickstart.yaml"
     parser = OwnOptions("plan", __doc__, f"All other flags are specdec fit's. {example}")
-    parser.add_argument("--world", type=int, required=True, metavar="N", help="processes, one on each device")
+    parser.add_argument(
+        "--world", type=int, required=True, metavar="N", help="processes, one on each device"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, memory in bytes")
     more = parser.add_argument
-    more("--device", choices=[*DEVICES], help="estimate time, producers, network and disk on devices of this kind")
+    more(
+        "--device",
+        choices=[*DEVICES],
+        help="estimate time, producers, network and disk on devices of this kind",
+    )
     more("--efficiency", type=float, default=0.35, metavar="SHARE", help="of the device's peak that products reach; "
          "0.35 is a guess, benchmarks/gpu.py measures")  # fmt: skip
-    more("--network", type=float, default=50.0, metavar="GB/S", help="of each process, to the others and to producers")
-    more("--target_bits", type=int, default=16, choices=(4, 8, 16), help="of the target's weights in a producer")
+    more(
+        "--network",
+        type=float,
+        default=50.0,
+        metavar="GB/S",
+        help="of each process, to the others and to producers",
+    )
+    more(
+        "--target_bits",
+        type=int,
+        default=16,
+        choices=(4, 8, 16),
+        help="of the target's weights in a producer",
+    )
     options, args = parser.parse_known_args(argv)
     if options.world < 1:
         raise ValueError(f"plan: --world must be at least 1, not {options.world}")
     if not (0 < options.efficiency <= 1 and 0 < options.network < math.inf):
-        raise ValueError("plan: --efficiency must be above 0 and at most 1, --network a positive number of GB a second")
+        raise ValueError(
+            "plan: --efficiency must be above 0 and at most 1, --network a positive number of GB a second"
+        )
     cli = configured(Configured, "fit", args, RunDirectory())
     found = plan(cli, options.world, on_gpus=options.device is not None)
     if options.device:
         device = DEVICES[options.device]
         device = device._replace(flops=device.flops * options.efficiency)
-        found["on_devices"] = on_devices(found, device, options.network * 1e9, options.target_bits / 8)
+        found["on_devices"] = on_devices(
+            found, device, options.network * 1e9, options.target_bits / 8
+        )
     if options.json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return 0
@@ -101,12 +127,17 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
     as configured, and in all of one that has the target in parts, or whole. ``flops_per_token`` counts products, a
     multiplication and an addition as two. ``on_gpus``: the loss is worked out in the pieces that a GPU is given.
     """
-    given, data, module = cli.config.fit.trainer, cli.datamodule, cli.model
-    trained_in, strategy = precision(given.precision), strategy_kind(given.strategy)
+    given = cli.config.fit.trainer
+    data = cli.datamodule
+    module = cli.model
+    trained_in = precision(given.precision)
+    strategy = strategy_kind(given.strategy)
     if trained_in is None:
         raise ValueError(f"trainer.precision={given.precision}: plan knows {', '.join(PRECISIONS)}")
     if world % given.num_nodes:
-        raise ValueError(f"plan: --world={world} cannot be shared evenly by trainer.num_nodes={given.num_nodes}")
+        raise ValueError(
+            f"plan: --world={world} cannot be shared evenly by trainer.num_nodes={given.num_nodes}"
+        )
     source = module.target_source
     model = skeleton(source.directory(), source.revision, source.trust_remote_code)
     config = drafter_config(module, model)
@@ -116,15 +147,25 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
     target = sum(p.numel() for p in model.parameters())
     parts = sum(p.numel() for _, p in named_parts(model).values())
     dtype = DTYPES[source.dtype]
-    objective = dataclasses.replace(module.objective, piece_bytes=CUDA_PIECE) if on_gpus else module.objective
+    objective = (
+        dataclasses.replace(module.objective, piece_bytes=CUDA_PIECE)
+        if on_gpus
+        else module.objective
+    )
     memory = memory_need(
         config, objective, data.batch_size, data.seq_len, trained_in=trained_in, train_embed=module.train_embed,
         train_head=module.train_head,
         target_bytes=(parts if source.parts else target) * dtype.itemsize, target_dtype=dtype, world=world,
         nodes=given.num_nodes, sharded=strategy == "fsdp2",
     )  # fmt: skip
-    sent = STORED.get(features.dtype, dtype) if isinstance(features := module.features, Streamed) else dtype
-    stored = 1 + sum(b < config.num_target_layers or not config.fusion.final_norm for b in config.aux_layers)
+    sent = (
+        STORED.get(features.dtype, dtype)
+        if isinstance(features := module.features, Streamed)
+        else dtype
+    )
+    stored = 1 + sum(
+        b < config.num_target_layers or not config.fusion.final_norm for b in config.aux_layers
+    )
     rows_per_step = data.batch_size * given.accumulate_grad_batches * world
     rows: int | str
     steps: int | None = None
@@ -157,9 +198,12 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
             given.accumulate_grad_batches,
             sharded=strategy == "fsdp2",
         ),
-        "feature_bytes_per_token": stored * (config.target_hidden_size * sent.itemsize + 4 * (sent in SCALED)),
+        "feature_bytes_per_token": stored
+        * (config.target_hidden_size * sent.itemsize + 4 * (sent in SCALED)),
         "memory_bytes_with_parts": sum(memory.values()) - memory["target"] + parts * dtype.itemsize,
-        "memory_bytes_with_target": sum(memory.values()) - memory["target"] + target * dtype.itemsize,
+        "memory_bytes_with_target": sum(memory.values())
+        - memory["target"]
+        + target * dtype.itemsize,
         "memory_bytes_per_process": memory | {"total": sum(memory.values())},
     }
 
@@ -177,7 +221,8 @@ def exchanged(
     gradients = (weights - frozen) * trained_in.weights.itemsize
     if not sharded:
         return 2 * (world - 1) / world * gradients
-    shards, embeds = world // nodes, 2 if drafter.config.recurrence.masks else 1
+    shards = world // nodes
+    embeds = 2 if drafter.config.recurrence.masks else 1
     gathered = (weights - frozen_embed + embeds * frozen_embed) * trained_in.products.itemsize
     beside = 2 * (nodes - 1) / nodes * gradients / shards
     return batches * ((shards - 1) / shards * (gathered + gradients) + beside)
@@ -192,7 +237,8 @@ def target_flops(model: Any, T: int) -> float:
         if weight.dim() < 2 or name.endswith("bias") or weight is embedding or weight is head:
             continue
         before, routed, _ = name.partition(".experts.")
-        if routed and chosen:  # a token meets some of them; families stack all in one tensor, or name each
+        # a token meets some of them; families stack all in one tensor, or name each
+        if routed and chosen:
             numbered = model.get_submodule(f"{before}.experts")
             experts = len(numbered) if isinstance(numbered, nn.ModuleList) else len(weight)
             flops += 2 * weight.numel() * chosen / experts
@@ -201,13 +247,17 @@ def target_flops(model: Any, T: int) -> float:
     heads = text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     queries, values = (getattr(text, name, None) or width for name in ("qk_head_dim", "v_head_dim"))
-    attention = text.num_hidden_layers * heads * (queries + values) * T  # a token sees half of a row
+    # a token sees half of a row
+    attention = text.num_hidden_layers * heads * (queries + values) * T
     return flops + attention
 
 
-def drafter_flops(config: DrafterConfig, objective: ObjectiveConfig, train_head: bool, T: int) -> dict[str, float]:
+def drafter_flops(
+    config: DrafterConfig, objective: ObjectiveConfig, train_head: bool, T: int
+) -> dict[str, float]:
     """Of a training step for a token, forward and backward: the target's head, and the drafter."""
-    drafter, shares = skeleton_of(config), objective.shares(config.recurrence.masks)
+    drafter = skeleton_of(config)
+    shares = objective.shares(config.recurrence.masks)
     nodes = shares[0] * (1 + config.recurrence.masks) if config.recurrence.masks else sum(shares)
     fusion = sum(p.numel() for p in drafter.fusion.parameters() if p.dim() > 1)
     body = sum(
@@ -215,15 +265,19 @@ def drafter_flops(config: DrafterConfig, objective: ObjectiveConfig, train_head:
         for name, p in drafter.named_parameters()
         if p.dim() > 1 and not name.startswith(("fusion.", "embed_tokens.", "lm_head."))
     )
-    H, D, V = config.hidden_size, config.draft_vocab_size, config.vocab_size
+    H = config.hidden_size
+    D = config.draft_vocab_size
+    V = config.vocab_size
     heads = config.num_attention_heads * config.head_dim * config.num_layers
     forwards = 2 if objective.recompute else 1
     return {
         # all of the vocabulary is needed to know whether the likeliest token is in the draft vocabulary
         "target_head": 2.0 * config.target_hidden_size * (V if objective.in_vocab else D),
         "drafter": 2.0
-        * (2 * fusion + (2 + forwards) * nodes * body)  # by the inputs, which are none of fusion's; by weights
-        + (5 + 2 * forwards) * nodes * heads * T  # two products over half a row, and five in the backward pass
+        # by the inputs, which are none of fusion's; by weights
+        * (2 * fusion + (2 + forwards) * nodes * body)
+        # two products over half a row, and five in the backward pass
+        + (5 + 2 * forwards) * nodes * heads * T
         + 2.0 * (3 if train_head else 2) * sum(shares) * H * D,
     }
 
@@ -232,7 +286,9 @@ def _tables(model: Any) -> tuple[Any, Any]:
     return model.get_input_embeddings().weight, model.get_output_embeddings().weight
 
 
-def on_devices(found: Mapping[str, Any], device: Device, network: float, target_bytes: float) -> dict[str, Any]:
+def on_devices(
+    found: Mapping[str, Any], device: Device, network: float, target_bytes: float
+) -> dict[str, Any]:
     """Time and traffic of the planned run by where its features come from: worked out in the step, read from a cache,
     or streamed.
 
@@ -241,7 +297,8 @@ def on_devices(found: Mapping[str, Any], device: Device, network: float, target_
         network: bytes a second of a process.
         target_bytes: of one of the target's parameters in a producer.
     """
-    world, flops = found["processes"], found["flops_per_token"]
+    world = found["processes"]
+    flops = found["flops_per_token"]
     tokens = found["tokens_per_step"] / world  # of a process
     alone = tokens * (flops["target_head"] + flops["drafter"]) / device.flops
     alone += found["exchanged_bytes_per_step"] / network
@@ -282,6 +339,16 @@ def _rows(found: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str
         elif isinstance(value, bool) or not isinstance(value, int | float):
             yield said, str(value)
         elif "bytes" in name:
-            yield said.replace("bytes", "MB"), f"{value / MB:,.3g}" if value < 100 * MB else f"{value / MB:,.0f}"
+            yield (
+                said.replace("bytes", "MB"),
+                f"{value / MB:,.3g}" if value < 100 * MB else f"{value / MB:,.0f}",
+            )
         else:
-            yield said, f"{value:,}" if isinstance(value, int) else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+            yield (
+                said,
+                f"{value:,}"
+                if isinstance(value, int)
+                else f"{value:,.3g}"
+                if value < 1000
+                else f"{value:,.0f}",
+            )

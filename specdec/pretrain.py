@@ -53,11 +53,19 @@ from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)
 
-RECORD, CARD, WEIGHTS = "pretrain.json", "README.md", "model.safetensors"
+RECORD = "pretrain.json"
+CARD = "README.md"
+WEIGHTS = "model.safetensors"
 EMBEDDING_STD = 0.5  # the embedding must not drown in what the layers add
-BEGINNINGS, ANSWERED_AT_ONCE = (12, 20, 32, 48), 128  # tokens of a function that an answer goes on from; rows
+# tokens of a function that an answer goes on from; rows
+BEGINNINGS = (12, 20, 32, 48)
+ANSWERED_AT_ONCE = 128
 TINY = 1e-6  # under a root, whose slope at zero has no end
-SINK_ROWS, ANSWERS, PROMPT_TOKENS, NEW_TOKENS = 32, 60, 32, 96  # what the card's figures are measured on
+# what the card's figures are measured on
+SINK_ROWS = 32
+ANSWERS = 60
+PROMPT_TOKENS = 32
+NEW_TOKENS = 96
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +132,9 @@ class PretrainConfig:
     def determinants(self) -> dict[str, Any]:
         """What the weights depend on."""
         left_out = {"out", "every_n_train_steps"}
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in left_out}
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if name not in left_out
+        }
 
 
 class Pretraining(pl.LightningModule):
@@ -137,9 +147,11 @@ class Pretraining(pl.LightningModule):
 
     def __init__(self, config: PretrainConfig, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__()
-        self.config, self.tokenizer = config, tokenizer
+        self.config = config
+        self.tokenizer = tokenizer
         self.model = llama(config, tokenizer)
-        self._added: list[Tensor] = []  # of each layer, what its heads add, RMS; of the forward under way
+        # of each layer, what its heads add, RMS; of the forward under way
+        self._added: list[Tensor] = []
         for layer in self.model.model.layers:
             layer.self_attn.o_proj.register_forward_pre_hook(self._listen)
 
@@ -149,7 +161,8 @@ class Pretraining(pl.LightningModule):
             return
         heads = (self.config.heads, self.config.head_dim)
         weight_Hv: Any = o_proj.weight
-        z_BThd, w_Hhd = args[0].unflatten(-1, heads), weight_Hv.unflatten(1, heads)
+        z_BThd = args[0].unflatten(-1, heads)
+        w_Hhd = weight_Hv.unflatten(1, heads)
         gram_hde = torch.einsum("Hhd,Hhe->hde", w_Hhd, w_Hhd) / self.config.hidden_size
         square_BTh = torch.einsum("bthd,hde,bthe->bth", z_BThd, gram_hde, z_BThd)
         self._added.append((square_BTh.float().clamp(min=0) + TINY).sqrt().mean())
@@ -172,10 +185,17 @@ class Pretraining(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW; the learning rate rises, stays and falls."""
-        optimizer = AdamW(self.model.named_parameters(), self.config.lr, weight_decay=self.config.weight_decay)
-        steps, warmup, decay = self.config.steps, self.config.warmup, self.config.decay
-        rising, falling = max(1, round(warmup * steps)), max(1, round(decay * steps))
-        schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / rising, (steps - step) / falling))
+        optimizer = AdamW(
+            self.model.named_parameters(), self.config.lr, weight_decay=self.config.weight_decay
+        )
+        steps = self.config.steps
+        warmup = self.config.warmup
+        decay = self.config.decay
+        rising = max(1, round(warmup * steps))
+        falling = max(1, round(decay * steps))
+        schedule = LambdaLR(
+            optimizer, lambda step: min(1.0, (step + 1) / rising, (steps - step) / falling)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
@@ -185,7 +205,9 @@ def next_tokens(model: LlamaForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
     ids_BT, _, documents_BT = batch
     view = View.packed(documents_BT)
     mask_B1TT = additive(view.visibility.mask_B1TS, torch.float32)
-    logits_BTV = model(ids_BT, attention_mask=mask_B1TT, position_ids=view.positions_BT, use_cache=False).logits[:, :-1]
+    logits_BTV = model(
+        ids_BT, attention_mask=mask_B1TT, position_ids=view.positions_BT, use_cache=False
+    ).logits[:, :-1]
     inside_BT = (documents_BT[:, 1:] == documents_BT[:, :-1]) & (documents_BT[:, 1:] >= 0)
     return logits_BTV[inside_BT].float(), ids_BT[:, 1:][inside_BT]
 
@@ -205,7 +227,8 @@ def llama(config: PretrainConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaFo
         torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)
     with torch.no_grad():
         model.model.embed_tokens.weight[tokenizer.bos_token_id].mul_(config.bos_scale)
-    for layer in model.model.layers:  # every layer starts as the identity, which shortens training by far
+    # every layer starts as the identity, which shortens training by far
+    for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
     return model
@@ -225,20 +248,25 @@ def pretrain(config: PretrainConfig) -> int:
     out = config.out or runs_folder() / "pretrain"
     if out.exists():
         if not (out / RECORD).is_file() or read_json(out / RECORD)["config"] != config.determinants:
-            raise ValueError(f"{out} exists already and is no model of these settings: choose another --out")
+            raise ValueError(
+                f"{out} exists already and is no model of these settings: choose another --out"
+            )
         log.info("%s is trained already", out)
         return 0
     work = out.with_name(out.name + ".partial")
     if not (work / RECORD).exists():
         write_json(work / RECORD, config.determinants)
     elif read_json(work / RECORD) != config.determinants:
-        raise ValueError(f"{work} holds a training of other settings: choose another --out or remove it")
+        raise ValueError(
+            f"{work} holds a training of other settings: choose another --out or remove it"
+        )
     sources = corpus(config.seed)
     texts = [file.text for file in sources.train]
     log.info("training a tokenizer of %d tokens on %d files", config.vocab_size, len(texts))
     tokenizer = train_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
     data = EmbeddedData(config.seq_len, config.batch_size, config.seed)
-    module, precision = Pretraining(config, tokenizer), config.precision
+    module = Pretraining(config, tokenizer)
+    precision = config.precision
     if precision == "auto":
         precision = "bf16-mixed" if multiplies_bfloat16() else "32-true"
     log.info(
@@ -253,7 +281,9 @@ def pretrain(config: PretrainConfig) -> int:
         use_distributed_sampler=False, enable_model_summary=False, enable_progress_bar=False,
     )  # fmt: skip
     try:
-        trainer.fit(module, datamodule=data, ckpt_path=newest(work / "checkpoints"), weights_only=True)
+        trainer.fit(
+            module, datamodule=data, ckpt_path=newest(work / "checkpoints"), weights_only=True
+        )
     except SystemExit as error:
         if error.code == 1:  # what Lightning does after Ctrl-C
             return 128 + signal.SIGINT
@@ -268,13 +298,20 @@ def pretrain(config: PretrainConfig) -> int:
             "parameters": model.num_parameters(),
             "tokens": config.steps * config.batch_size * config.seq_len,
             "precision": precision,
-            "corpus": {"files": len(texts), "characters": sum(map(len, texts)), "sha256": sources.sha256},
+            "corpus": {
+                "files": len(texts),
+                "characters": sum(map(len, texts)),
+                "sha256": sources.sha256,
+            },
             "weights_sha256": sha256(staging / WEIGHTS),
             **measure(model, data, tokenizer),
             "provenance": provenance(seed=config.seed),
         }
         rows = answers(model, sources.train, tokenizer)
-        write_text(staging / ANSWERS_FILE.name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_text(
+            staging / ANSWERS_FILE.name,
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+        )
         record["answers"] = len(rows)
         write_json(staging / RECORD, record)
         write_text(staging / CARD, card(record))
@@ -294,14 +331,19 @@ def answers(
     """
     whole = [text for file in files for _, text in functions(file.text)]
     encoded = tokenizer(whole, return_attention_mask=False, verbose=False)["input_ids"]
-    rows, lengths = [], itertools.cycle(BEGINNINGS)
-    beginnings = [ids[:length] for ids, length in zip(encoded, lengths, strict=False) if len(ids) > length]
+    rows = []
+    lengths = itertools.cycle(BEGINNINGS)
+    beginnings = [
+        ids[:length] for ids, length in zip(encoded, lengths, strict=False) if len(ids) > length
+    ]
     with progress("answering", "function", len(beginnings)) as done:
         for length in BEGINNINGS:  # those of one length at once: no padding
             alike = [ids for ids in beginnings if len(ids) == length]
             for start in range(0, len(alike), ANSWERED_AT_ONCE):
                 ids_BT = torch.tensor(alike[start : start + ANSWERED_AT_ONCE])
-                for ids, made in zip(ids_BT.tolist(), greedy(model, ids_BT, tokenizer.eos_token_id), strict=True):
+                for ids, made in zip(
+                    ids_BT.tolist(), greedy(model, ids_BT, tokenizer.eos_token_id), strict=True
+                ):
                     if not loops(made):
                         text = tokenizer.decode([*ids, *made], skip_special_tokens=True)
                         rows.append({"text": text, "ended": len(made) < NEW_TOKENS})
@@ -312,13 +354,19 @@ def answers(
 def greedy(model: LlamaForCausalLM, ids_BT: Tensor, end: int) -> list[list[int]]:
     """Up to :data:`NEW_TOKENS` tokens after each row, without the end token."""
     made_BT = model.generate(
-        ids_BT, attention_mask=torch.ones_like(ids_BT), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=end
+        ids_BT,
+        attention_mask=torch.ones_like(ids_BT),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=end,
     )[:, ids_BT.shape[1] :]
     return [list(itertools.takewhile(lambda id_: id_ != end, ids)) for ids in made_BT.tolist()]
 
 
 @torch.inference_mode()
-def measure(model: LlamaForCausalLM, data: EmbeddedData, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def measure(
+    model: LlamaForCausalLM, data: EmbeddedData, tokenizer: PreTrainedTokenizerFast
+) -> dict[str, Any]:
     """What the card says of a trained model.
 
     Returns:
@@ -327,18 +375,25 @@ def measure(model: LlamaForCausalLM, data: EmbeddedData, tokenizer: PreTrainedTo
         head's; ``state_rms``: at the first token and at the others, after each layer; ``looping``: share of greedy
         answers to held-out prompts that loop.
     """
-    rows, losses, counts = data.splits.validation.int64(), 0.0, 0
-    for batch in (Batch(*columns) for columns in zip(*(column.split(16) for column in rows), strict=True)):
+    rows = data.splits.validation.int64()
+    losses = 0.0
+    counts = 0
+    for batch in (
+        Batch(*columns) for columns in zip(*(column.split(16) for column in rows), strict=True)
+    ):
         logits_RV, ids_R = next_tokens(model, batch)
         losses += float(cross_entropy(logits_RV, ids_R, reduction="sum"))
         counts += len(ids_R)
     one_document = (rows.documents_BT == 0).all(1)
     ids_BT = rows.ids_BT[one_document][:SINK_ROWS]
     seen = model(ids_BT, use_cache=False, output_attentions=True, output_hidden_states=True)
-    sinks_Lh = torch.stack([weights_BhTT[:, :, 1:, 0].mean((0, 2)) for weights_BhTT in seen.attentions])
+    sinks_Lh = torch.stack(
+        [weights_BhTT[:, :, 1:, 0].mean((0, 2)) for weights_BhTT in seen.attentions]
+    )
     rms = [state_BTH.square().mean(-1).sqrt() for state_BTH in seen.hidden_states]
     prompts = held_out_prompts(ANSWERS, PROMPT_TOKENS, data.seed, tokenizer)
-    ids_BT = tokenizer([row["prompt"] for row in prompts], return_tensors="pt").input_ids  # of equal lengths
+    # of equal lengths
+    ids_BT = tokenizer([row["prompt"] for row in prompts], return_tensors="pt").input_ids
     made = greedy(model, ids_BT, tokenizer.eos_token_id)
     return {
         "held_out_loss": losses / counts,
@@ -347,14 +402,19 @@ def measure(model: LlamaForCausalLM, data: EmbeddedData, tokenizer: PreTrainedTo
             "mean": float(sinks_Lh.mean()),
             "heads": sinks_Lh.tolist(),
         },
-        "state_rms": {"first": [float(x[:, 0].mean()) for x in rms], "others": [float(x[:, 1:].mean()) for x in rms]},
+        "state_rms": {
+            "first": [float(x[:, 0].mean()) for x in rms],
+            "others": [float(x[:, 1:].mean()) for x in rms],
+        },
         "looping": sum(map(loops, made)) / len(made),
     }
 
 
 def card(record: dict[str, Any]) -> str:
     """The model card, in the Hub's layout."""
-    config, sink, rms, text = (record[name] for name in ("config", "attention_sink", "state_rms", "corpus"))
+    config, sink, rms, text = (
+        record[name] for name in ("config", "attention_sink", "state_rms", "corpus")
+    )
     made = record["provenance"]
     return f"""---
 license: psf-2.0

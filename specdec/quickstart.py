@@ -27,9 +27,14 @@ from specdec.utils.text import duration, printable
 CONFIG = "conf/quickstart.yaml"
 EVALUATION = "evaluation"  # the folder of its results in the run directory
 SHAPES = ("chain:depth=4", "tree:depth=6,top_k=2,nodes=12")
-PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 20, 32, 96
+PROMPTS = 20
+PROMPT_TOKENS = 32
+NEW_TOKENS = 96
 # seconds of each stage on two cores (benchmarks/results has the machine), for what is said beforehand
-PRETRAINS, TRAINS, DECODES, COMPILES = 3600, 130, 40, 100
+PRETRAINS = 3600
+TRAINS = 130
+DECODES = 40
+COMPILES = 100
 
 
 def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) -> int:
@@ -49,13 +54,23 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
         ValueError: the run directory belongs to something else, or a step cannot be done.
     """
     out = out or runs_folder() / ("quickstart_full" if full else "quickstart")
-    console, begin, mark = Console(), time.monotonic(), out / "quickstart.json"
+    console = Console()
+    begin = time.monotonic()
+    mark = out / "quickstart.json"
     if not console.is_terminal:
         console.width = 120  # of a log
-    plan: dict[str, Any] = {"quickstart": 2, "seed": seed, "full": full, "shapes": [*SHAPES], "new_tokens": NEW_TOKENS}
+    plan: dict[str, Any] = {
+        "quickstart": 2,
+        "seed": seed,
+        "full": full,
+        "shapes": [*SHAPES],
+        "new_tokens": NEW_TOKENS,
+    }
     if mark.exists():
         if read_json(mark) != plan:
-            raise ValueError(f"{out} holds a quickstart with other settings: choose another --out or remove it")
+            raise ValueError(
+                f"{out} holds a quickstart with other settings: choose another --out or remove it"
+            )
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists already and is no quickstart run: choose another --out")
     else:
@@ -65,11 +80,17 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
     def stage(what: str, seconds: int, done: bool = False) -> None:
         """Say what begins, and how long it takes on two cores; ``done``: by an earlier run."""
         left = "done before" if done else f"about {duration(seconds)} on two cores"
-        console.print(f"\n[bold]{next(stages)}/4[/bold] {what}: {left}", highlight=False, soft_wrap=True)
+        console.print(
+            f"\n[bold]{next(stages)}/4[/bold] {what}: {left}", highlight=False, soft_wrap=True
+        )
 
     target = TargetSource(str(out / "target")) if full else TargetSource()
     if full:
-        stage("the target, a small Llama of the standard library", PRETRAINS, (out / "target").exists())
+        stage(
+            "the target, a small Llama of the standard library",
+            PRETRAINS,
+            (out / "target").exists(),
+        )
         pretrain(PretrainConfig(out=out / "target"))
     else:
         stage("the target, a small Llama that comes with specdec", 0, True)
@@ -83,12 +104,17 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
         (out / CLAIM).touch()  # by which fit knows the directory for a run's
         if status := fit("fit", [*fit_args, "--ckpt_path", "auto"]):
             return status
-    prompts, whole = out / "prompts.jsonl", (out / EVALUATION).exists()
+    prompts = out / "prompts.jsonl"
+    whole = (out / EVALUATION).exists()
     if not prompts.exists():
         rows = held_out_prompts(PROMPTS, PROMPT_TOKENS, SEED, target.load_tokenizer())
         write_text(prompts, "".join(json.dumps({**row, "category": None}) + "\n" for row in rows))
         write_run_sums(out)
-    stage(f"decoding {PROMPTS} held-out prompts plainly and with drafts", DECODES + (COMPILES if full else 0), whole)
+    stage(
+        f"decoding {PROMPTS} held-out prompts plainly and with drafts",
+        DECODES + (COMPILES if full else 0),
+        whole,
+    )
     if whole:
         check_sums(out / EVALUATION, "remove the folder: the same command evaluates again")
         metrics = read_json(out / EVALUATION / METRICS)
@@ -109,11 +135,37 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
 
 def _commands(source: str, out: Path, seed: int, compile: bool) -> tuple[list[str], list[str]]:
     """The arguments of ``specdec fit`` and of ``specdec evaluate`` that a quick start stands for."""
-    precision, dtype = ("bf16-mixed", "bfloat16") if multiplies_bfloat16() else ("32-true", "float32")
-    fit_args = ["--config", CONFIG, "--seed_everything", str(seed), "--out", str(out), "--model.target.source", source]
-    fit_args += ["--trainer.precision", precision, "--model.target.dtype", dtype]  # the evaluation is in float32
-    evaluate_args = ["--target", source, "--drafter", str(out / "drafter"), "--prompts", str(out / "prompts.jsonl")]
-    evaluate_args += ["--shape", *SHAPES, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out / EVALUATION)]
+    precision, dtype = (
+        ("bf16-mixed", "bfloat16") if multiplies_bfloat16() else ("32-true", "float32")
+    )
+    fit_args = [
+        "--config",
+        CONFIG,
+        "--seed_everything",
+        str(seed),
+        "--out",
+        str(out),
+        "--model.target.source",
+        source,
+    ]
+    # the evaluation is in float32
+    fit_args += ["--trainer.precision", precision, "--model.target.dtype", dtype]
+    evaluate_args = [
+        "--target",
+        source,
+        "--drafter",
+        str(out / "drafter"),
+        "--prompts",
+        str(out / "prompts.jsonl"),
+    ]
+    evaluate_args += [
+        "--shape",
+        *SHAPES,
+        "--max_new_tokens",
+        str(NEW_TOKENS),
+        "--out",
+        str(out / EVALUATION),
+    ]
     return fit_args, evaluate_args + ([] if compile else ["--compile", "false"])
 
 
@@ -123,20 +175,35 @@ def show_answer(source: TargetSource, out: Path, console: Console) -> None:
     target, drafter, *_ = load_pair(source, out / "drafter")
     chain, *_ = read_answers(out / EVALUATION / ANSWERS, len(SHAPES))
     chosen = max(chain, key=lambda one: (not one.loops, one.tokens)).prompt_id
-    (prompt,) = (str(one.text) for one in load_prompts([out / "prompts.jsonl"]) if one.prompt_id == chosen)
-    console.print("Accepted drafts are green.\n" if console.color_system else "Accepted drafts are in brackets.\n")
+    (prompt,) = (
+        str(one.text) for one in load_prompts([out / "prompts.jsonl"]) if one.prompt_id == chosen
+    )
+    console.print(
+        "Accepted drafts are green.\n"
+        if console.color_system
+        else "Accepted drafts are in brackets.\n"
+    )
     console.print(Text(printable(prompt), style="dim"), end="", soft_wrap=True)
-    for chunk in SpeculativeDecoder(target, drafter, parse_shape(SHAPES[0])).stream(prompt, NEW_TOKENS):
+    for chunk in SpeculativeDecoder(target, drafter, parse_shape(SHAPES[0])).stream(
+        prompt, NEW_TOKENS
+    ):
         drafts, own = (
-            printable("".join(part)) for part in (chunk.texts[: chunk.accepted], chunk.texts[chunk.accepted :])
+            printable("".join(part))
+            for part in (chunk.texts[: chunk.accepted], chunk.texts[chunk.accepted :])
         )
         drafts = drafts if console.color_system or not drafts else f"[{drafts}]"
-        console.print(Text(drafts, style="green"), Text(own, style="bold"), sep="", end="", soft_wrap=True)
+        console.print(
+            Text(drafts, style="green"), Text(own, style="bold"), sep="", end="", soft_wrap=True
+        )
     console.print("\n")
 
 
-def _closing(source: str, out: Path, target: dict[str, Any], results: list[dict[str, Any]], seconds: float) -> str:
-    same, compared = (sum(result[f"{kind}_outputs"] for result in results) for kind in ("identical", "compared"))
+def _closing(
+    source: str, out: Path, target: dict[str, Any], results: list[dict[str, Any]], seconds: float
+) -> str:
+    same, compared = (
+        sum(result[f"{kind}_outputs"] for result in results) for kind in ("identical", "compared")
+    )
     accepted = "".join(
         f"  {result['shape']}: {result['acceptance_length']['mean']:.2f} tokens per target pass, "
         f"{result['speedup']:.2f}x the speed of plain decoding\n"

@@ -16,7 +16,8 @@ from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save_drafter
 from specdec.target import Target
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start: threads of several processes on a few cores only wait
+# of what tests start: threads of several processes on a few cores only wait
+os.environ["OMP_NUM_THREADS"] = "1"
 if threading.current_thread() is threading.main_thread():  # a shell's background job ignores Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
@@ -69,7 +70,10 @@ def target_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.train_from_iterator(
         [TEXT],
         trainers.BpeTrainer(
-            vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+            vocab_size=300,
+            special_tokens=["<s>", "</s>"],
+            initial_alphabet=alphabet,
+            show_progress=False,
         ),
     )
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")

@@ -60,7 +60,8 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     }),
 }  # fmt: skip
 FAMILIES = tuple(CONFIGS)
-NUMBERED = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")  # whose module is one layer more of the target's
+# whose module is one layer more of the target's
+NUMBERED = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
 UNREAD = 5  # a token whose embedding is zero
 NEXTN = {"enorm": "enorm", "hnorm": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm"}
 MTP = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "fc": "fc", "norm": "norm"}
@@ -85,7 +86,9 @@ class Module(nn.Module):
         x_BTH = self.fc(torch.cat([self.enorm(embedded_BTH), self.hnorm(hidden_BTH)], -1))
         T = x_BTH.shape[1]
         hidden_TT = torch.ones(T, T, dtype=torch.bool).triu(1)
-        mask = torch.zeros(T, T, dtype=x_BTH.dtype).masked_fill(hidden_TT, float("-inf"))[None, None]
+        mask = torch.zeros(T, T, dtype=x_BTH.dtype).masked_fill(hidden_TT, float("-inf"))[
+            None, None
+        ]
         tables = self.rotary[0](x_BTH, torch.arange(T)[None])
         made: Tensor = self.block(x_BTH, attention_mask=mask, position_embeddings=tables)
         return made
@@ -128,13 +131,19 @@ def made(
     module = Module(config).to(dtype).requires_grad_(False)
     sharded = family != "glm4_moe"
     model.save_pretrained(directory, max_shard_size="40KB" if sharded else "5GB")
-    tensors = {name: value.contiguous().clone() for name, value in module.published(family, config.num_hidden_layers)}
+    tensors = {
+        name: value.contiguous().clone()
+        for name, value in module.published(family, config.num_hidden_layers)
+    }
     if family in NUMBERED:  # copies that nobody reads
         beside = {"embed_tokens": model.model.embed_tokens, "shared_head.head": model.lm_head}
         place = f"model.layers.{config.num_hidden_layers}"
-        tensors |= {f"{place}.{name}.weight": part.weight.detach().clone() for name, part in beside.items()}
+        tensors |= {
+            f"{place}.{name}.weight": part.weight.detach().clone() for name, part in beside.items()
+        }
     for name in [name for name in tensors if name.endswith("e_score_correction_bias")]:
-        tensors[name] = tensors[name].to(torch.promote_types(dtype, torch.float32))  # as it is published
+        # as it is published
+        tensors[name] = tensors[name].to(torch.promote_types(dtype, torch.float32))
     if not sharded:
         file = directory / "model.safetensors"
         save_file(load_file(file) | tensors, file, metadata={"format": "pt"})
@@ -145,7 +154,9 @@ def made(
     for n, name in enumerate(tensors):  # among the target's own, in two shards
         index["weight_map"][name] = shards[-1 - n % 2]
     for shard in shards[-2:]:
-        mine = {name: value for name, value in tensors.items() if index["weight_map"][name] == shard}
+        mine = {
+            name: value for name, value in tensors.items() if index["weight_map"][name] == shard
+        }
         save_file(load_file(directory / shard) | mine, directory / shard, metadata={"format": "pt"})
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     return Target(model, source=str(directory)), module

@@ -28,8 +28,11 @@ from tests.published import fill, published
 from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, presets
 
 WINDOW = 5
-OUTPUTS = tuple(f"{name}.weight" for name in ("o_proj", "out_proj", "down_proj", "dense", "fc2", "w2"))
-SHALLOW: dict[str, Any] = {"layers": 3}  # of a target that is compiled; it wants more context to be led astray
+OUTPUTS = tuple(
+    f"{name}.weight" for name in ("o_proj", "out_proj", "down_proj", "dense", "fc2", "w2")
+)
+# of a target that is compiled; it wants more context to be led astray
+SHALLOW: dict[str, Any] = {"layers": 3}
 TAPPED: dict[str, Any] = {"aux_layers": (1, 2, 3)}  # of its drafters
 RANK = 24  # channels that embeddings use: a drafter's values (2 heads of 12) can carry no more
 MIXED = ["sliding_attention", "full_attention"] * (LAYERS // 2) + ["sliding_attention"]
@@ -46,15 +49,29 @@ def successors(seed: int = 0) -> Tensor:
 def embeddings(seed: int = 0) -> Tensor:
     """(V, H) of mean square one, so that an RMSNorm leaves them alone; channel 0 is the same for every token."""
     out = torch.zeros(VOCAB, HIDDEN, dtype=torch.float64)
-    directions = torch.randn(VOCAB, RANK - 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    directions = torch.randn(
+        VOCAB, RANK - 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     out[:, 0] = 2
     out[:, 1:RANK] = torch.nn.functional.normalize(directions, dim=-1) * (HIDDEN - 4) ** 0.5
     return out
 
 
 def _dimensions(head_dim: int) -> dict[str, object]:
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    more = ("num_key_value_heads", "head_dim", "max_position_embeddings", "bos_token_id", "eos_token_id")
+    names = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
+    more = (
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+    )
     config = llama_config(head_dim=head_dim)
     return {name: getattr(config, name) for name in (*names, *more)} | {"pad_token_id": None}
 
@@ -72,13 +89,19 @@ def _gemma2(head_dim: int) -> PreTrainedModel:
 
 FAMILIES: dict[str, Callable[[int], PreTrainedModel]] = {
     "llama": lambda head_dim: LlamaForCausalLM(llama_config(head_dim=head_dim)),
-    "mistral": lambda head_dim: MistralForCausalLM(MistralConfig(**_dimensions(head_dim), sliding_window=WINDOW)),
+    "mistral": lambda head_dim: MistralForCausalLM(
+        MistralConfig(**_dimensions(head_dim), sliding_window=WINDOW)
+    ),
     "gemma2": _gemma2,
 }
 
 
 def markov_target(
-    family: str = "llama", context: float = 0.0, seed: int = 0, head_dim: int = 12, layers: int = LAYERS
+    family: str = "llama",
+    context: float = 0.0,
+    seed: int = 0,
+    head_dim: int = 12,
+    layers: int = LAYERS,
 ) -> Target:
     """A float64 target whose next token is the last one's successor; always so with ``context`` 0.
 
@@ -89,7 +112,9 @@ def markov_target(
 
 
 @torch.no_grad()
-def make_markov(model: PreTrainedModel, context: float, seed: int = 0, layers: int = LAYERS) -> PreTrainedModel:
+def make_markov(
+    model: PreTrainedModel, context: float, seed: int = 0, layers: int = LAYERS
+) -> PreTrainedModel:
     """The weights of such a target, in float64, for a model of any family; the layers' by torch's own generator."""
     model, family = model.double().eval(), model.config.model_type
     model.model.layers, model.config.num_hidden_layers = model.model.layers[:layers], layers
@@ -112,14 +137,20 @@ def astray(ids: list[int], seed: int = 0) -> int:
 
 
 @torch.no_grad()
-def perfect_drafter(target: Target, spec: DrafterSpec, seed: int = 0, sharpness: float = 20.0) -> Drafter:
+def perfect_drafter(
+    target: Target, spec: DrafterSpec, seed: int = 0, sharpness: float = 20.0
+) -> Drafter:
     """A drafter that says the successor of the token it reads: ``markov_target``'s own law, when context is 0.
 
     Entry Narrow copies the embedding through. Entry Wide reaches it by attention alone: each node attends to itself,
     the more exclusively the higher ``sharpness``, and its value takes the embedding in and the old feature out.
     """
     head_dim = getattr(target.config, "head_dim", None) or 12
-    sizes = {"vocab_size": VOCAB, "num_target_layers": target.num_layers, "identity": {"source": "tiny"}}
+    sizes = {
+        "vocab_size": VOCAB,
+        "num_target_layers": target.num_layers,
+        "identity": {"source": "tiny"},
+    }
     config = DrafterConfig.for_target(spec, llama_config(head_dim=head_dim), **sizes)
     size = config.draft_vocab_size
     ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:size].sort().values
@@ -146,7 +177,9 @@ def perfect_drafter(target: Target, spec: DrafterSpec, seed: int = 0, sharpness:
 @torch.no_grad()
 def worst_drafter(target: Target, **changes: Any) -> Drafter:
     """One that knows the target's law and drafts what is least likely by it."""
-    drafter = perfect_drafter(target, replace(presets()["eagle3_1"], draft_vocab_size="all", **changes))
+    drafter = perfect_drafter(
+        target, replace(presets()["eagle3_1"], draft_vocab_size="all", **changes)
+    )
     drafter.lm_head.weight.neg_()
     return drafter
 
@@ -159,6 +192,8 @@ def disturb(drafter: Drafter, level: float, seed: int = 0) -> Drafter:
     for name, weight in w.items():
         if weight.ndim > 1 and "embed_tokens" not in name:
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            w[name] = weight + level * (1.0 if "lm_head" in name else weight.shape[1] ** -0.5) * noise
+            w[name] = (
+                weight + level * (1.0 if "lm_head" in name else weight.shape[1] ** -0.5) * noise
+            )
     fill(drafter, w)
     return drafter

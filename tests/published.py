@@ -19,6 +19,8 @@ def fill(drafter: Drafter, weights: Mapping[str, Tensor]) -> None:
     """The inverse: give the parameters the values of published weights."""
     parameters = dict(drafter.named_parameters())
     made = published(drafter)
-    assert {name: x.shape for name, x in made.items()} == {name: x.shape for name, x in weights.items()}
+    assert {name: x.shape for name, x in made.items()} == {
+        name: x.shape for name, x in weights.items()
+    }
     for name, values in tensors.merged(parameters, weights, drafter.config).items():
         parameters[name].copy_(values)

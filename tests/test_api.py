@@ -23,7 +23,12 @@ def test_every_name_is_there_and_documented(name: str) -> None:
 def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(Path(specdec.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {name.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    seen = {
+        name.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
     assert seen == specdec._HOMES and {"__version__", *seen} == set(specdec.__all__)
 
 

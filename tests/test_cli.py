@@ -20,7 +20,9 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
         "heavy = {'torch', 'lightning', 'transformers', 'jsonargparse', 'numpy'} & set(sys.modules); "
         "sys.exit(str(heavy) if heavy else status)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in COMMANDS)
 
@@ -32,7 +34,9 @@ def test_a_command_says_at_once_what_it_waits_for() -> None:
         "cli._run = lambda *of: print('ran', 'torch' in sys.modules) or 0\n"
         "cli.main(['compare', 'a', 'b']); os.environ['LOCAL_RANK'] = '1'; cli.main(['compare', 'a', 'b'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout == "ran False\n" * 2
     assert done.stderr == "specdec compare: loading torch, lightning and transformers\n"
 
@@ -67,7 +71,10 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_wrong_input_is_one_clear_line(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    argv: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["specdec"])
     assert main(argv) == 2
@@ -79,7 +86,9 @@ def test_wrong_input_is_one_clear_line(
 
 def test_a_terminal_obeys_neither_errors_nor_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "\x1b]0;title\x07no\x1b[2Jwhere", "b"]) == 2
-    StderrLines().handle(logging.LogRecord("specdec", logging.INFO, "", 0, "one\n%s", ("t\x1b[1Awo\r",), None))
+    StderrLines().handle(
+        logging.LogRecord("specdec", logging.INFO, "", 0, "one\n%s", ("t\x1b[1Awo\r",), None)
+    )
     error = capsys.readouterr().err
     assert "\x1b" not in error and "\r" not in error
     assert "nowhere/metrics.json: no such file" in error and error.endswith("one\ntwo\n")
@@ -89,10 +98,23 @@ def test_what_a_logger_passes_on_is_not_judged(tmp_path: Path) -> None:
     """``WandbLogger`` hands further arguments to wandb, which is not here; a saved config has them."""
     path = tmp_path / "a.yaml"
     for logger, wrong in (("WandbLogger", False), ("CSVLogger", True)):
-        part = {"class_path": f"lightning.pytorch.loggers.{logger}", "init_args": {"save_dir": ".", "entity": None}}
+        part = {
+            "class_path": f"lightning.pytorch.loggers.{logger}",
+            "init_args": {"save_dir": ".", "entity": None},
+        }
         path.write_text(json.dumps({"trainer": {"logger": [part]}}))
-        with pytest.raises(ValueError, match="has no argument entity") if wrong else contextlib.nullcontext():
-            check("fit", index()["commands"]["fit"], ["--config", str(path)], ["lightning.pytorch"], [])
+        with (
+            pytest.raises(ValueError, match="has no argument entity")
+            if wrong
+            else contextlib.nullcontext()
+        ):
+            check(
+                "fit",
+                index()["commands"]["fit"],
+                ["--config", str(path)],
+                ["lightning.pytorch"],
+                [],
+            )
 
 
 def _into_a_closed_pipe(*args: str) -> subprocess.CompletedProcess[str]:
@@ -101,7 +123,11 @@ def _into_a_closed_pipe(*args: str) -> subprocess.CompletedProcess[str]:
     os.close(reader)
     try:
         return subprocess.run(
-            [sys.executable, "-m", "specdec", *args], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+            [sys.executable, "-m", "specdec", *args],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     finally:
         os.close(writer)

@@ -18,7 +18,8 @@ from tests.tiny import deeper, presets, tiny_config, variants
 CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted((CONF / "drafter").glob("*.yaml"))
 RUNS = sorted(CONF.glob("*.yaml"))
-FOR_FIT = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name != "study")  # tests/sweep has those
+# tests/sweep has those
+FOR_FIT = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name != "study")
 SHIPPED = {"draft_vocab_size": 32000, "attention_window": 512}  # the tests' own are smaller
 DESIGNS = presets() | variants() | deeper()
 DESIGNS |= {"eagle2": DESIGNS["eagle1"], "hass": DESIGNS["eagle1"]}
@@ -64,15 +65,21 @@ def test_a_preset_says_what_it_is_how_to_use_it_and_what_to_expect(path: Path) -
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
-def test_a_run_config_parses_and_says_how_to_use_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_config_parses_and_says_how_to_use_it(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "specdec fit" in path.read_text().split("\n\n")[0]
     assert printed(capsys, "--config", str(path))["trainer"]["max_steps"] > 0
 
 
 @pytest.mark.parametrize("path", FOR_FIT, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_shipped_config_passes_the_command_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_shipped_config_passes_the_command_line(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the arguments that its own comment gives."""
-    comment = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
+    comment = " ".join(
+        line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#")
+    )
     use = re.search(r"Use: specdec fit((?: --\S+ [^\s,;]+)+)", comment).group(1).split()  # type: ignore[union-attr]
     assert f"conf/{path.parent.name}/{path.name}" in use
     config = printed(capsys, *use)["model"]
@@ -87,21 +94,31 @@ def test_every_shipped_config_passes_the_command_line(path: Path, capsys: pytest
         for axis in ("fusion", "entry", "recurrence"):
             assert drafter[axis]["class_path"].endswith(f".{type(getattr(design, axis)).__name__}")
         theirs = {"class_path": "specdec.drafter.TargetNorm"}
-        assert drafter["norms"] == {s: theirs if one == TargetNorm() else one for s, one in vars(design.norms).items()}
+        assert drafter["norms"] == {
+            s: theirs if one == TargetNorm() else one for s, one in vars(design.norms).items()
+        }
         assert drafter["head"] == design.head
 
 
 def test_a_printed_config_prints_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    once = printed(capsys, "--config", str(CONF / "quickstart.yaml"), "--model.drafter.norms.aux", "concat")
+    once = printed(
+        capsys, "--config", str(CONF / "quickstart.yaml"), "--model.drafter.norms.aux", "concat"
+    )
     (tmp_path / "all.yaml").write_text(yaml.safe_dump(once))
     assert compose(["--config", str(tmp_path / "all.yaml")])[0] == once
     assert printed(capsys, "--config", str(tmp_path / "all.yaml")) == once
     assert once["model"]["drafter"]["norms"]["aux"] == "concat"
 
 
-def test_a_reference_follows_what_overrides_its_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.yaml").write_text("trainer: {max_steps: 9, val_check_interval: '${checkpoint.every_n_train_steps}'}")
-    (tmp_path / "b.yaml").write_text("checkpoint: {every_n_train_steps: 5}\nmodel: {ttt_steps: '${trainer.max_steps}'}")
+def test_a_reference_follows_what_overrides_its_value(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "trainer: {max_steps: 9, val_check_interval: '${checkpoint.every_n_train_steps}'}"
+    )
+    (tmp_path / "b.yaml").write_text(
+        "checkpoint: {every_n_train_steps: 5}\nmodel: {ttt_steps: '${trainer.max_steps}'}"
+    )
     args = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
     found = printed(capsys, *args, "--checkpoint.every_n_train_steps", "250")
     assert found["trainer"]["val_check_interval"] == 250 and found["model"]["ttt_steps"] == 9

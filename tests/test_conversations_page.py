@@ -15,7 +15,9 @@ def strings() -> str:
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
-                parts = [part.value if isinstance(part, ast.Constant) else "..." for part in node.values]
+                parts = [
+                    part.value if isinstance(part, ast.Constant) else "..." for part in node.values
+                ]
                 out.append("".join(map(str, parts)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 out.append(node.value)
@@ -38,5 +40,7 @@ def test_every_quoted_message_is_one_of_the_package() -> None:
         for word in filled_in:
             message = message.replace(word, "...")
         fragments = [fragment.strip(" ()") for fragment in message.split("...")]
-        missing += [fragment for fragment in fragments if len(fragment) > 3 and fragment not in known]
+        missing += [
+            fragment for fragment in fragments if len(fragment) > 3 and fragment not in known
+        ]
     assert not missing, missing

@@ -29,7 +29,9 @@ from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets, tiny_drafter, tiny_target
 
 PAGE = Path(__file__).parents[1] / "docs" / "add_a_variant.md"
-SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+SECTIONS = dict(
+    re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+)
 FIRST = "Fusion"
 DRAFTER = ("Fusion", "Norm", "Entry", "Recurrence")
 Write = Callable[[str], list[list[str]]]
@@ -45,10 +47,19 @@ def written(
 ) -> Iterator[Write]:
     """Writes a section's module into the working folder; its commands, each with what makes it small."""
     small = {
-        "model": {"target": {"source": str(target_directory)}, "drafter": {"draft_vocab_size": 200}, "ttt_steps": 2},
+        "model": {
+            "target": {"source": str(target_directory)},
+            "drafter": {"draft_vocab_size": 200},
+            "ttt_steps": 2,
+        },
         "data": {
             "class_path": "TextData",
-            "init_args": {"train": str(text_file), "val": str(text_file), "seq_len": 32, "batch_size": 2},
+            "init_args": {
+                "train": str(text_file),
+                "val": str(text_file),
+                "seq_len": 32,
+                "batch_size": 2,
+            },
         },
         "trainer": {
             "max_steps": 2,
@@ -64,10 +75,21 @@ def written(
     (tmp_path / "runs" / "mine" / "drafter").symlink_to(drafter_directory)
     more = {
         "fit": ["--config", "small.yaml"],
-        "evaluate": ["--target", str(target_directory), "--max_new_tokens", "8", "--compile", "off", "--out", "out"],
+        "evaluate": [
+            "--target",
+            str(target_directory),
+            "--max_new_tokens",
+            "8",
+            "--compile",
+            "off",
+            "--out",
+            "out",
+        ],
     }
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if not Path(path, "my_parts.py").exists()])
+    monkeypatch.setattr(
+        sys, "path", [path for path in sys.path if not Path(path, "my_parts.py").exists()]
+    )
     monkeypatch.setattr(sys, "argv", ["specdec"])
     monkeypatch.delenv(imports.VARIABLE, raising=False)
     sys.modules.pop("my_parts", None)
@@ -104,14 +126,20 @@ def test_every_base_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_what_the_page_says_is_trained_and_decodes(section: str, written: Write, target_directory: Path) -> None:
+def test_what_the_page_says_is_trained_and_decodes(
+    section: str, written: Write, target_directory: Path
+) -> None:
     ours = []
     for line in written(section):
         assert main(line) == 0
         ours += [word.partition(":")[0] for word in line if word.startswith("my_parts.")]
         if line[0] == "evaluate":
             metrics = json.loads(Path("out/metrics.json").read_text())
-            assert metrics["results"][0]["identical_outputs"] == metrics["results"][0]["compared_outputs"] == 1
+            assert (
+                metrics["results"][0]["identical_outputs"]
+                == metrics["results"][0]["compared_outputs"]
+                == 1
+            )
             continue
         run = Path(line[line.index("--out") + 1])
         assert ours[-1] in (run / "config.yaml").read_text()
@@ -125,7 +153,9 @@ def test_what_the_page_says_is_trained_and_decodes(section: str, written: Write,
     assert ours
 
 
-def test_without_the_flag_nothing_of_it_is_imported(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_flag_nothing_of_it_is_imported(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     bare = [word for word in written(FIRST)[0] if word not in ("--allow_imports", "my_parts")]
     assert main(bare) == 2
     assert "my_parts.Gated (model.drafter.fusion) was not imported" in capsys.readouterr().err
@@ -136,8 +166,16 @@ def test_without_the_flag_nothing_of_it_is_imported(written: Write, capsys: pyte
     ("section", "spec"),
     [
         ("Fusion", lambda own: DrafterSpec(fusion=own.Gated(), draft_vocab_size=40)),
-        ("Norm", lambda own: DrafterSpec(norms=Norms(own.DynamicTanh(), hidden=own.DynamicTanh(0.8)))),
-        ("Norm", lambda own: DrafterSpec(norms=Norms(output=own.DynamicTanh(), query_key=own.DynamicTanh()))),
+        (
+            "Norm",
+            lambda own: DrafterSpec(norms=Norms(own.DynamicTanh(), hidden=own.DynamicTanh(0.8))),
+        ),
+        (
+            "Norm",
+            lambda own: DrafterSpec(
+                norms=Norms(output=own.DynamicTanh(), query_key=own.DynamicTanh())
+            ),
+        ),
         ("Entry", lambda own: DrafterSpec(entry=own.Additive(), draft_vocab_size=40)),
         ("Recurrence", lambda own: DrafterSpec(recurrence=own.Mixed(0.3), num_layers=2)),
     ],
@@ -150,8 +188,12 @@ def test_what_is_trained_is_what_is_decoded(
 
 
 def test_the_parts_of_a_drafter_are_used(parts: Callable[[str], ModuleType]) -> None:
-    drafter: Drafter = tiny_drafter(DrafterSpec(fusion=parts("Fusion").Gated(), draft_vocab_size=40))
-    assert isinstance(drafter.fusion.gate, nn.Linear) and drafter.config.fusion.default_layers(7) == (2, 3, 4)
+    drafter: Drafter = tiny_drafter(
+        DrafterSpec(fusion=parts("Fusion").Gated(), draft_vocab_size=40)
+    )
+    assert isinstance(drafter.fusion.gate, nn.Linear) and drafter.config.fusion.default_layers(
+        7
+    ) == (2, 3, 4)
 
 
 def test_a_recurrence_refuses_a_design_without_its_norm(parts: Callable[[str], ModuleType]) -> None:
@@ -159,7 +201,9 @@ def test_a_recurrence_refuses_a_design_without_its_norm(parts: Callable[[str], M
         DrafterSpec(recurrence=parts("Recurrence").Mixed(), norms=Norms("each", output=False))
 
 
-def test_the_loss_is_the_cross_entropy_of_what_is_drafted_badly(parts: Callable[[str], ModuleType]) -> None:
+def test_the_loss_is_the_cross_entropy_of_what_is_drafted_badly(
+    parts: Callable[[str], ModuleType],
+) -> None:
     draft_RD = torch.tensor([[9.0, 0, 0], [0, 0, 0]], dtype=torch.float64)
     p_RD = torch.tensor([[1.0, 0, 0], [1, 0, 0]], dtype=torch.float64)
     token_R = torch.tensor([0, 0])
@@ -176,24 +220,32 @@ def test_the_noise_is_a_share_of_each_state(parts: Callable[[str], ModuleType]) 
     aux_BTNH = torch.stack([torch.full((1, 3, 4000), size) for size in (1.0, 100.0)], dim=2)
     documents_BT = torch.zeros(1, 3, dtype=torch.int64)
     noise = parts("Noise").RelativeNoise(0.1)
-    made = [noise(aux_BTNH, documents_BT, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    made = [
+        noise(aux_BTNH, documents_BT, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
+    ]
     assert made[0].equal(made[1]) and not made[0].equal(made[2])
     spread_BTN = (made[0] - aux_BTNH).std(-1)
-    torch.testing.assert_close(spread_BTN, torch.tensor([0.1, 10.0]).expand(1, 3, 2), rtol=0.05, atol=0)
+    torch.testing.assert_close(
+        spread_BTN, torch.tensor([0.1, 10.0]).expand(1, 3, 2), rtol=0.05, atol=0
+    )
 
 
 def test_the_schedule_is_a_trapezium(parts: Callable[[str], ModuleType]) -> None:
     schedule = parts("Schedule").WarmupStableDecay(warmup=0.1, decay=0.5)
     factors = [schedule.factor(step, 100) for step in range(100)]
     assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
-    assert factors[10:50] == [1] * 40 and factors[50:] == pytest.approx([(100 - step) / 50 for step in range(50, 100)])
+    assert factors[10:50] == [1] * 40 and factors[50:] == pytest.approx(
+        [(100 - step) / 50 for step in range(50, 100)]
+    )
     assert parts("Schedule").WarmupStableDecay(0, 0).factor(0, 3) == 1
 
 
 def test_the_features_are_rounded_to_eight_bits(parts: Callable[[str], ModuleType]) -> None:
     target, ids_BT = tiny_target(), torch.arange(8)[None]
     batch = Batch(ids_BT, torch.ones(1, 8, dtype=torch.bool), torch.zeros_like(ids_BT))
-    exact, rounded = (source(target, batch, [2, 4], False) for source in (OnTheFly(), parts("Features").Float8()))
+    exact, rounded = (
+        source(target, batch, [2, 4], False) for source in (OnTheFly(), parts("Features").Float8())
+    )
     off = (rounded.aux_BTNH - exact.aux_BTNH).abs() / exact.aux_BTNH.abs().amax(-1, keepdim=True)
     assert 0 < off.max() < 2**-4 and rounded.final_BTH.equal(exact.final_BTH)
 
@@ -205,7 +257,9 @@ def test_the_runners_up_are_accepted(parts: Callable[[str], ModuleType]) -> None
     assert (shape.nodes_drafted, shape.name) == (7, "chain of 4 and 3 runners-up")
     target, prompt = markov_target("llama", 0.45), [3, 4, 5]
     drafter = disturb(perfect_drafter(target, presets()["eagle3_1"], sharpness=1.0), 0.4)
-    made = [SpeculativeDecoder(target, drafter, one).generate(prompt, 40) for one in (Chain(4), shape)]
+    made = [
+        SpeculativeDecoder(target, drafter, one).generate(prompt, 40) for one in (Chain(4), shape)
+    ]
     assert made[0].ids == made[1].ids == PlainDecoder(target).generate(prompt, 40).ids
     assert len(made[1].accepted) < len(made[0].accepted)
     with pytest.raises(ValueError, match="keeps the drafts it likes best"):
@@ -214,15 +268,26 @@ def test_the_runners_up_are_accepted(parts: Callable[[str], ModuleType]) -> None
         parse_shape("my_parts.RunnersUp:depth=4,spare=5")
 
 
-@pytest.mark.parametrize("text", ["my_parts.RunnersUp", "os.path", "specdec.decoding.DraftTree", "my_parts.torch"])
+@pytest.mark.parametrize(
+    "text", ["my_parts.RunnersUp", "os.path", "specdec.decoding.DraftTree", "my_parts.torch"]
+)
 def test_no_shape_of_a_module_that_nobody_vouched_for(text: str, written: Write) -> None:
     written("Draft shape")
-    with pytest.raises(ValueError, match=r"of your own, as my_parts\.Mine:depth=3, with --allow_imports"):
+    with pytest.raises(
+        ValueError, match=r"of your own, as my_parts\.Mine:depth=3, with --allow_imports"
+    ):
         parse_shape(text)
     assert "my_parts" not in sys.modules
 
 
 def test_the_table_of_planted_faults_is_that_of_its_results() -> None:
-    results = (Path(__file__).parents[1] / "benchmarks/results/planted_xeon-2core_202611.md").read_text().splitlines()
+    results = (
+        (Path(__file__).parents[1] / "benchmarks/results/planted_xeon-2core_202611.md")
+        .read_text()
+        .splitlines()
+    )
     table = "\n".join(line for line in results if line.startswith("|"))
-    assert table.count("\n") > 20 and table in (Path(__file__).parents[1] / "docs/diagnose.md").read_text()
+    assert (
+        table.count("\n") > 20
+        and table in (Path(__file__).parents[1] / "docs/diagnose.md").read_text()
+    )

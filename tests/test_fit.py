@@ -37,9 +37,19 @@ def base(target_directory: Path, text_file: Path, tmp_path: Path) -> list[str]:
         },
         "data": {
             "class_path": "TextData",
-            "init_args": {"train": str(text_file), "val": str(text_file), "seq_len": 32, "batch_size": 2},
+            "init_args": {
+                "train": str(text_file),
+                "val": str(text_file),
+                "seq_len": 32,
+                "batch_size": 2,
+            },
         },
-        "trainer": {"max_steps": 6, "log_every_n_steps": 2, "accelerator": "cpu", "enable_model_summary": False},
+        "trainer": {
+            "max_steps": 6,
+            "log_every_n_steps": 2,
+            "accelerator": "cpu",
+            "enable_model_summary": False,
+        },
         "checkpoint": {"every_n_train_steps": 3, "save_top_k": -1},
         "acceptance": {"max_new_tokens": 8, "count": 2},
     }
@@ -55,14 +65,29 @@ def bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_keeps_everything(base: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert (
-        run("fit", [*base, "--out", str(out), "--trainer.limit_val_batches", "2", "--trainer.val_check_interval", "3"])
+        run(
+            "fit",
+            [
+                *base,
+                "--out",
+                str(out),
+                "--trainer.limit_val_batches",
+                "2",
+                "--trainer.val_check_interval",
+                "3",
+            ],
+        )
         == 0
     )
     assert json.loads((out / "DONE.json").read_text())["steps"] == 6
     assert (out / "config.yaml").is_file() and (out / "provenance.json").is_file()
     assert list(out.glob("tensorboard/version_0/events*"))
     rows = (out / "csv" / "version_0" / "metrics.csv").read_text()
-    assert "train/accuracy_2" in rows and "val/prefix_proxy" in rows and "val/acceptance_length" in rows
+    assert (
+        "train/accuracy_2" in rows
+        and "val/prefix_proxy" in rows
+        and "val/acceptance_length" in rows
+    )
     drafter = load_drafter(out / "drafter")
     assert drafter.config.draft_vocab_size == 200
     assert drafter.config.target["fingerprint"]
@@ -78,7 +103,10 @@ MINE = ["--trainer.logger.save_dir=.", "--trainer.logger.name=mine"]
 @pytest.mark.parametrize(
     ("given", "folders"),
     [
-        (["--trainer.logger+=lightning.pytorch.loggers.CSVLogger", *MINE], ["csv", "mine", "tensorboard"]),
+        (
+            ["--trainer.logger+=lightning.pytorch.loggers.CSVLogger", *MINE],
+            ["csv", "mine", "tensorboard"],
+        ),
         (["--trainer.logger=lightning.pytorch.loggers.CSVLogger", *MINE], ["mine"]),
         (["--trainer.logger=true"], ["csv", "tensorboard"]),
         (["--trainer.logger=false"], []),
@@ -104,17 +132,24 @@ def test_loggers_are_added_replaced_and_switched_off(
     if "tensorboard" in folders:
         (events,) = out.glob("tensorboard/version_0/events*")
         assert b"model/optimizer/lr" in events.read_bytes()
-    saved = ["--config", str(out / "config.yaml"), f"--out={tmp_path / 'again'}"]  # none of it lies in the first run's
+    # none of it lies in the first run's
+    saved = ["--config", str(out / "config.yaml"), f"--out={tmp_path / 'again'}"]
     if folders == ["csv", "mine", "tensorboard"]:
         assert run("fit", saved) == 0
-        assert sorted(path.parent.name for path in (tmp_path / "again").glob("*/version_0")) == folders
+        assert (
+            sorted(path.parent.name for path in (tmp_path / "again").glob("*/version_0")) == folders
+        )
         assert not list(out.glob("*/version_1"))
 
 
 def test_what_no_file_may_say_may_be_typed(base: list[str], tmp_path: Path) -> None:
     """And is saved, as what has to be allowed when that config is given."""
     out, logs = tmp_path / "run", tmp_path / "elsewhere"
-    typed = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={logs}", "--trainer.max_steps=1"]
+    typed = [
+        "--trainer.logger=CSVLogger",
+        f"--trainer.logger.save_dir={logs}",
+        "--trainer.max_steps=1",
+    ]
     assert run("fit", [*base, *typed, f"--out={out}"]) == 0
     assert list(logs.glob("*/version_0/hparams.yaml"))
     saved = ["--config", str(out / "config.yaml"), f"--out={tmp_path / 'again'}"]
@@ -137,13 +172,17 @@ def test_callbacks_are_added(base: list[str], tmp_path: Path) -> None:
     added = ["--trainer.callbacks+=EMA", "--trainer.callbacks.decay=0.5"]
     added += ["--trainer.callbacks+=lightning.pytorch.callbacks.LearningRateMonitor"]
     assert run("fit", [*base, *short, *added, f"--out={out}"]) == 0
-    assert "current_model_state" in torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)  # of the average
+    # of the average
+    assert "current_model_state" in torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     metrics = (out / "csv" / "version_0" / "metrics.csv").read_text()
     assert "lr-AdamW" in metrics and "train/lr" in metrics
 
 
 def test_a_run_ends_with_what_to_do_next(
-    base: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    base: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The commands do it."""
     caplog.set_level("INFO", "specdec")
@@ -151,18 +190,30 @@ def test_a_run_ends_with_what_to_do_next(
     assert run("fit", [*base, "--data.init_args.seq_len=64", f"--out={out}"]) == 0
     first, place, drafter, best, accepted, evaluate, export = caplog.messages[-1].splitlines()
     assert first.startswith("trained 6 steps, train/loss ") and "val/acceptance_length 1." in first
-    assert place.split() == ["run", "directory", str(out)] and drafter.split() == ["drafter", str(out / "drafter")]
-    assert best.split() == ["best", "drafter", str(out / "drafter_best")] and "at step 6" in accepted
-    prompts = [json.loads(line) for line in (out / "validation_prompts.jsonl").read_text().splitlines()]
+    assert place.split() == ["run", "directory", str(out)] and drafter.split() == [
+        "drafter",
+        str(out / "drafter"),
+    ]
+    assert (
+        best.split() == ["best", "drafter", str(out / "drafter_best")] and "at step 6" in accepted
+    )
+    prompts = [
+        json.loads(line) for line in (out / "validation_prompts.jsonl").read_text().splitlines()
+    ]
     assert prompts[0]["prompt"].startswith("def add_0(a, b):")
     command = shlex.split(evaluate)[3:]
     assert command[0] == "evaluate"
     few = ["--limit", "2", "--max_new_tokens", "4", "--compile", "false", "--plain", "false"]
-    assert main([*command, *few, "--shape", "chain:depth=2", "--out", str(tmp_path / "evaluation")]) == 0
+    assert (
+        main([*command, *few, "--shape", "chain:depth=2", "--out", str(tmp_path / "evaluation")])
+        == 0
+    )
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     assert metrics["results"][0]["acceptance_length"]["mean"] >= 1
     command = shlex.split(export)[3:]
-    assert command[0] == "export" and main(command) == 0 and (out / "vllm" / "config.json").is_file()
+    assert (
+        command[0] == "export" and main(command) == 0 and (out / "vllm" / "config.json").is_file()
+    )
     capsys.readouterr()
 
 
@@ -170,8 +221,13 @@ def test_of_several_processes_the_first_speaks(monkeypatch: pytest.MonkeyPatch) 
     def said(name: str, level: int) -> bool:
         return _once(logging.LogRecord(name, level, "", 0, "", None, None))
 
-    cases = [("specdec.fit", logging.INFO), ("specdec.data.rows", logging.WARNING), ("lightning", logging.INFO)]
-    cases += [("specdec.fit", logging.ERROR), ("torch", logging.WARNING)]  # of one process, it may be
+    cases = [
+        ("specdec.fit", logging.INFO),
+        ("specdec.data.rows", logging.WARNING),
+        ("lightning", logging.INFO),
+    ]
+    # of one process, it may be
+    cases += [("specdec.fit", logging.ERROR), ("torch", logging.WARNING)]
     assert all(said(*case) for case in cases)
     monkeypatch.setattr("lightning.pytorch.utilities.rank_zero.rank_zero_only.rank", 1)
     assert [said(*case) for case in cases] == [False, False, False, True, True]
@@ -198,8 +254,15 @@ def test_training_learns_and_leaves_the_target_out(base: list[str], tmp_path: Pa
         )
         == 0
     )
-    rows = [line.split(",") for line in (out / "csv" / "version_0" / "metrics.csv").read_text().splitlines()]
-    losses = [float(row[rows[0].index("train/loss_0")]) for row in rows[1:] if row[rows[0].index("train/loss_0")]]
+    rows = [
+        line.split(",")
+        for line in (out / "csv" / "version_0" / "metrics.csv").read_text().splitlines()
+    ]
+    losses = [
+        float(row[rows[0].index("train/loss_0")])
+        for row in rows[1:]
+        if row[rows[0].index("train/loss_0")]
+    ]
     assert losses[-1] < losses[0] - 0.1
     names = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     assert names and all(name.startswith("train_step.drafter.") for name in names)
@@ -224,19 +287,35 @@ def test_a_checkpoint_of_another_config_is_refused(
     assert run("fit", [*base, *short, "--out", str(out)]) == 0
     checkpoint = str(out / "checkpoints" / "step-3.ckpt")
     for override, message in (
-        (["--model.drafter.norms.aux", "concat", "--allow_changes", "[model.drafter]"], "norms was"),
+        (
+            ["--model.drafter.norms.aux", "concat", "--allow_changes", "[model.drafter]"],
+            "norms was",
+        ),
         (["--data.init_args.seq_len", "64", "--allow_changes", "[data]"], "seq_len"),
     ):
-        given = [*base, *short, *override, "--out", str(tmp_path / "other"), "--ckpt_path", checkpoint]
+        given = [
+            *base,
+            *short,
+            *override,
+            "--out",
+            str(tmp_path / "other"),
+            "--ckpt_path",
+            checkpoint,
+        ]
         assert main(["fit", *given]) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "not found"), (b"PK no checkpoint", "damaged"), (b"", "damaged")]
+    ("content", "message"),
+    [(None, "not found"), (b"PK no checkpoint", "damaged"), (b"", "damaged")],
 )
 def test_a_checkpoint_that_cannot_be_read_is_one_line(
-    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, message: str
+    base: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes | None,
+    message: str,
 ) -> None:
     path = tmp_path / "some.ckpt"
     if content is not None:
@@ -263,8 +342,14 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(
         ),
         (["--ckpt_path", "s3://runs/a.ckpt"], "a.ckpt: checkpoint not found"),
         (["--model.drafter.norms.output", "false"], "PostNorm"),
-        (["--trainer.max_steps", "-1", "--trainer.max_epochs", "-1"], "max_steps or trainer.max_epochs"),
-        (["--trainer.max_steps", "-1", "--trainer.max_time", "00:00:00:01"], "max_time can only end it earlier"),
+        (
+            ["--trainer.max_steps", "-1", "--trainer.max_epochs", "-1"],
+            "max_steps or trainer.max_epochs",
+        ),
+        (
+            ["--trainer.max_steps", "-1", "--trainer.max_time", "00:00:00:01"],
+            "max_time can only end it earlier",
+        ),
         (["--model.drafter.aux_layers", "[1, 9]"], "boundaries 0 to 7"),
         (["--model.drafter.aux_layers", "[3, 3]"], "strictly increasing"),
         (["--model.target.source", "/nowhere/at/all"], "/nowhere/at/all"),
@@ -275,9 +360,15 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(
     ],
 )
 def test_wrong_input_is_one_line_and_leaves_nothing(
-    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], override: list[str], message: str
+    base: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    override: list[str],
+    message: str,
 ) -> None:
-    chat = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    chat = json.dumps(
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    )
     files = {"CHAT": f"{chat}\n{chat}\n", "BROKEN": '{"text": "a"}\n{broken\n', "EMPTY": ""}
     for name, text in files.items():
         (tmp_path / f"{name}.jsonl").write_text(text)
@@ -292,7 +383,11 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
 
 @pytest.mark.parametrize("made", [False, True])
 def test_a_run_that_fails_before_its_first_step_leaves_nothing(
-    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, made: bool
+    base: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    made: bool,
 ) -> None:
     """What only the first batch finds out, when config and logs are written: its features are NaN."""
     out, whole = tmp_path / "run", OnTheFly.__call__
@@ -303,7 +398,15 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(
 
     if made:
         out.mkdir()
-    quick = [*base, "--out", str(out), "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"]
+    quick = [
+        *base,
+        "--out",
+        str(out),
+        "--trainer.max_steps",
+        "1",
+        "--trainer.limit_val_batches",
+        "0",
+    ]
     with monkeypatch.context() as patch:
         patch.setattr(OnTheFly, "__call__", broken)
         assert main(["fit", *quick]) == 2
@@ -325,16 +428,36 @@ def test_two_processes_share_a_directory(base: list[str], tmp_path: Path, strate
         "trainer.limit_val_batches": 0,
     }
     args = [*base, "--out", str(out), *(f"--{name}={value}" for name, value in more.items())]
-    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+        "HOME": str(tmp_path),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [sys.executable, "-m", "specdec", "fit", *args]
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600, check=False
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert (out / "DONE.json").exists() and not (out / CLAIM).exists()
     assert list(out.glob("config*")) == [out / "config.yaml"]
-    for line in ("train: ", "unroll attention: ", "drafter: ", "trained 1 step, ", "validation reads training files"):
-        assert sum(found.startswith(line) for found in done.stderr.splitlines()) == 1, (line, done.stderr)
+    for line in (
+        "train: ",
+        "unroll attention: ",
+        "drafter: ",
+        "trained 1 step, ",
+        "validation reads training files",
+    ):
+        assert sum(found.startswith(line) for found in done.stderr.splitlines()) == 1, (
+            line,
+            done.stderr,
+        )
     assert (out / "checkpoints" / "last.ckpt").is_file()
     assert load_drafter(out / "drafter").config.draft_vocab_size == 200
 
@@ -352,12 +475,25 @@ def test_an_interrupted_run_can_be_resumed(
     base: list[str], tmp_path: Path, signum: signal.Signals, status: int
 ) -> None:
     out = tmp_path / "run"
-    long = [*base, "--out", str(out), "--trainer.max_steps", "100000", "--checkpoint.every_n_train_steps", "100000"]
+    long = [
+        *base,
+        "--out",
+        str(out),
+        "--trainer.max_steps",
+        "100000",
+        "--checkpoint.every_n_train_steps",
+        "100000",
+    ]
     code = "import sys; from specdec.cli import main; sys.exit(main(sys.argv[1:]))"
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
     command = [sys.executable, "-c", code, "fit", *long]
     with subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -374,7 +510,9 @@ def test_an_interrupted_run_can_be_resumed(
     steps = saved["global_step"]
     assert steps > 0
     drafter = load_drafter(out / "drafter")
-    assert torch.equal(drafter.lm_head.weight, saved["state_dict"]["train_step.drafter.lm_head.weight"])
+    assert torch.equal(
+        drafter.lm_head.weight, saved["state_dict"]["train_step.drafter.lm_head.weight"]
+    )
     more = [*base, "--out", str(out), "--trainer.max_steps", str(steps + 2)]
     assert run("fit", [*more, "--ckpt_path", str(out / "checkpoints" / "last.ckpt")]) == 0
     assert json.loads((out / "DONE.json").read_text())["steps"] == steps + 2
@@ -384,12 +522,19 @@ def test_an_interrupted_run_can_be_resumed(
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_last_bit(base: list[str], tmp_path: Path) -> None:
     """SIGKILL, wherever it strikes after the first checkpoint, and ``--ckpt_path auto``."""
-    args = [*base, "--trainer.max_steps=24", "--checkpoint.every_n_train_steps=2", "--trainer.limit_val_batches=0"]
+    args = [
+        *base,
+        "--trainer.max_steps=24",
+        "--checkpoint.every_n_train_steps=2",
+        "--trainer.limit_val_batches=0",
+    ]
     whole, out = tmp_path / "whole", tmp_path / "killed"
     assert run("fit", [*args, f"--out={whole}"]) == 0
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
     command = [sys.executable, "-m", "specdec", "fit", *args, f"--out={out}"]
-    with subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, stderr=subprocess.DEVNULL
+    ) as process:
         while process.poll() is None and not list(out.glob("checkpoints/step-*.ckpt")):
             time.sleep(0.02)
         process.kill()
@@ -404,13 +549,26 @@ def test_a_full_disk_of_tensorboards_ends_the_run(base: list[str], tmp_path: Pat
     """Its thread dies with what it was to write; nothing hangs, and the run goes on when there is room."""
     small, out = tmp_path / "small", tmp_path / "run"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(small)], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(small)], check=False
+    ).returncode:
         pytest.skip("nobody may mount a file system here")
     try:
-        args = [*base, "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1", f"--out={out}"]
-        args += ["--trainer.logger=TensorBoardLogger", f"--trainer.logger.save_dir={small}", "--allow_keys=save_dir"]
+        args = [
+            *base,
+            "--trainer.limit_val_batches=0",
+            "--trainer.log_every_n_steps=1",
+            f"--out={out}",
+        ]
+        args += [
+            "--trainer.logger=TensorBoardLogger",
+            f"--trainer.logger.save_dir={small}",
+            "--allow_keys=save_dir",
+        ]
         command = [sys.executable, "-m", "specdec", "fit", *args, "--trainer.max_steps=5000"]
-        ended = subprocess.run(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
+        ended = subprocess.run(
+            command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, timeout=600, check=False
+        )
         said = [line for line in ended.stderr.splitlines() if "No space left" in line]
         assert ended.returncode == 2, ended.stderr
         assert "Traceback" not in ended.stderr

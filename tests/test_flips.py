@@ -60,9 +60,14 @@ class Artefact(NamedTuple):
 
 def evaluation(folder: Path, target: Path) -> None:
     with staged_directory(folder / "e") as out:
-        write_answers(out / "answers.jsonl", ["chain of 3"], [[answer(str(n), (1, 2, 0)) for n in range(8)]])
+        write_answers(
+            out / "answers.jsonl", ["chain of 3"], [[answer(str(n), (1, 2, 0)) for n in range(8)]]
+        )
         write_text(out / "report.md", "# Evaluation\n")
-        metrics: dict[str, Any] = {"results": [{"shape": "chain of 3"}], "target": {"fingerprint": "t"}}
+        metrics: dict[str, Any] = {
+            "results": [{"shape": "chain of 3"}],
+            "target": {"fingerprint": "t"},
+        }
         metrics["drafter"] = {"weights_sha256": "d"}
         write_json(out / "metrics.json", metrics | {"settings": {"max_new_tokens": 96}})
 
@@ -78,7 +83,10 @@ def run(folder: Path, target: Path) -> None:
     for name in ("provenance.json", "DONE.json", "validation_prompts.jsonl"):
         write_json(folder / name, {"steps": 40, "prompt": "def"})
     write_run_sums(folder)
-    write_text(folder / "losses.txt", "".join(checked(f"{n // 2} {n % 2} {(8 - n / 10).hex()}") for n in range(12)))
+    write_text(
+        folder / "losses.txt",
+        "".join(checked(f"{n // 2} {n % 2} {(8 - n / 10).hex()}") for n in range(12)),
+    )
 
 
 def checkpoint(folder: Path, target: Path) -> None:
@@ -104,11 +112,17 @@ def rows(folder: Path, target: Path) -> None:
 
 
 def study(folder: Path, target: Path) -> None:
-    arm = {"name": "a", "is_baseline": True, "runs": [{"seed": 0, "fit": "f"} | dict.fromkeys(MEASURED)]}
+    arm = {
+        "name": "a",
+        "is_baseline": True,
+        "runs": [{"seed": 0, "fit": "f"} | dict.fromkeys(MEASURED)],
+    }
     write_json(folder / "plan.json", {"version": 3, "arms": [arm]})
     write_text(folder / "study.yaml", "name: made\n")
     write_sums(folder, "study.yaml", "plan.json")
-    write_config(folder, Job(key="f", kind="fit", label="", command=(), config={"seed_everything": 0}))
+    write_config(
+        folder, Job(key="f", kind="fit", label="", command=(), config={"seed_everything": 0})
+    )
     with Journal(folder / "jobs" / "f" / "attempts.jsonl", "specdec.job", {"key": "f"}) as begun:
         begun.append({"begun": "2026-01-01T00:00:00.000+00:00", "host": "h"})
 
@@ -144,17 +158,22 @@ MEASURED = ("evaluate", "drift", "robustness")
 ARTEFACTS: dict[str, Artefact] = {
     "evaluation": Artefact(evaluation, lambda folder: read_evaluation(folder / "e")),
     "measure": Artefact(
-        measure, lambda folder: RecordedRun(0, {"drift": JobFolder(folder, "drift", "d")}).measured("drift")
+        measure,
+        lambda folder: RecordedRun(0, {"drift": JobFolder(folder, "drift", "d")}).measured("drift"),
     ),
     "run": Artefact(run, check_run),
-    "checkpoint": Artefact(checkpoint, lambda folder: AtomicCheckpointIO().load_checkpoint(folder / "last.ckpt")),
+    "checkpoint": Artefact(
+        checkpoint, lambda folder: AtomicCheckpointIO().load_checkpoint(folder / "last.ckpt")
+    ),
     "journal": Artefact(journal, goes_on),
     "regenerated rows": Artefact(rows, lambda folder: list(read_rows(str(folder / "own.jsonl")))),
     "study": Artefact(study, read_study),
     "card": Artefact(card, lambda folder: recorded_run(folder / "card", "a", 0)),
     "features": Artefact(features, lambda folder: FeatureStore(folder / "c", {}).verify()),
     "drafter": Artefact(
-        lambda folder, target: save_drafter(made_drafter(DrafterSpec(), target_of(target)), folder / "d"),
+        lambda folder, target: save_drafter(
+            made_drafter(DrafterSpec(), target_of(target)), folder / "d"
+        ),
         lambda folder: load_drafter(folder / "d"),
     ),
     "export": Artefact(
@@ -167,12 +186,18 @@ ARTEFACTS: dict[str, Artefact] = {
 }
 
 
-def flips(artefact: Artefact, folder: Path, target: Path, count: int, spared: tuple[str, ...] = UNREAD) -> list[str]:
+def flips(
+    artefact: Artefact, folder: Path, target: Path, count: int, spared: tuple[str, ...] = UNREAD
+) -> list[str]:
     """Make it once, flip bits of its files in turn, one at a time; what came of each, as ``silent: FILE, byte 7``."""
     folder.mkdir()
     artefact.make(folder, target)
     artefact.read(folder)
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(spared)]
+    files = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and not file.name.startswith(spared)
+    ]
     draw, found = random.Random(0), []
     for number in range(count):
         file = files[number % len(files)]
@@ -196,5 +221,8 @@ def flips(artefact: Artefact, folder: Path, target: Path, count: int, spared: tu
 
 @pytest.mark.parametrize("name", ARTEFACTS)
 def test_every_flipped_bit_is_named(name: str, target_directory: Path, tmp_path: Path) -> None:
-    spared = (*UNREAD, SUMS) if name == "target" else UNREAD  # a stranger's list may be of files that are not here
-    assert Counter(flips(ARTEFACTS[name], tmp_path / "x", target_directory, FLIPS, spared)) == {"named": FLIPS}
+    # a stranger's list may be of files that are not here
+    spared = (*UNREAD, SUMS) if name == "target" else UNREAD
+    assert Counter(flips(ARTEFACTS[name], tmp_path / "x", target_directory, FLIPS, spared)) == {
+        "named": FLIPS
+    }

@@ -60,7 +60,11 @@ def folder(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> P
     shutil.copytree(target_directory, folder / "target")
     shutil.copytree(drafter_directory, folder / "drafter")
     config = json.loads((folder / "target" / "config.json").read_text())
-    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoTokenizer": "evil.T"}
+    config["auto_map"] = {
+        "AutoConfig": "evil.Config",
+        "AutoModelForCausalLM": "evil.Model",
+        "AutoTokenizer": "evil.T",
+    }
     (folder / "target" / "config.json").write_text(json.dumps(config))
     names = "from transformers import LlamaConfig as Config, LlamaForCausalLM as Model, PreTrainedTokenizerFast as T\n"
     (folder / "target" / "evil.py").write_text(CODE.format(str(folder / "ran")) + names)
@@ -78,12 +82,27 @@ def hostile_fits(folder: Path) -> dict[str, tuple[Any, str]]:
     (folder / "part.yaml").write_text(yaml.safe_dump({"source": target, **code}))
     loads = {"checkpoint_path": str(folder / "evil.ckpt"), "weights_only": False}
     function = "lightning.pytorch.core.saving._load_from_checkpoint"
-    loaded = {"class_path": function, "init_args": {"cls": "lightning.pytorch.LightningModule", **loads}}
-    callback = {"class_path": "lightning.pytorch.callbacks.LambdaCallback", "init_args": {"on_fit_start": loaded}}
-    skeleton = {"class_path": "specdec.target.loading.skeleton", "init_args": {"source": target, "revision": None}}
+    loaded = {
+        "class_path": function,
+        "init_args": {"cls": "lightning.pytorch.LightningModule", **loads},
+    }
+    callback = {
+        "class_path": "lightning.pytorch.callbacks.LambdaCallback",
+        "init_args": {"on_fit_start": loaded},
+    }
+    skeleton = {
+        "class_path": "specdec.target.loading.skeleton",
+        "init_args": {"source": target, "revision": None},
+    }
     logger = {"class_path": "lightning.pytorch.loggers.MLFlowLogger"}
-    keeps = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": {"dirpath": "ftp://127.0.0.1/x"}}
-    module = {"class_path": "specdec.training.module.DrafterModule.load_from_checkpoint", "init_args": loads}
+    keeps = {
+        "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
+        "init_args": {"dirpath": "ftp://127.0.0.1/x"},
+    }
+    module = {
+        "class_path": "specdec.training.module.DrafterModule.load_from_checkpoint",
+        "init_args": loads,
+    }
     return {
         "mapping": ({"model": {"target": {"source": target, **code}}}, "--allow_keys trust_remote_code"),
         "dotted": ({"model.target.trust_remote_code": True}, "--allow_keys trust_remote_code"),
@@ -107,11 +126,17 @@ def hostile_fits(folder: Path) -> dict[str, tuple[Any, str]]:
     }  # fmt: skip
 
 
-def watched(folder: Path, commands: list[tuple[str, list[str]]]) -> tuple[dict[str, tuple[Any, list[Any]]], str]:
+def watched(
+    folder: Path, commands: list[tuple[str, list[str]]]
+) -> tuple[dict[str, tuple[Any, list[Any]]], str]:
     """Run commands one after another in one process; by name the exit status and what was seen, and all output."""
     (folder / "commands.json").write_text(json.dumps(commands))
     (folder / "watch.py").write_text(WATCHED)
-    environment = {"PRIVATE_NAME": "a-private-value", "DB_PASSWD": "a-private-value", "VLLM_API_KEY": "a-private-value"}
+    environment = {
+        "PRIVATE_NAME": "a-private-value",
+        "DB_PASSWD": "a-private-value",
+        "VLLM_API_KEY": "a-private-value",
+    }
     done = subprocess.run(
         [sys.executable, "watch.py", "commands.json"], cwd=folder, capture_output=True, text=True, timeout=600,
         env={**os.environ, **environment, "PYTHONPATH": str(Path(__file__).parents[1])}, check=False,
@@ -119,7 +144,9 @@ def watched(folder: Path, commands: list[tuple[str, list[str]]]) -> tuple[dict[s
     lines: list[tuple[str, Any, list[Any]]]
     lines = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("ENDED ")]
     assert len(lines) == len(commands), done.stderr
-    theirs = {name: [each for each in seen if not each[1].startswith(OURS)] for name, _, seen in lines}
+    theirs = {
+        name: [each for each in seen if not each[1].startswith(OURS)] for name, _, seen in lines
+    }
     return {name: (status, theirs[name]) for name, status, _ in lines}, done.stdout + done.stderr
 
 
@@ -137,13 +164,33 @@ def test_configs_studies_cards_and_checkpoints_run_nothing(folder: Path) -> None
         expected[name] = says
 
     for name, (config, says) in hostile_fits(folder).items():
-        hostile(f"fit {name}", says, {"data": "EmbeddedData"} | config, "fit", "--config", "FILE", "--out", "run")
+        hostile(
+            f"fit {name}",
+            says,
+            {"data": "EmbeddedData"} | config,
+            "fit",
+            "--config",
+            "FILE",
+            "--out",
+            "run",
+        )
     given = ("--drafter", str(folder / "drafter"), "--prompts", str(folder / "prompts.jsonl"))
-    hostile("evaluate", "trust_remote_code", trust, "evaluate", "--config", "FILE", *given, "--out", "e")
-    hostile("export", "trust_remote_code", trust, "export", "--config", "FILE", *given[:2], "--out", "x")
+    hostile(
+        "evaluate", "trust_remote_code", trust, "evaluate", "--config", "FILE", *given, "--out", "e"
+    )
+    hostile(
+        "export", "trust_remote_code", trust, "export", "--config", "FILE", *given[:2], "--out", "x"
+    )
     vllm = str(folder / "evil.sh")
     hostile("serve", "--allow_keys vllm", {"vllm": vllm}, "serve", "--config", "FILE", *given[:2])
-    hostile("serve args", "--allow_keys vllm_args", {"vllm_args": ["--trust-remote-code"]}, "serve", "--config", "FILE")
+    hostile(
+        "serve args",
+        "--allow_keys vllm_args",
+        {"vllm_args": ["--trust-remote-code"]},
+        "serve",
+        "--config",
+        "FILE",
+    )
     asks = {"url": url, "engine": "openai", "data": ["x.jsonl"], "out": "o.jsonl"}
     hostile("regenerate", "--allow_keys url", asks, "regenerate", "--config", "FILE")
     hostile("regenerate target", "trust_remote_code", trust, "regenerate", "--config", "FILE", "--data", "x.jsonl",
@@ -158,10 +205,21 @@ def test_configs_studies_cards_and_checkpoints_run_nothing(folder: Path) -> None
         "level": {"axes": {"a": {"x": {}, "y": {"model.target.trust_remote_code": True}}}},
         "measure": {"evaluate": {"target.trust_remote_code": True}},
     }.items():
-        whole = {"name": "s", "axes": axes, "set": {"data": "EmbeddedData", "trainer.max_steps": 1}} | study
+        whole = {
+            "name": "s",
+            "axes": axes,
+            "set": {"data": "EmbeddedData", "trainer.max_steps": 1},
+        } | study
         hostile(f"sweep {name}", "trust_remote_code", whole, "sweep", "FILE", "--plan_only")
     (folder / "part_of_model.yaml").write_text(yaml.safe_dump({"model": trust}))
-    entry = {"fit": {"config": {"model": trust}, "provenance": {}, "losses": "eNoDAAAAAAE=", "weights_sha256": "0"}}
+    entry = {
+        "fit": {
+            "config": {"model": trust},
+            "provenance": {},
+            "losses": "eNoDAAAAAAE=",
+            "weights_sha256": "0",
+        }
+    }
     card = {"version": 4, "manifest": {"runs": {"a": {"0": entry}}}}
     hostile("reproduce", "trust_remote_code", card, "sweep", str(folder / "card.json"), "--reproduce", "a", "--out",
             "r")  # fmt: skip
@@ -174,12 +232,18 @@ def test_configs_studies_cards_and_checkpoints_run_nothing(folder: Path) -> None
     assert len(errors) == len(commands)
     for (name, says), error in zip(expected.items(), errors, strict=True):
         assert says in error, (name, error)
-    assert not [path for path in folder.rglob("*") if path.is_file() and path.name in ("config.yaml", "DONE.json")]
+    assert not [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name in ("config.yaml", "DONE.json")
+    ]
 
 
 @pytest.mark.slow
 def test_a_targets_own_code_stays_asleep_until_it_is_allowed(folder: Path, text_file: Path) -> None:
-    target, drafter, prompts = (str(folder / name) for name in ("target", "drafter", "prompts.jsonl"))
+    target, drafter, prompts = (
+        str(folder / name) for name in ("target", "drafter", "prompts.jsonl")
+    )
     given = ["--target", target, "--drafter", drafter]
     fit = [
         "--model.target.source",

@@ -52,22 +52,36 @@ def test_from_text_to_an_export(
         acceptance__count=2, model__drafter__aux_layers="[1, 2, 4]",
     )  # fmt: skip
     assert main(["fit", *run, "--out", "fitted"]) == 0
-    assert main(["cache", *run[: run.index("--trainer.max_steps")], *run[-2:], "--out", "features"]) == 0
+    assert (
+        main(["cache", *run[: run.index("--trainer.max_steps")], *run[-2:], "--out", "features"])
+        == 0
+    )
     cached = ["--model.features", "Cached", "--model.features.directory", "features"]
     assert main(["fit", *run, *cached, "--out", "again"]) == 0
     assert (
-        losses(Path("fitted")) == pytest.approx(losses(Path("again")), abs=1e-6) and len(losses(Path("again"))) == STEPS
+        losses(Path("fitted")) == pytest.approx(losses(Path("again")), abs=1e-6)
+        and len(losses(Path("again"))) == STEPS
     )
-    Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": f"def add_{n}("}) + "\n" for n in range(2)))
+    Path("prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"def add_{n}("}) + "\n" for n in range(2))
+    )
     of = ["--target", str(hybrid), "--drafter", "fitted/drafter", "--prompts", "prompts.jsonl"]
     decoding = [*of, "--max_new_tokens", "10", "--shape", "chain:depth=2"]
-    assert main(["evaluate", *decoding, "--compile", "false", "--certify", "40", "--out", "evaluated"]) == 0
+    assert (
+        main(["evaluate", *decoding, "--compile", "false", "--certify", "40", "--out", "evaluated"])
+        == 0
+    )
     found = json.loads(Path("evaluated/metrics.json").read_text())["results"][0]
-    assert found["identical_outputs"] == 2 and json.loads(Path("evaluated/certificate.json").read_text())["holds"]
+    assert (
+        found["identical_outputs"] == 2
+        and json.loads(Path("evaluated/certificate.json").read_text())["holds"]
+    )
     assert main(["drift", *of, "--depths", "3", "--max_new_tokens", "8", "--out", "drift"]) == 0
     assert main(["export", *of[:4], "--out", "served"]) == 0
     assert "the target has recurrent layers, whose state an engine must put back" in caplog.text
-    assert main(["parity", *of, "--max_new_tokens", "8", "--depth", "3", "--exported", "served"]) == 0
+    assert (
+        main(["parity", *of, "--max_new_tokens", "8", "--depth", "3", "--exported", "served"]) == 0
+    )
     capsys.readouterr()
     assert main(["evaluate", *decoding, "--out", "compiled"]) == 2
     assert "has recurrent layers" in (told := capsys.readouterr().err) and "--compile off" in told

@@ -34,7 +34,11 @@ COMMON = {
 def base(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of a run, as for specdec fit."""
     monkeypatch.setattr(sys, "argv", ["specdec"])
-    given = COMMON | {"model.target.source": target_directory, "data.train": text_file, "data.val": text_file}
+    given = COMMON | {
+        "model.target.source": target_directory,
+        "data.train": text_file,
+        "data.val": text_file,
+    }
     return [f"--{name}={value}" for name, value in given.items()]
 
 
@@ -46,18 +50,38 @@ def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
 
 
 def test_a_run_is_what_was_planned(
-    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    base: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Parameters are the saved drafter's, memory what the run estimated."""
     caplog.set_level(logging.INFO, logger="specdec")
     out, flags = tmp_path / "run", {"max_steps": 1, "log_every_n_steps": 1, "limit_val_batches": 0}
-    assert run("fit", [*base, *(f"--trainer.{name}={value}" for name, value in flags.items()), f"--out={out}"]) == 0
-    estimated = next(r.getMessage() for r in caplog.records if r.getMessage().startswith("estimated memory"))
+    assert (
+        run(
+            "fit",
+            [
+                *base,
+                *(f"--trainer.{name}={value}" for name, value in flags.items()),
+                f"--out={out}",
+            ],
+        )
+        == 0
+    )
+    estimated = next(
+        r.getMessage() for r in caplog.records if r.getMessage().startswith("estimated memory")
+    )
     plan, drafter = told(capsys, "--world=1", *base), load_drafter(out / "drafter")
     frozen = drafter.embed_tokens.weight.numel()
     assert plan["drafter_frozen_parameters"] == frozen
-    assert plan["drafter_trainable_parameters"] == sum(p.numel() for p in drafter.parameters()) - frozen
-    assert estimated.startswith(f"estimated memory: {plan['memory_bytes_per_process']['total'] / 1e6:,.0f} MB")
+    assert (
+        plan["drafter_trainable_parameters"]
+        == sum(p.numel() for p in drafter.parameters()) - frozen
+    )
+    assert estimated.startswith(
+        f"estimated memory: {plan['memory_bytes_per_process']['total'] / 1e6:,.0f} MB"
+    )
     assert plan["tokens_per_step"] == 64 and plan["steps_per_epoch"] == -(-plan["train_rows"] // 2)
 
 
@@ -71,14 +95,22 @@ def test_shards_of_many_processes(base: list[str], capsys: pytest.CaptureFixture
         shards = 4 if strategy == "fsdp2" else 1
         for part in ("weights", "gradients", "optimizer"):
             assert parts[part] == whole[part] // shards
-        assert parts["activations"] == whole["activations"] and parts["exchange"] > whole["exchange"] == 0
+        assert (
+            parts["activations"] == whole["activations"]
+            and parts["exchange"] > whole["exchange"] == 0
+        )
         gradients = 4 * four["drafter_trainable_parameters"]
-        weights = gradients + 4 * four["drafter_frozen_parameters"]  # gathered and summed for each of three batches
+        # gathered and summed for each of three batches
+        weights = gradients + 4 * four["drafter_frozen_parameters"]
         assert one["exchanged_bytes_per_step"] == 0
         wanted = 3 * 3 / 4 * (weights + gradients) if strategy == "fsdp2" else 2 * 3 / 4 * gradients
         assert four["exchanged_bytes_per_step"] == wanted
-        two_nodes = told(capsys, "--world=4", *base, *more, "--trainer.num_nodes=2")["exchanged_bytes_per_step"]
-        assert two_nodes == (3 * (1 / 2 * (weights + gradients) + gradients / 2) if strategy == "fsdp2" else wanted)
+        two_nodes = told(capsys, "--world=4", *base, *more, "--trainer.num_nodes=2")[
+            "exchanged_bytes_per_step"
+        ]
+        assert two_nodes == (
+            3 * (1 / 2 * (weights + gradients) + gradients / 2) if strategy == "fsdp2" else wanted
+        )
 
 
 def test_a_config_without_weights_is_enough(
@@ -99,30 +131,60 @@ def test_a_config_without_weights_is_enough(
     }  # fmt: skip
     (large / "config.json").write_text(json.dumps(config))
     assert {p.device.type for p in skeleton(str(large), None, False).parameters()} == {"meta"}
-    more = [f"--model.target.source={large}", "--model.target.dtype=bfloat16", "--model.drafter.draft_vocab_size=32000"]
+    more = [
+        f"--model.target.source={large}",
+        "--model.target.dtype=bfloat16",
+        "--model.drafter.draft_vocab_size=32000",
+    ]
     plan = told(capsys, "--world=8", *base, *more)
     assert plan["target_parameters"] == 8_030_261_248
     assert plan["memory_bytes_per_process"]["target"] == 2 * 8_030_261_248
-    assert isinstance(plan["train_rows"], str) and plan["steps_per_epoch"] is None  # it has no tokenizer
+    # it has no tokenizer
+    assert isinstance(plan["train_rows"], str) and plan["steps_per_epoch"] is None
 
 
-def test_short_names_of_precisions_are_lightnings(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_names_of_precisions_are_lightnings(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     planned = {}
-    for name in ("bf16", "bf16-mixed", "16", "16-mixed", "32", "32-true", "64", "64-true", "bf16-true"):
+    for name in (
+        "bf16",
+        "bf16-mixed",
+        "16",
+        "16-mixed",
+        "32",
+        "32-true",
+        "64",
+        "64-true",
+        "bf16-true",
+    ):
         args = ("--world=2", *base, f"--trainer.precision={name}")
         planned[name] = told(capsys, *args)["memory_bytes_per_process"]
-    for short, full in (("bf16", "bf16-mixed"), ("16", "16-mixed"), ("32", "32-true"), ("64", "64-true")):
+    for short, full in (
+        ("bf16", "bf16-mixed"),
+        ("16", "16-mixed"),
+        ("32", "32-true"),
+        ("64", "64-true"),
+    ):
         assert planned[short] == planned[full]
     assert len({str(planned[name]) for name in ("bf16", "32", "64", "bf16-true")}) == 4
 
 
-def test_what_it_cannot_say_is_one_line(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_cannot_say_is_one_line(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     for args, message in (
         (["--world=0"], "--world"),
         (["--world=2", "--trainer.strategy=deepspeed"], "set auto, ddp, ddp_fork, fsdp2"),
         (["--world=2", "--trainer.max_step=3"], "max_step"),
-        (["--world=1", "--trainer.num_nodes=2"], "--world=1 cannot be shared evenly by trainer.num_nodes=2"),
-        (["--world=2", "--trainer.precision=transformer-engine"], "trainer.precision=transformer-engine: plan knows"),
+        (
+            ["--world=1", "--trainer.num_nodes=2"],
+            "--world=1 cannot be shared evenly by trainer.num_nodes=2",
+        ),
+        (
+            ["--world=2", "--trainer.precision=transformer-engine"],
+            "trainer.precision=transformer-engine: plan knows",
+        ),
     ):
         assert main(["plan", *base, *args]) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]
@@ -153,18 +215,34 @@ def test_a_trillion_parameters_on_many_devices(
     device = ["--world=128", "--device=h200", "--target_bits=8"]
     plan = told(capsys, *device, *base, *given)
     assert plan["target_parameters"] == pytest.approx(1.03e12, rel=0.01)
-    assert plan["flops_per_token"]["target"] / 2 == pytest.approx(33e9, rel=0.05)  # with attention, without its head
+    # with attention, without its head
+    assert plan["flops_per_token"]["target"] / 2 == pytest.approx(33e9, rel=0.05)
     found = plan["on_devices"]
-    assert not found["on_the_fly"]["fits"] and found["streamed"]["fits"] and found["cached"]["disk_bytes"] is None
+    assert (
+        not found["on_the_fly"]["fits"]
+        and found["streamed"]["fits"]
+        and found["cached"]["disk_bytes"] is None
+    )
     assert found["streamed"]["devices_of_a_producer"] == 16  # a terabyte, 120 GB on each
-    rate, each = found["streamed"]["tokens_per_second"], 0.35 * 989e12 / plan["flops_per_token"]["target"]
-    assert 0 <= found["streamed"]["devices_of_producers"] - rate / each < 16  # no more than are needed
+    rate, each = (
+        found["streamed"]["tokens_per_second"],
+        0.35 * 989e12 / plan["flops_per_token"]["target"],
+    )
+    # no more than are needed
+    assert 0 <= found["streamed"]["devices_of_producers"] - rate / each < 16
     assert found["streamed"]["step_seconds"] < found["on_the_fly"]["step_seconds"]
     float8 = ["--model.features=Streamed", "--model.features.dtype=float8_e4m3fn"]
     small = told(capsys, *device, *base, *given, *float8)
-    assert plan["feature_bytes_per_token"] == 4 * 7168 * 2 and small["feature_bytes_per_token"] == 4 * (7168 + 4)
-    parts = told(capsys, *device, *base, *given, "--model.target.parts=true")  # the target in the step is whole, still
-    assert parts["on_devices"]["on_the_fly"]["memory_bytes"] == found["on_the_fly"]["memory_bytes"] > 2e12
+    assert plan["feature_bytes_per_token"] == 4 * 7168 * 2 and small[
+        "feature_bytes_per_token"
+    ] == 4 * (7168 + 4)
+    # the target in the step is whole, still
+    parts = told(capsys, *device, *base, *given, "--model.target.parts=true")
+    assert (
+        parts["on_devices"]["on_the_fly"]["memory_bytes"]
+        == found["on_the_fly"]["memory_bytes"]
+        > 2e12
+    )
     share = small["on_devices"]["streamed"]["network_share"] / found["streamed"]["network_share"]
     assert share == pytest.approx(0.5, rel=1e-3)
 
@@ -175,7 +253,11 @@ def test_a_token_meets_some_of_the_experts(family: str) -> None:
     model = make(family)
     text = model.config.get_text_config()
     chosen, all_of_them = text.num_experts_per_tok, 4
-    routed = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n and not n.endswith("bias"))
+    routed = sum(
+        p.numel()
+        for n, p in model.named_parameters()
+        if ".experts." in n and not n.endswith("bias")
+    )
     one, T = target_flops(model, 8), 8
     text.num_experts_per_tok = all_of_them
     assert target_flops(model, T) - one == pytest.approx(2 * routed * (1 - chosen / all_of_them))
@@ -185,11 +267,23 @@ def test_a_token_meets_some_of_the_experts(family: str) -> None:
 def test_operations_are_those_that_torch_counts(recompute: bool) -> None:
     """A training step and the target's forward, so wide that attention, whose unseen pairs torch counts, is little."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
-    target, T = Target(LlamaForCausalLM(LlamaConfig(vocab_size=512, num_key_value_heads=2, **sizes))), 64
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
+    target, T = (
+        Target(LlamaForCausalLM(LlamaConfig(vocab_size=512, num_key_value_heads=2, **sizes))),
+        64,
+    )
     spec = DrafterSpec(draft_vocab_size=200, aux_layers=[1, 2, 4])
     config = DrafterConfig.for_target(
-        spec, target.config, vocab_size=target.vocab_size, num_target_layers=target.num_layers, identity={}
+        spec,
+        target.config,
+        vocab_size=target.vocab_size,
+        num_target_layers=target.num_layers,
+        identity={},
     )
     drafter = Drafter(config, torch.arange(200))
     drafter.embed_tokens.requires_grad_(False)
@@ -215,7 +309,9 @@ def test_operations_are_those_that_torch_counts(recompute: bool) -> None:
         (["--device=h100", "--target_bits=3"], "--target_bits"),
     ],
 )
-def test_devices_that_are_none(given: list[str], message: str, base: list[str], capsys: Any) -> None:
+def test_devices_that_are_none(
+    given: list[str], message: str, base: list[str], capsys: Any
+) -> None:
     assert main(["plan", "--world=2", *given, *base]) == 2
     assert message in capsys.readouterr().err
 

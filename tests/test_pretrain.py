@@ -55,13 +55,17 @@ def test_the_recipe_trains_and_tells(capsys: pytest.CaptureFixture[str]) -> None
     assert {tensor.dtype for tensor in weights("model").values()} == {torch.bfloat16}
     assert not Path("model.partial").exists()
     rows = [json.loads(line) for line in Path("model/answers.jsonl").read_text().splitlines()]
-    assert len(rows) == record["answers"] > 0 and all(row["text"] and row["ended"] in (True, False) for row in rows)
+    assert len(rows) == record["answers"] > 0 and all(
+        row["text"] and row["ended"] in (True, False) for row in rows
+    )
     assert main(["pretrain", "--out", "model", *OPTIONS]) == 0  # is there already
     assert main(["pretrain", "--out", "model", *OPTIONS, "--seed", "1"]) == 2
     assert "choose another --out" in capsys.readouterr().err
 
 
-def test_an_interrupted_training_goes_on_as_if_it_had_not_been(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert main(["pretrain", "--out", "whole", *OPTIONS]) == 0
     step = Pretraining.training_step
 
@@ -101,7 +105,8 @@ def test_documents_of_a_row_do_not_see_each_other(tokenizer: Any) -> None:
 def test_weights_depend_on_the_seed_alone(tokenizer: Any) -> None:
     state = torch.get_rng_state()
     one, same, other = (
-        llama(dataclasses.replace(PretrainConfig(**SMALL), seed=seed), tokenizer).lm_head.weight for seed in (0, 0, 1)
+        llama(dataclasses.replace(PretrainConfig(**SMALL), seed=seed), tokenizer).lm_head.weight
+        for seed in (0, 0, 1)
     )
     assert torch.equal(one, same) and not torch.equal(one, other)
     assert torch.equal(state, torch.get_rng_state())

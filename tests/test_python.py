@@ -33,9 +33,17 @@ from tests.evaluation.test_conversation import TEMPLATE
 from tests.examples import load_example
 
 ROOT = Path(__file__).parents[1]
-PAGE, EXAMPLE, NOTEBOOK = ROOT / "docs/python.md", ROOT / "examples/own_module.py", ROOT / "docs/notebook.ipynb"
+PAGE, EXAMPLE, NOTEBOOK = (
+    ROOT / "docs/python.md",
+    ROOT / "examples/own_module.py",
+    ROOT / "docs/notebook.ipynb",
+)
 SMALL = DrafterSpec(draft_vocab_size=200)
-QUIET: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 def data(text_file: Path, **more: Any) -> TextData:
@@ -43,12 +51,19 @@ def data(text_file: Path, **more: Any) -> TextData:
 
 
 def trainer(folder: Path, **more: Any) -> pl.Trainer:
-    given = {"max_steps": 3, "default_root_dir": folder, "log_every_n_steps": 1, "limit_val_batches": 1}
+    given = {
+        "max_steps": 3,
+        "default_root_dir": folder,
+        "log_every_n_steps": 1,
+        "limit_val_batches": 1,
+    }
     return pl.Trainer(**(QUIET | given | more))
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_five_lines_to_a_drafter(loaded: bool, target_directory: Path, text_file: Path, tmp_path: Path) -> None:
+def test_five_lines_to_a_drafter(
+    loaded: bool, target_directory: Path, text_file: Path, tmp_path: Path
+) -> None:
     target: Any = Target.load(target_directory) if loaded else str(target_directory)
     module = DrafterModule(target=target, drafter=SMALL, ttt_steps=2)
     plain = trainer(tmp_path, val_check_interval=1)
@@ -60,20 +75,33 @@ def test_five_lines_to_a_drafter(loaded: bool, target_directory: Path, text_file
     assert drafter.config.target["source"] == str(target_directory)
     state = module.drafter.state_dict()  # type: ignore[union-attr]
     assert all(torch.equal(tensor, state[name]) for name, tensor in drafter.state_dict().items())
-    texts = [SpeculativeDecoder(module.target, one).generate("def", 9).text for one in (drafter, module.drafter)]
+    texts = [
+        SpeculativeDecoder(module.target, one).generate("def", 9).text
+        for one in (drafter, module.drafter)
+    ]
     assert texts[0] == texts[1]
     with pytest.raises(ValueError, match="drafter"):
         module.save_drafter(tmp_path / "drafter")
 
 
-def test_lightnings_own_checkpoint_goes_on(target_directory: Path, text_file: Path, tmp_path: Path) -> None:
+def test_lightnings_own_checkpoint_goes_on(
+    target_directory: Path, text_file: Path, tmp_path: Path
+) -> None:
     drafters = []
     for stops in ([6], [3, 6]):
         path = None
         for stop in stops:
             pl.seed_everything(0, verbose=False)
-            module = DrafterModule(str(target_directory), SMALL, ttt_steps=2, schedule=WarmupCosine(floor=1))
-            last = trainer(tmp_path, max_steps=stop, limit_val_batches=0, enable_checkpointing=False, logger=False)
+            module = DrafterModule(
+                str(target_directory), SMALL, ttt_steps=2, schedule=WarmupCosine(floor=1)
+            )
+            last = trainer(
+                tmp_path,
+                max_steps=stop,
+                limit_val_batches=0,
+                enable_checkpointing=False,
+                logger=False,
+            )
             last.fit(module, datamodule=data(text_file), ckpt_path=path)
             last.save_checkpoint(path := tmp_path / f"{stop}.ckpt")
         drafters.append(module.drafter)
@@ -85,14 +113,25 @@ def test_lightnings_own_checkpoint_goes_on(target_directory: Path, text_file: Pa
     ("given", "message"),
     [
         ({"target": "no/such/directory"}, "no/such/directory: no such directory"),
-        ({"drafter": "eagle4"}, r"no preset 'eagle4' of a drafter: choose from .*eagle1, .*weighted_sum"),
-        ({"drafter": DrafterSpec(aux_layers=[1, 2, 9])}, r"aux_layers \[1, 2, 9\]: the target has boundaries 0 to 7"),
+        (
+            {"drafter": "eagle4"},
+            r"no preset 'eagle4' of a drafter: choose from .*eagle1, .*weighted_sum",
+        ),
+        (
+            {"drafter": DrafterSpec(aux_layers=[1, 2, 9])},
+            r"aux_layers \[1, 2, 9\]: the target has boundaries 0 to 7",
+        ),
         ({"drafter": DrafterSpec(hidden_size=16)}, "hidden_size 16 is not the target's 32"),
-        ({"drafter": DrafterSpec(attention_window=16), "ttt_steps": 17}, "attention_window 16 is less than ttt_steps"),
+        (
+            {"drafter": DrafterSpec(attention_window=16), "ttt_steps": 17},
+            "attention_window 16 is less than ttt_steps",
+        ),
         ({"start": FromDrafter("nowhere")}, "nowhere: no such drafter directory"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(target_directory: Path, given: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused_at_once(
+    target_directory: Path, given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         DrafterModule(**({"target": str(target_directory)} | given))
 
@@ -100,9 +139,17 @@ def test_what_cannot_be_is_refused_at_once(target_directory: Path, given: dict[s
 @pytest.mark.parametrize(
     ("run", "rows", "message"),
     [
-        ({}, None, r"needs a data module of specdec's .*trainer\.fit\(module, datamodule=ChatData\(train=\.\.\.\)\)"),
+        (
+            {},
+            None,
+            r"needs a data module of specdec's .*trainer\.fit\(module, datamodule=ChatData\(train=\.\.\.\)\)",
+        ),
         ({}, DataLoader([0]), "needs a data module of specdec's"),  # type: ignore[arg-type]
-        ({"max_steps": -1, "max_epochs": -1}, {}, "needs the run's length: set trainer.max_steps or"),
+        (
+            {"max_steps": -1, "max_epochs": -1},
+            {},
+            "needs the run's length: set trainer.max_steps or",
+        ),
         ({"max_steps": -1, "max_time": "00:00:01:00"}, {}, "needs the run's length"),
         ({}, {"seq_len": 512}, "data.seq_len 512 exceeds the target's 256 positions"),
     ],
@@ -113,7 +160,11 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_loaded(
 ) -> None:  # fmt: skip
     module = DrafterModule(TargetSource(str(target_directory)), SMALL)
     monkeypatch.setattr(TargetSource, "load", lambda *args: pytest.fail("it was loaded"))
-    given = {"datamodule": data(text_file, **rows)} if isinstance(rows, dict) else {"train_dataloaders": rows}
+    given = (
+        {"datamodule": data(text_file, **rows)}
+        if isinstance(rows, dict)
+        else {"train_dataloaders": rows}
+    )
     with pytest.raises(ValueError, match=message) as error:
         trainer(tmp_path, logger=False, **run).fit(module, **({} if rows is None else given))
     assert "\n" not in str(error.value)
@@ -123,11 +174,20 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_loaded(
 
 def test_presets_by_name() -> None:
     eagle1 = DrafterSpec(
-        LastLayer(), Narrow(bias=False), Norms(embed=False, hidden=False, output=False), PreNorm(), "target", "all"
+        LastLayer(),
+        Narrow(bias=False),
+        Norms(embed=False, hidden=False, output=False),
+        PreNorm(),
+        "target",
+        "all",
     )
-    assert DrafterSpec.preset("eagle1") == eagle1 and DrafterSpec.preset("eagle3_1") == DrafterSpec()
+    assert (
+        DrafterSpec.preset("eagle1") == eagle1 and DrafterSpec.preset("eagle3_1") == DrafterSpec()
+    )
     names = [path.stem for path in (ROOT / "conf/drafter").glob("*.yaml")]
-    assert len(names) > 10 and all(isinstance(DrafterSpec.preset(name), DrafterSpec) for name in names)
+    assert len(names) > 10 and all(
+        isinstance(DrafterSpec.preset(name), DrafterSpec) for name in names
+    )
 
 
 @pytest.fixture
@@ -143,8 +203,13 @@ def folder(target_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (target / file).unlink()
     tokenizer.save_pretrained(target)
     functions = TEXT.split("\n\n\n")[:40]
-    chats = [[{"role": "user", "content": "def"}, {"role": "assistant", "content": one}] for one in functions]
-    (tmp_path / "answers.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    chats = [
+        [{"role": "user", "content": "def"}, {"role": "assistant", "content": one}]
+        for one in functions
+    ]
+    (tmp_path / "answers.jsonl").write_text(
+        "".join(json.dumps({"messages": chat}) + "\n" for chat in chats)
+    )
     (tmp_path / "questions.jsonl").write_text(json.dumps({"prompt": "def add_3"}) + "\n")
     (tmp_path / "texts").mkdir()
     for number, one in enumerate(functions):
@@ -158,7 +223,9 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainers that draw nothing, stay on the CPU and log their few steps."""
     original = pl.Trainer.__init__
     monkeypatch.setattr(
-        pl.Trainer, "__init__", lambda self, **given: original(self, **(QUIET | {"log_every_n_steps": 1} | given))
+        pl.Trainer,
+        "__init__",
+        lambda self, **given: original(self, **(QUIET | {"log_every_n_steps": 1} | given)),
     )
 
 
@@ -167,7 +234,8 @@ def blocks() -> list[str]:
 
 
 @pytest.mark.usefixtures("calm")
-@pytest.mark.filterwarnings("ignore:The number of training batches")  # fewer than are logged, in small
+# fewer than are logged, in small
+@pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_the_page_does_what_it_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {
         "Qwen/Qwen3-0.6B": str(folder / "target"),
@@ -182,17 +250,36 @@ def test_the_page_does_what_it_says(folder: Path, capsys: pytest.CaptureFixture[
             block = block.replace(shown, used)
         exec(compile(block, str(PAGE), "exec"), names)
     out = capsys.readouterr().out
-    assert "Generation(8 tokens in " in out and len(re.findall(r"acceptance length \d\.\d\d\n", out)) == 3
-    assert (folder / "drafters/mine/config.json").exists() and (folder / "measured/metrics.json").exists()
-    assert own in EXAMPLE.read_text().replace("\n# the guide ends", "") and 30 < len(own.splitlines()) < 65
+    assert (
+        "Generation(8 tokens in " in out
+        and len(re.findall(r"acceptance length \d\.\d\d\n", out)) == 3
+    )
+    assert (folder / "drafters/mine/config.json").exists() and (
+        folder / "measured/metrics.json"
+    ).exists()
+    assert (
+        own in EXAMPLE.read_text().replace("\n# the guide ends", "")
+        and 30 < len(own.splitlines()) < 65
+    )
 
 
 @pytest.mark.usefixtures("calm")
 def test_a_module_of_ones_own_learns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--target", str(folder / "target"), "--train", "texts/*.txt", "--seq_len", "64", "--tokens", "8"]
+    arguments = [
+        "--target",
+        str(folder / "target"),
+        "--train",
+        "texts/*.txt",
+        "--seq_len",
+        "64",
+        "--tokens",
+        "8",
+    ]
     losses = []
     for steps in (1, 25):
-        module = load_example(EXAMPLE).main([*arguments, "--out", f"own{steps}", "--max_steps", str(steps)])
+        module = load_example(EXAMPLE).main(
+            [*arguments, "--out", f"own{steps}", "--max_steps", str(steps)]
+        )
         losses.append(float(module.trainer.callback_metrics["train/loss"]))
     assert losses[1] < 0.7 * losses[0]
     assert load_drafter("own25").config.target["source"] == str(folder / "target")
@@ -208,14 +295,19 @@ def test_a_module_of_ones_own_without_a_tokenizer(text_file: Path, tmp_path: Pat
 
         def configure_optimizers(self) -> None: ...
 
-    with pytest.raises(ValueError, match="Bare has no tokenizer to read the data with: give it a `tokenizer`, or call"):
+    with pytest.raises(
+        ValueError,
+        match="Bare has no tokenizer to read the data with: give it a `tokenizer`, or call",
+    ):
         trainer(tmp_path, logger=False, limit_val_batches=0).fit(Bare(), datamodule=data(text_file))
 
 
 def test_the_notebook_comes_with_what_it_showed() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
-    assert [cell.execution_count for cell in code(notebook)] == list(range(1, len(code(notebook)) + 1))
+    assert [cell.execution_count for cell in code(notebook)] == list(
+        range(1, len(code(notebook)) + 1)
+    )
     assert_shown(notebook)
     assert NOTEBOOK.stat().st_size < 200_000
     text = NOTEBOOK.read_text()
@@ -227,14 +319,21 @@ def test_the_notebook_comes_with_what_it_showed() -> None:
 def test_the_notebook_runs_in_a_fresh_kernel(tmp_path: Path) -> None:
     """To execute it in place, outputs and plots: jupyter execute --inplace docs/notebook.ipynb"""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    small = {"max_steps=150": "max_steps=60", "seq_len=256": "seq_len=64", "max_new_tokens=96": "max_new_tokens=32"}
+    small = {
+        "max_steps=150": "max_steps=60",
+        "seq_len=256": "seq_len=64",
+        "max_new_tokens=96": "max_new_tokens=32",
+    }
     assert all(shown in "".join(cell.source for cell in code(notebook)) for shown in small)
     for cell in code(notebook):
         for shown, used in small.items():
             cell.source = cell.source.replace(shown, used)
         cell.outputs, cell.execution_count = [], None
     client = NotebookClient(
-        notebook, timeout=800, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=800,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     )
     client.execute()  # raises CellExecutionError where a cell fails
     assert_shown(notebook)
@@ -247,12 +346,20 @@ def code(notebook: Any) -> list[Any]:
 def assert_shown(notebook: Any) -> None:
     """Numbers, two plots, a text with accepted tokens coloured, and neither a warning nor an error."""
     outputs = [output for cell in code(notebook) for output in cell.outputs]
-    assert {output.output_type for output in outputs} <= {"stream", "display_data", "execute_result"}
+    assert {output.output_type for output in outputs} <= {
+        "stream",
+        "display_data",
+        "execute_result",
+    }
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    assert all(output.name == "stdout" for output in outputs if output.output_type == "stream"), printed
+    assert all(output.name == "stdout" for output in outputs if output.output_type == "stream"), (
+        printed
+    )
     assert "8 of 8 texts are the target's own" in printed
     shown = [output.data for output in outputs if output.output_type != "stream"]
     assert sum("image/png" in data for data in shown) == 2
     assert any("background: #bfe8c5" in data.get("text/html", "") for data in shown)
-    first, last = (float(one) for one in re.findall(r"loss (\S+) at first, (\S+) after", printed)[0])
+    first, last = (
+        float(one) for one in re.findall(r"loss (\S+) at first, (\S+) after", printed)[0]
+    )
     assert last < 0.7 * first

@@ -27,7 +27,10 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
     longer = TEXT.replace("    return", "    if a > b:\n        return b\n    return")
     files = Corpus([CorpusFile("a.py", longer)], [CorpusFile("b.py", longer[:400])])
     monkeypatch.setattr(specdec.embedded.corpus, "corpus", lambda seed: files)
-    rows = [{"prompt_id": f"b.py:{n}", "prompt": TEXT[n * 40 : n * 40 + 30], "category": "b.py"} for n in range(3)]
+    rows = [
+        {"prompt_id": f"b.py:{n}", "prompt": TEXT[n * 40 : n * 40 + 30], "category": "b.py"}
+        for n in range(3)
+    ]
     monkeypatch.setattr(specdec.quickstart, "held_out_prompts", lambda *args: rows)
     monkeypatch.setattr(specdec.quickstart, "multiplies_bfloat16", lambda: False)
     monkeypatch.setattr(specdec.quickstart, "PROMPTS", 3)
@@ -48,7 +51,10 @@ def test_everything_is_kept_used_again_and_made_by_commands(
     out = small_world / "run"
     assert main(["quickstart", "--out", str(out)]) == 0
     metrics = json.loads((out / "evaluation" / "metrics.json").read_text())
-    assert [result["shape"] for result in metrics["results"]] == ["chain of 4", "tree of 12 (depth 6, top 2)"]
+    assert [result["shape"] for result in metrics["results"]] == [
+        "chain of 4",
+        "tree of 12 (depth 6, top 2)",
+    ]
     for result in metrics["results"]:
         assert result["prompts"] == result["compared_outputs"] == result["identical_outputs"] == 3
         assert result["tokens"] == 3 * 16
@@ -68,16 +74,22 @@ def test_everything_is_kept_used_again_and_made_by_commands(
         "4/4",
     ]
     assert "2/4 training the drafter, EAGLE-3.1: about" in printed
-    answer = printed.partition("Accepted drafts are in brackets.\n\n")[2].partition("─")[0].strip("\n")
+    answer = (
+        printed.partition("Accepted drafts are in brackets.\n\n")[2].partition("─")[0].strip("\n")
+    )
     assert answer.startswith(TEXT[:30])  # the prompt, then what is decoded after it
 
     before = {
-        path: path.stat().st_mtime_ns for path in (out / "evaluation" / "metrics.json", out / "drafter" / "config.json")
+        path: path.stat().st_mtime_ns
+        for path in (out / "evaluation" / "metrics.json", out / "drafter" / "config.json")
     }
     assert main(["quickstart", "--out", str(out)]) == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
     printed = capsys.readouterr().out
-    assert "tokens per target pass" in printed and "2/4 training the drafter, EAGLE-3.1: done before" in printed
+    assert (
+        "tokens per target pass" in printed
+        and "2/4 training the drafter, EAGLE-3.1: done before" in printed
+    )
 
     # the commands that it stands for do the same
     fit, evaluate = ([*line.split()] for line in (out / "commands.sh").read_text().splitlines())
@@ -87,7 +99,10 @@ def test_everything_is_kept_used_again_and_made_by_commands(
         out / "drafter" / "model.safetensors"
     ).read_bytes()
     evaluation = str(out / "evaluation")
-    assert main([str(again / "evaluation") if word == evaluation else word for word in evaluate[1:]]) == 0
+    assert (
+        main([str(again / "evaluation") if word == evaluation else word for word in evaluate[1:]])
+        == 0
+    )
     lengths = [
         [
             result["acceptance_length"]
@@ -129,7 +144,9 @@ def test_in_full_the_target_is_trained_too_and_decoding_compiled(
     small_world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        specdec.quickstart, "pretrain", lambda config: shutil.copytree(small_world / "target", config.out)
+        specdec.quickstart,
+        "pretrain",
+        lambda config: shutil.copytree(small_world / "target", config.out),
     )
     out = small_world / "run"
     assert main(["quickstart", "--full", "--out", str(out)]) == 0

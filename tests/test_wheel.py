@@ -15,7 +15,9 @@ pytestmark = pytest.mark.slow
 
 def output(*command: str | Path, cwd: Path, **environment: str) -> str:
     """What a command prints; it must succeed."""
-    done = subprocess.run([*map(str, command)], cwd=cwd, env=os.environ | environment, text=True, capture_output=True)
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, env=os.environ | environment, text=True, capture_output=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -37,14 +39,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return source, wheel
 
 
-def test_every_file_of_the_package_is_in_the_wheel(built: tuple[Path, Path], tracked: list[str]) -> None:
+def test_every_file_of_the_package_is_in_the_wheel(
+    built: tuple[Path, Path], tracked: list[str]
+) -> None:
     with zipfile.ZipFile(built[1]) as opened:
         names = {name for name in opened.namelist() if ".dist-info/" not in name}
         data = {name: opened.read(name) for name in names if not name.endswith(".py")}
     wanted = {name: name for name in tracked if name.startswith("specdec/")}
     wanted |= {f"specdec/{name}": name for name in tracked if name.startswith("conf/")}
     assert names == set(wanted)
-    assert {"specdec/help.json", "specdec/conf/quickstart.yaml", "specdec/conf/study/drift.yaml"} <= data.keys()
+    assert {
+        "specdec/help.json",
+        "specdec/conf/quickstart.yaml",
+        "specdec/conf/study/drift.yaml",
+    } <= data.keys()
     for name, content in data.items():
         assert content == (ROOT / wanted[name]).read_bytes(), name
 
@@ -52,7 +60,18 @@ def test_every_file_of_the_package_is_in_the_wheel(built: tuple[Path, Path], tra
 def test_it_works_in_an_empty_folder(built: tuple[Path, Path], tmp_path: Path) -> None:
     installed, empty = tmp_path / "installed", tmp_path / "empty"
     empty.mkdir()
-    output(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", installed, built[1], cwd=empty)
+    output(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--target",
+        installed,
+        built[1],
+        cwd=empty,
+    )
 
     def python(*words: str) -> str:
         return output(sys.executable, *words, cwd=empty, PYTHONPATH=str(installed))
@@ -62,11 +81,15 @@ def test_it_works_in_an_empty_folder(built: tuple[Path, Path], tmp_path: Path) -
     quick, first = ("--config", "conf/quickstart.yaml"), ("--config", "conf/train/eagle1.yaml")
     printed = python("-m", "specdec", "fit", *quick, *first, "--print_config")
     assert "LastLayer" in printed and "SmoothL1" in printed
-    assert "conf/study/drift.yaml" in python("-m", "specdec", "sweep", "conf/study/drift.yaml", "--print_config")
+    assert "conf/study/drift.yaml" in python(
+        "-m", "specdec", "sweep", "conf/study/drift.yaml", "--print_config"
+    )
     assert not list(empty.iterdir())
 
 
-def test_the_source_distribution_holds_the_sources_and_no_runs(built: tuple[Path, Path], tracked: list[str]) -> None:
+def test_the_source_distribution_holds_the_sources_and_no_runs(
+    built: tuple[Path, Path], tracked: list[str]
+) -> None:
     with tarfile.open(built[0]) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     assert names - {"PKG-INFO"} <= set(tracked)

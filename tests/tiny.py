@@ -62,7 +62,11 @@ def tiny_target(seed: int = 0, dtype: torch.dtype = torch.float64, **overrides: 
 def tiny_config(spec: DrafterSpec, **overrides: object) -> DrafterConfig:
     """A drafter's config for the tiny Llama."""
     return DrafterConfig.for_target(
-        spec, llama_config(**overrides), vocab_size=VOCAB, num_target_layers=LAYERS, identity={"source": "tiny"}
+        spec,
+        llama_config(**overrides),
+        vocab_size=VOCAB,
+        num_target_layers=LAYERS,
+        identity={"source": "tiny"},
     )
 
 
@@ -89,7 +93,12 @@ def tiny_drafter(spec: DrafterSpec, seed: int = 0, dtype: torch.dtype = torch.fl
 def presets() -> dict[str, DrafterSpec]:
     """The published generations."""
     eagle1 = DrafterSpec(
-        LastLayer(), Narrow(bias=False), Norms(embed=False, hidden=False, output=False), PreNorm(), "target", "all"
+        LastLayer(),
+        Narrow(bias=False),
+        Norms(embed=False, hidden=False, output=False),
+        PreNorm(),
+        "target",
+        "all",
     )
     return {
         "eagle1": eagle1,
@@ -107,7 +116,12 @@ def mtp() -> DrafterSpec:
     """The module of multi-token prediction of whatever target it is for."""
     norms = Norms(embed=TargetNorm(), hidden=TargetNorm(), output=TargetNorm())
     return DrafterSpec(
-        LastLayer(), Narrow(bias=False), norms, head="target", draft_vocab_size="all", attention=TargetLayer()
+        LastLayer(),
+        Narrow(bias=False),
+        norms,
+        head="target",
+        draft_vocab_size="all",
+        attention=TargetLayer(),
     )
 
 
@@ -125,11 +139,19 @@ def variants() -> dict[str, DrafterSpec]:
         "peagle": DrafterSpec(norms=Norms(), recurrence=MaskConstant(), **small),
         "peagle_3_1": DrafterSpec(norms=each, recurrence=MaskConstant(), **small),
         "dflash": DrafterSpec(
-            Concat(), KVInjection(), Norms(embed=False, query_key=True), MaskBlock(), "target", "all", num_layers=2
+            Concat(),
+            KVInjection(),
+            Norms(embed=False, query_key=True),
+            MaskBlock(),
+            "target",
+            "all",
+            num_layers=2,
         ),
         "mla": DrafterSpec(attention=MLA(10, 256, 6, 64, 5), **small),
         "mtp": mtp(),
-        "narrow_fusion": DrafterSpec(Concat(), Narrow(bias=False), Norms(input=True), PreNorm(), **small),
+        "narrow_fusion": DrafterSpec(
+            Concat(), Narrow(bias=False), Norms(input=True), PreNorm(), **small
+        ),
     }
 
 
@@ -148,7 +170,18 @@ def all_specs() -> Iterator[DrafterSpec]:
 
 
 def _product() -> Iterator[DrafterSpec]:
-    for fusion, entry, aux, embed, hidden, inputs, residual, output, recurrence, layers in itertools.product(
+    for (
+        fusion,
+        entry,
+        aux,
+        embed,
+        hidden,
+        inputs,
+        residual,
+        output,
+        recurrence,
+        layers,
+    ) in itertools.product(
         (LastLayer(), Concat()),
         (Narrow(), Wide()),
         ("none", "each", "concat"),
@@ -162,7 +195,9 @@ def _product() -> Iterator[DrafterSpec]:
     ):
         norms = Norms(aux, embed, hidden, inputs, residual, output)  # type: ignore[arg-type]
         try:
-            spec = DrafterSpec(fusion, entry, norms, recurrence, draft_vocab_size=40, num_layers=layers)
+            spec = DrafterSpec(
+                fusion, entry, norms, recurrence, draft_vocab_size=40, num_layers=layers
+            )
             tiny_config(spec)
         except ValueError:
             continue
@@ -187,7 +222,13 @@ def _further() -> Iterator[DrafterSpec]:
         norms = Norms(aux, query_key=query_key)  # type: ignore[arg-type]
         try:
             spec = DrafterSpec(
-                fusion, entry, norms, recurrence, draft_vocab_size=40, num_layers=layers, attention_window=window
+                fusion,
+                entry,
+                norms,
+                recurrence,
+                draft_vocab_size=40,
+                num_layers=layers,
+                attention_window=window,
             )
             tiny_config(spec)
         except ValueError:

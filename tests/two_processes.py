@@ -12,7 +12,13 @@ REPOSITORY = Path(__file__).parents[1]
 
 def launch(module: str, out: Path, processes: int = 2) -> None:
     """Run ``python -m module OUT`` in every process of a torchrun job, and fail if one fails or they hang."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+    ]
     with subprocess.Popen(
         [*command, "-m", module, str(out)],
         cwd=REPOSITORY,

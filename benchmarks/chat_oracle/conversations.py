@@ -7,15 +7,22 @@ from typing import Any
 Message = dict[str, Any]
 Row = dict[str, Any]
 
-ARGUMENTS = {"city": "Zürich", "days": 3, "unit": "celsius"}  # a word that is not ASCII, a number, a string
+# a word that is not ASCII, a number, a string
+ARGUMENTS = {"city": "Zürich", "days": 3, "unit": "celsius"}
 OTHER_ARGUMENTS = {"place": "Malmö", "hours": 48, "scale": "mercalli"}
 
 
 def _tool(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    types = {key: {"type": "integer" if isinstance(value, int) else "string"} for key, value in arguments.items()}
+    types = {
+        key: {"type": "integer" if isinstance(value, int) else "string"}
+        for key, value in arguments.items()
+    }
     properties = {key: value | {"description": f"the {key}"} for key, value in types.items()}
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-    return {"type": "function", "function": {"name": name, "description": f"{name}.", "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"{name}.", "parameters": parameters},
+    }
 
 
 TOOLS = [_tool("get_forecast", ARGUMENTS), _tool("find_tremors", OTHER_ARGUMENTS)]
@@ -34,7 +41,11 @@ LAST_THOUGHT = "clouds mean rain"
 
 
 def _call(arguments: Any, name: str = "get_forecast", number: int = 1) -> dict[str, Any]:
-    return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {
+        "id": f"call_{number}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 def _calls(*calls: dict[str, Any], **more: Any) -> Message:
@@ -87,18 +98,26 @@ KINDS: dict[str, Sequence[Row]] = {
         _row(ASKED, FOUR, *THOUGHT_TWICE[2:]),
     ],
     "thought": [
-        *(_row(ASKED, FOUR | {key: FIRST_THOUGHT}) for key in ("reasoning_content", "reasoning", "thinking")),
+        *(
+            _row(ASKED, FOUR | {key: FIRST_THOUGHT})
+            for key in ("reasoning_content", "reasoning", "thinking")
+        ),
         _row(ASKED, _inline(FIRST_THOUGHT, FOUR)),
         _row(SYSTEM, ASKED, _inline(FIRST_THOUGHT, FOUR), AGAIN, _inline(SECOND_THOUGHT, BLUE)),
     ],
-    "empty thought": [_row(ASKED, FOUR | {"reasoning_content": ""}), _row(ASKED, _inline("", FOUR))],
+    "empty thought": [
+        _row(ASKED, FOUR | {"reasoning_content": ""}),
+        _row(ASKED, _inline("", FOUR)),
+    ],
     "call with content": [
         _with_tools(WEATHER, _calls(CALL, content="one moment")),
         _with_tools(WEATHER, _calls(CALL, content="one moment", reasoning_content=CALL_THOUGHT)),
     ],
     "call without content": [
         _with_tools(WEATHER, _calls(CALL)),
-        _with_tools(WEATHER, {name: value for name, value in _calls(CALL).items() if name != "content"}),
+        _with_tools(
+            WEATHER, {name: value for name, value in _calls(CALL).items() if name != "content"}
+        ),
         _with_tools(WEATHER, _calls(CALL, reasoning_content=CALL_THOUGHT)),
     ],
     "string arguments": [_with_tools(WEATHER, _calls(CALL_TEXT))],

@@ -20,7 +20,8 @@ from benchmarks.chat_oracle.tokenizers import sources, stops_of, tokenizer_of, t
 
 SWITCHES = ("enable_thinking", "thinking")
 OPEN = "<think>"
-TAGS_ARE_A_FORM = False  # of every template: False if only of one that reads or writes `</think>` itself
+# of every template: False if only of one that reads or writes `</think>` itself
+TAGS_ARE_A_FORM = False
 INJECTED = ("None", "null")  # what a template writes for a content that it does not expect
 
 
@@ -69,7 +70,9 @@ class Scene(NamedTuple):
     messages: list[Said]
     tools: list[dict[str, Any]] | None
 
-    def render(self, source: str, messages: Sequence[dict[str, Any]], prompt: bool, **switch: bool) -> str:
+    def render(
+        self, source: str, messages: Sequence[dict[str, Any]], prompt: bool, **switch: bool
+    ) -> str:
         """A rendering, or what the template raises as a ValueError."""
         try:
             texts, _ = render_jinja_template(
@@ -81,7 +84,9 @@ class Scene(NamedTuple):
                 **switch,
             )
         except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
-            raise RefusedError(f"the template raises: {' '.join(str(error).split())[:120]}") from error
+            raise RefusedError(
+                f"the template raises: {' '.join(str(error).split())[:120]}"
+            ) from error
         return str(texts[0])
 
 
@@ -106,7 +111,11 @@ def expect(name: str, row: Row) -> list[Expected]:
     forms_of_turns = dict.fromkeys(choice.form for turn in turns for choice in turn.choices)
     runs = {form: twin_runs(scene, form) for form in forms_of_turns}
     return [
-        turn._replace(choices=[_with_twin(choice, runs[choice.form], k, len(turns)) for choice in turn.choices])
+        turn._replace(
+            choices=[
+                _with_twin(choice, runs[choice.form], k, len(turns)) for choice in turn.choices
+            ]
+        )
         for k, turn in enumerate(turns)
     ]
 
@@ -123,11 +132,17 @@ def _expected(scene: Scene, i: int) -> Expected:
     choices: list[Choice] = []
     gone = ""
     message = scene.messages[i]
-    for form in forms(scene.messages[: i + 1], tags=_takes_tags(scene.name) or message.inline is not None):
+    for form in forms(
+        scene.messages[: i + 1], tags=_takes_tags(scene.name) or message.inline is not None
+    ):
         if form.thought == "inline" and not _takes_tags(scene.name):
             continue
         verbatim = form.thought == "verbatim" and message.inline is not None
-        context = form.thought in ("inline", "verbatim") and not message.thought and _takes_tags(scene.name)
+        context = (
+            form.thought in ("inline", "verbatim")
+            and not message.thought
+            and _takes_tags(scene.name)
+        )
         if choices and not gone and not verbatim and not context:
             continue
         try:
@@ -139,8 +154,11 @@ def _expected(scene: Scene, i: int) -> Expected:
         if not choices or (gone and not lacks):
             choices = [choice]
             gone = lacks
-        elif not lacks and ((verbatim and _same_tags(choices[0])) or (context and choice.turn == choices[0].turn)):
-            choices.append(choice)  # the row's own tags; or an earlier thought in the content, where no key holds it
+        elif not lacks and (
+            (verbatim and _same_tags(choices[0])) or (context and choice.turn == choices[0].turn)
+        ):
+            # the row's own tags; or an earlier thought in the content, where no key holds it
+            choices.append(choice)
     if not choices:
         try:
             choices += _opened(scene, i)
@@ -149,7 +167,11 @@ def _expected(scene: Scene, i: int) -> Expected:
     if not choices:
         return Expected(i, message, [], _telling(reasons))
     may_refuse = choices[0].remark
-    if choices[0].form.thought == "verbatim" and message.inline is not None and has_thoughts(scene.name):
+    if (
+        choices[0].form.thought == "verbatim"
+        and message.inline is not None
+        and has_thoughts(scene.name)
+    ):
         may_refuse = "the template has a place for thoughts, but not in such a turn"
     if _raises(scene, choices[0].form):
         may_refuse = "the template refuses the whole row"
@@ -175,10 +197,14 @@ def has_thoughts(name: str) -> bool:
     asked = Said("user", "what?")
     call = (("call_1", "get", {"a": "b"}),)
     for key, calls in itertools.product(THOUGHT_KEYS, ((), call)):
-        scene = Scene(name, [asked, Said("assistant", "" if calls else "so", "hmm", calls=calls)], None)
+        scene = Scene(
+            name, [asked, Said("assistant", "" if calls else "so", "hmm", calls=calls)], None
+        )
         for source in (sources()[name], twin_of(name) or ""):
             try:
-                if "hmm" in scene.render(source, [written(one, Form(key)) for one in scene.messages], False):
+                if "hmm" in scene.render(
+                    source, [written(one, Form(key)) for one in scene.messages], False
+                ):
                     return True
             except ValueError:
                 continue
@@ -198,7 +224,9 @@ def _lacks_header(scene: Scene, choice: Choice) -> bool:
 def _raises(scene: Scene, form: Form) -> bool:
     """Whether the template raises of the whole row."""
     try:
-        scene.render(sources()[scene.name], [written(message, form) for message in scene.messages], False)
+        scene.render(
+            sources()[scene.name], [written(message, form) for message in scene.messages], False
+        )
     except RefusedError:
         return True
     return False
@@ -210,7 +238,11 @@ def _same_tags(choice: Choice) -> bool:
 
 
 def _calls_gone(messages: Sequence[Said], prompt: str) -> str:
-    return ", ".join(name for message in messages for name in lost(message._replace(text=""), prompt, thought=False))
+    return ", ".join(
+        name
+        for message in messages
+        for name in lost(message._replace(text=""), prompt, thought=False)
+    )
 
 
 def _telling(reasons: Sequence[str]) -> str:
@@ -258,11 +290,15 @@ def _choice(scene: Scene, i: int, form: Form) -> Choice:
     raise ValueError(_telling(reasons))
 
 
-def _turn(scene: Scene, i: int, form: Form, prompt: str, source: str, of_source: Form) -> tuple[str, str]:
+def _turn(
+    scene: Scene, i: int, form: Form, prompt: str, source: str, of_source: Form
+) -> tuple[str, str]:
     """What a source writes for a turn behind its own prompt: in the row's history, else in simpler ones."""
     message = scene.messages[i]
     switch = _switch(scene, message)
-    opening = _opening(scene, sources()[scene.name], [written(one, form) for one in scene.messages[:i]], switch)
+    opening = _opening(
+        scene, sources()[scene.name], [written(one, form) for one in scene.messages[:i]], switch
+    )
     reasons = []
     for history, remark in _histories(scene.messages, i):
         before = [written(one, of_source) for one in history]
@@ -301,7 +337,9 @@ def _histories(messages: Sequence[Said], i: int) -> Iterator[tuple[Sequence[Said
         yield without[: last + 1], "the template joins the turn to the one before"
 
 
-def _opening(scene: Scene, source: str, before: Sequence[dict[str, Any]], switch: dict[str, bool]) -> str:
+def _opening(
+    scene: Scene, source: str, before: Sequence[dict[str, Any]], switch: dict[str, bool]
+) -> str:
     """What the generation prompt adds."""
     prompt = scene.render(source, before, True, **switch)
     asked = scene.render(source, before, False, **switch)
@@ -327,7 +365,9 @@ def _check(message: Said, prompt: str, turn: str) -> None:
         raise ValueError("the turn lacks a way to leave out the content")
     opened = (prompt[-20:] if prompt.rstrip().endswith(OPEN) else "") + turn
     if opened.count("</think>") > 1 or opened.count(OPEN) > 1:
-        raise ValueError("the turn lacks a place for the thought: its tags stand behind another thought")
+        raise ValueError(
+            "the turn lacks a place for the thought: its tags stand behind another thought"
+        )
     if message.inline is None and not message.thought and prompt.rstrip().endswith(OPEN):
         raise ValueError("the generation prompt begins a thought, and the turn has none")
 
@@ -346,7 +386,9 @@ def _opened(scene: Scene, i: int) -> list[Choice]:
                 raise ValueError("the prompt opens no thought")
             base = prompt.rstrip().removesuffix(OPEN)
             text = scene.render(
-                sources()[scene.name], [written(one, form) for one in [*scene.messages[:i], plain]], False
+                sources()[scene.name],
+                [written(one, form) for one in [*scene.messages[:i], plain]],
+                False,
             )
             if not text.startswith(base):
                 raise ValueError("the turn does not begin with the generation prompt")
@@ -368,7 +410,9 @@ def twin_runs(scene: Scene, form: Form) -> list[Run] | None:
     for string in (False, form.string) if source else ():
         try:
             (text,), (spans,) = render_jinja_template(
-                conversations=[[written(message, form._replace(string=string)) for message in scene.messages]],
+                conversations=[
+                    [written(message, form._replace(string=string)) for message in scene.messages]
+                ],
                 tools=scene.tools,
                 chat_template=source,
                 return_assistant_tokens_mask=True,

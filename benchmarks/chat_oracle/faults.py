@@ -26,10 +26,14 @@ def planted_faults(template: str) -> dict[str, str]:
         "user dropped": _without_role("user") + template,
         "tool dropped": _without_role("tool") + template,
         "system dropped": _without_role("system") + template,
-        "thought dropped": _each_message(", ".join(f"{key}=''" for key in THOUGHT), "x.role == 'assistant'") + template,
+        "thought dropped": _each_message(
+            ", ".join(f"{key}=''" for key in THOUGHT), "x.role == 'assistant'"
+        )
+        + template,
         "call dropped": _each_message("tool_calls=[]", "x.tool_calls") + template,
         "arguments lost": _WITHOUT_ARGUMENTS + template,
-        "answer cut": _each_message("content=x.content[2:]", "x.role == 'assistant' and x.content") + template,
+        "answer cut": _each_message("content=x.content[2:]", "x.role == 'assistant' and x.content")
+        + template,
         "prompt differs": template + "{% if add_generation_prompt %}{{ '\\n' }}{% endif %}",
         "end missing": _without_end(template),
         "tag moved back": re.sub(rf"({OUTPUT})(\s*)({TAG})", r"\3\2\1", template),

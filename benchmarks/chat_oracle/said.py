@@ -27,7 +27,8 @@ class Said(NamedTuple):
 class Form(NamedTuple):
     """How messages are written for a template."""
 
-    thought: str = THOUGHT_KEYS[0]  # a key, "inline" in tags of the content, or "verbatim" as the row has them
+    # a key, "inline" in tags of the content, or "verbatim" as the row has them
+    thought: str = THOUGHT_KEYS[0]
     string: bool = False  # the arguments of calls as a string of JSON
     empty: str | None = ""  # the content of a call without text
     parts: bool = False  # the content as a list of parts

@@ -30,14 +30,18 @@ class Family(NamedTuple):
 FAMILIES = {  # by the beginning of a template's name; the longest one counts
     "cohere": Family("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
     "deepseek": Family(
-        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", ordinary=("<｜User｜>", "<｜Assistant｜>", "<｜tool▁")
+        "<｜begin▁of▁sentence｜>",
+        "<｜end▁of▁sentence｜>",
+        ordinary=("<｜User｜>", "<｜Assistant｜>", "<｜tool▁"),
     ),
     "diffusion_gemma": Family("<bos>", "<eos>", ("<turn|>", "<|tool_response>")),
     "gemma": Family("<bos>", "<eos>", ("<end_of_turn>",), ("<start_of_turn>", "<start_of_image>")),
     "gemma4": Family("<bos>", "<eos>", ("<turn|>", "<|tool_response>")),
     "glm": Family(None, "<|endoftext|>", ("<|user|>", "<|observation|>"), ("[gMASK]", "<sop>")),
     "gptoss": Family("<|startoftext|>", "<|return|>", ("<|call|>", "<|endoftext|>")),
-    "idefics3": Family("<|begin_of_text|>", "<|end_of_text|>", ("<end_of_utterance>",), ("<image>",)),
+    "idefics3": Family(
+        "<|begin_of_text|>", "<|end_of_text|>", ("<end_of_utterance>",), ("<image>",)
+    ),
     "lfm2": Family("<|startoftext|>", "<|im_end|>", special=("<image>",)),
     "llama": Family("<|begin_of_text|>", "<|eot_id|>", ("<|eom_id|>", "<|end_of_text|>")),
     "llava": Family("<s>", "</s>", special=("<image>",)),
@@ -53,7 +57,10 @@ FAMILIES = {  # by the beginning of a template's name; the longest one counts
 def sources() -> dict[str, str]:
     """The text of every template in TRL's package, by its name."""
     folder = importlib.resources.files("trl") / "chat_templates"
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".jinja")), key=lambda file: file.name)
+    files = sorted(
+        (file for file in folder.iterdir() if file.name.endswith(".jinja")),
+        key=lambda file: file.name,
+    )
     return {file.name.removesuffix(".jinja"): file.read_text(encoding="utf-8") for file in files}
 
 
@@ -84,7 +91,13 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     """A small tokenizer with a template and all the tokens that it and its twin write."""
     family = family_of(name)
     text = sources()[name] + (twin_of(name) or "")
-    tokens = {*SPECIAL.findall(text), *family.special, *family.stops, family.eos, family.bos or family.eos}
+    tokens = {
+        *SPECIAL.findall(text),
+        *family.special,
+        *family.stops,
+        family.eos,
+        family.bos or family.eos,
+    }
     ordinary = {token for token in tokens if token.startswith(family.ordinary or ("\0",))}
     tokenizer = tiny_tokenizer(sources()[name])
     tokenizer.add_tokens(sorted(tokens - ordinary), special_tokens=True)

@@ -63,7 +63,9 @@ class Cell(NamedTuple):
 
     name: str
     kind: str
-    verdicts: list[tuple[int, int, Verdict]]  # the row's number, the message's, and what became of it
+    verdicts: list[
+        tuple[int, int, Verdict]
+    ]  # the row's number, the message's, and what became of it
 
     @property
     def failures(self) -> list[str]:
@@ -90,15 +92,23 @@ def supervise(row: Row, tokenizer: Any) -> Supervised:
         ids = document.ids_T.tolist()
         mask = [False, *document.loss_mask_T.tolist(), False]
         edges = [k for k, (left, right) in enumerate(itertools.pairwise(mask)) if left != right]
-        runs += [(ids[:end], ids[start:end]) for start, end in zip(edges[::2], edges[1::2], strict=True)]
-    return Supervised(runs, [reason for reason, count in report.reasons.items() for _ in range(count)])
+        runs += [
+            (ids[:end], ids[start:end]) for start, end in zip(edges[::2], edges[1::2], strict=True)
+        ]
+    return Supervised(
+        runs, [reason for reason, count in report.reasons.items() for _ in range(count)]
+    )
 
 
 def ids_of(text: str, start: int, name: str) -> tuple[list[int], list[int]]:
     """A text's ids, and those of the tokens that begin at or behind a character."""
     encoded = tokenizer_of(name)(text, add_special_tokens=False, return_offsets_mapping=True)
     ids = list(encoded["input_ids"])
-    behind = [token for token, (first, _) in zip(ids, encoded["offset_mapping"], strict=True) if first >= start]
+    behind = [
+        token
+        for token, (first, _) in zip(ids, encoded["offset_mapping"], strict=True)
+        if first >= start
+    ]
     return ids, behind
 
 
@@ -108,7 +118,9 @@ def expectation(name: str, kind: str, number: int) -> tuple[Expected, ...]:
     return tuple(expect(name, KINDS[kind][number]))
 
 
-def cell(name: str, kind: str, make: Callable[[Row, Any], Supervised] = supervise, tokenizer: Any = None) -> Cell:
+def cell(
+    name: str, kind: str, make: Callable[[Row, Any], Supervised] = supervise, tokenizer: Any = None
+) -> Cell:
     """The verdicts of one cell.
 
     Args:
@@ -150,7 +162,9 @@ def judge(name: str, expected: Sequence[Expected], made: Supervised) -> list[Ver
             whole, run = run_of
             actual = f"...{decode(whole[: -len(run)])[-60:]} >>> {decode(run)}"
             if wanted and run == _ids(name, wanted)[1]:
-                actual = f"the same behind {decode(whole[: -len(run)])!r} instead of {wanted.prompt!r}"
+                actual = (
+                    f"the same behind {decode(whole[: -len(run)])!r} instead of {wanted.prompt!r}"
+                )
             verdicts.append(Verdict(DIFFERENT, "", text, actual, turn.reason))
         elif silent > 0:
             silent -= 1
@@ -174,7 +188,11 @@ def _other_run(
     same = next((run for run in runs if run[1] in ids[id(turn)]), None)
     if same is not None:
         return same
-    missing = [one for one, match in zip(expected, matches, strict=True) if match is None and one is not turn]
+    missing = [
+        one
+        for one, match in zip(expected, matches, strict=True)
+        if match is None and one is not turn
+    ]
     return next((run for run in runs if not any(run[1] in ids[id(one)] for one in missing)), None)
 
 
@@ -226,11 +244,15 @@ def explain(name: str, turn: Expected, choice: Choice) -> str:
     counts = choice.turn
     if counts == marked:
         return classes
-    if marked + stop == counts or (marked.startswith(counts) and marked[len(counts) :].strip() in stops_of(name)):
+    if marked + stop == counts or (
+        marked.startswith(counts) and marked[len(counts) :].strip() in stops_of(name)
+    ):
         return classes + "e"
     if not marked.endswith(stop):
         classes += "h"
-    body = marked.removesuffix(stop) if marked.endswith(stop) else marked[: max(marked.rfind("<"), 0)]
+    body = (
+        marked.removesuffix(stop) if marked.endswith(stop) else marked[: max(marked.rfind("<"), 0)]
+    )
     same = _common_end(counts.removesuffix(stop), body)
     if same == counts.removesuffix(stop) == body:
         return classes
@@ -238,7 +260,11 @@ def explain(name: str, turn: Expected, choice: Choice) -> str:
     gone = [part for part in parts if part in counts and part not in marked]
     if same == body and not gone:
         return classes + "r"
-    return classes + "t" if gone and all(part in gone or part in same for part in parts if part) else ""
+    return (
+        classes + "t"
+        if gone and all(part in gone or part in same for part in parts if part)
+        else ""
+    )
 
 
 def _common_end(left: str, right: str) -> str:
@@ -251,4 +277,6 @@ def _common_end(left: str, right: str) -> str:
 
 def _overlap(prompt: str, marked: str) -> int:
     """How much of the beginning of a marked text the prompt ends with."""
-    return max((size for size in range(1, len(marked) + 1) if prompt.endswith(marked[:size])), default=0)
+    return max(
+        (size for size in range(1, len(marked) + 1) if prompt.endswith(marked[:size])), default=0
+    )

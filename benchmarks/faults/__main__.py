@@ -33,7 +33,8 @@ PARTS = {
 LANES = 2  # things at a time
 QUICK = 0.03  # of a full campaign
 TOLD = 12  # findings of a part in the report; all are in the .json
-CHEAP = ("fit, within a save", "regenerate", "regenerate, a server", "export")  # kills of a quick campaign
+# kills of a quick campaign
+CHEAP = ("fit, within a save", "regenerate", "regenerate, a server", "export")
 NAMES = ("kind", "artefact", "family", "command", "what")  # of what was counted
 HEAVY = ("sweep", "DDP", "FSDP2")  # use both cores by themselves: one at a time
 
@@ -50,14 +51,22 @@ def tasks(place: Path, quick: bool) -> dict[str, Task]:
         names = [name for name in kills.kinds(a, server) if not quick or name in CHEAP]
     names.sort(key=lambda name: not any(word in name for word in HEAVY))
     for name in names:
-        found[f"kills: {name}"] = lambda where, share, name=name: [kills.campaign(a, name, where, share)]
+        found[f"kills: {name}"] = lambda where, share, name=name: [
+            kills.campaign(a, name, where, share)
+        ]
     for name in flips.artefacts(a):
         if not (quick and name == "study"):
-            found[f"flips: {name}"] = lambda where, share, name=name: [flips.campaign(a, name, where, share)]
+            found[f"flips: {name}"] = lambda where, share, name=name: [
+                flips.campaign(a, name, where, share)
+            ]
     for name in inputs.FAMILIES:
-        found[f"inputs: {name}"] = lambda where, share, name=name: [inputs.campaign(a, name, where, share)]
+        found[f"inputs: {name}"] = lambda where, share, name=name: [
+            inputs.campaign(a, name, where, share)
+        ]
     for name in ("disk full", "two at once", "deleted"):
-        found[f"rims: {name}"] = lambda where, share, name=name: rims.campaign(a, name, where, share)
+        found[f"rims: {name}"] = lambda where, share, name=name: rims.campaign(
+            a, name, where, share
+        )
     found["hostile: all"] = lambda where, share: hostile.campaign(a, where, share)
     return found
 
@@ -79,13 +88,17 @@ def in_a_child(task: Task, where: Path, share: float) -> int:
         os._exit(status)
 
 
-def run(left: dict[str, Task], place: Path, share: float, keep: Callable[[str, Any], None]) -> list[str]:
+def run(
+    left: dict[str, Task], place: Path, share: float, keep: Callable[[str, Any], None]
+) -> list[str]:
     """Run tasks, so many at a time, and hand on what each counted; the names of those that broke."""
     running: dict[int, tuple[str, Path, float]] = {}
     broken = []
     while left or running:
         heavy = any(is_heavy(name) for name, _, _ in running.values())
-        if len(running) < LANES and (name := next((one for one in left if not (heavy and is_heavy(one))), None)):
+        if len(running) < LANES and (
+            name := next((one for one in left if not (heavy and is_heavy(one))), None)
+        ):
             where = place / name.replace(": ", "-").replace(",", "").replace(" ", "_")
             running[in_a_child(left.pop(name), where, share)] = (name, where, time.monotonic())
             continue
@@ -97,7 +110,9 @@ def run(left: dict[str, Task], place: Path, share: float, keep: Callable[[str, A
             keep(name, json.loads(where.with_suffix(".json").read_text()))
         else:
             broken.append(name)
-        harness.tell(f"{name}: {'done' if status == 0 else 'BROKEN'} in {time.monotonic() - begin:.0f} s")
+        harness.tell(
+            f"{name}: {'done' if status == 0 else 'BROKEN'} in {time.monotonic() - begin:.0f} s"
+        )
         shutil.rmtree(where, ignore_errors=True)
     return broken
 
@@ -107,7 +122,9 @@ def is_heavy(name: str) -> bool:
     return name.startswith("kills") and any(word in name for word in HEAVY)
 
 
-def report(about: dict[str, Any], found: dict[str, list[dict[str, Any]]], minutes: float) -> list[str]:
+def report(
+    about: dict[str, Any], found: dict[str, list[dict[str, Any]]], minutes: float
+) -> list[str]:
     """Markdown."""
     from benchmarks.faults import flips, hostile, inputs, kills, rims
 
@@ -116,7 +133,9 @@ def report(about: dict[str, Any], found: dict[str, list[dict[str, Any]]], minute
     tables = {"kills": kills.table, "flips": flips.table, "inputs": inputs.table, "rims": rims.table,
               "hostile": hostile.table}  # fmt: skip
     for part, title in PARTS.items():
-        if counts := [one for name, each in found.items() if name.startswith(f"{part}:") for one in each]:
+        if counts := [
+            one for name, each in found.items() if name.startswith(f"{part}:") for one in each
+        ]:
             lines += [f"## {title}", "", *tables[part](counts), ""]
             all_of_them = [(one, text) for one in counts for text in one["findings"]]
             lines += [f"{len(all_of_them)} findings{'.' if not all_of_them else ':'}", ""]
@@ -129,9 +148,15 @@ def report(about: dict[str, Any], found: dict[str, list[dict[str, Any]]], minute
 
 def main() -> int:
     """All of it; the exit status is 1 if there is a finding."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
-    p.add_argument("--quick", action="store_true", help="a little of everything that is cheap, in a minute or two")
+    p.add_argument(
+        "--quick",
+        action="store_true",
+        help="a little of everything that is cheap, in a minute or two",
+    )
     p.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
     p.add_argument("--force", action="store_true", help="overwrite what --out names")
     a = p.parse_args()
@@ -158,7 +183,9 @@ def main() -> int:
         wanted = {name: task for name, task in found.items() if name.partition(":")[0] in a.only}
         left = {name: task for name, task in wanted.items() if name not in known}
         harness.tell(f"making a target, and what comes of it; then {len(left)} parts")
-        World(scratch / "world").make(study=not a.quick and not set(a.only) <= {"kills", "inputs", "rims"})
+        World(scratch / "world").make(
+            study=not a.quick and not set(a.only) <= {"kills", "inputs", "rims"}
+        )
 
         def keep(name: str, counts: Any) -> None:
             known[name] = counts
@@ -169,12 +196,18 @@ def main() -> int:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     results = {name: known[name] for name in wanted if name in known}
-    harness.keep(a.out, report(about, results, (time.monotonic() - begin) / 60), {"run": about, "parts": results})
+    harness.keep(
+        a.out,
+        report(about, results, (time.monotonic() - begin) / 60),
+        {"run": about, "parts": results},
+    )
     for name in broken:
         harness.tell(f"{name}: broken, see above; the same command tries it again")
     if partial is not None and not broken:
         partial.unlink(missing_ok=True)
-    return int(bool(broken) or any(one["findings"] for counts in results.values() for one in counts))
+    return int(
+        bool(broken) or any(one["findings"] for counts in results.values() for one in counts)
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ Inside = Callable[[], Callable[[], Any]]
 
 def warm(cache: Path) -> None:
     """Import, in the one process from which all commands fork, whatever they import; ``cache`` is for libraries."""
-    os.environ.update(ENVIRONMENT, HF_HOME=str(cache / "huggingface"), MPLCONFIGDIR=str(cache / "matplotlib"))
+    os.environ.update(
+        ENVIRONMENT, HF_HOME=str(cache / "huggingface"), MPLCONFIGDIR=str(cache / "matplotlib")
+    )
     import importlib
 
     import torch
@@ -46,7 +48,12 @@ def warm(cache: Path) -> None:
 
     for place, _ in cli.COMMANDS.values():
         importlib.import_module(place.partition(":")[0])
-    for library in ("datasets", "matplotlib.pyplot", "scipy.stats", "transformers.models.llama.modeling_llama"):
+    for library in (
+        "datasets",
+        "matplotlib.pyplot",
+        "scipy.stats",
+        "transformers.models.llama.modeling_llama",
+    ):
         importlib.import_module(library)
 
 
@@ -122,7 +129,9 @@ class Command:
             die_with_parent()
             os.setsid()
             nothing = os.open(os.devnull, os.O_RDONLY)
-            for number, handle in enumerate([nothing, *(stream.fileno() for stream in self._streams[:2])]):
+            for number, handle in enumerate(
+                [nothing, *(stream.fileno() for stream in self._streams[:2])]
+            ):
                 os.dup2(handle, number)
             sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
             sys.stderr = os.fdopen(2, "w", buffering=1)
@@ -203,7 +212,9 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def finish(argv: Sequence[object], cwd: Path, fresh: bool = False, inside: Inside | None = None) -> Ended:
+def finish(
+    argv: Sequence[object], cwd: Path, fresh: bool = False, inside: Inside | None = None
+) -> Ended:
     """Run a command that must succeed; ValueError, with its last words, if it does not."""
     ended = Command(argv, cwd=cwd, fresh=fresh, inside=inside).wait()
     if ended.status != 0:

@@ -133,7 +133,9 @@ def campaign(a: World, name: str, place: Path, share: float, seed: int = 0) -> C
     reference = made() | {"said": ended.out} if name == "evaluation" else made()
     for number in range(max(1, round(one.flips * share))):
         flipped: list[tuple[Path, int]] = []
-        ended, made = _use(one, a, place, lambda copy, flipped=flipped: flipped.append(_flip(one, copy, draw)))
+        ended, made = _use(
+            one, a, place, lambda copy, flipped=flipped: flipped.append(_flip(one, copy, draw))
+        )
         ((file, bit),) = flipped
         what = _outcome(ended, file, place / "copy", reference, made, name)
         count.flips += 1
@@ -158,7 +160,9 @@ def _use(
 
 
 def _flip(one: Artefact, copy: Path, draw: random.Random) -> tuple[Path, int]:
-    files = sorted({file for pattern in one.files for file in copy.glob(pattern) if file.stat().st_size})
+    files = sorted(
+        {file for pattern in one.files for file in copy.glob(pattern) if file.stat().st_size}
+    )
     file = draw.choice(files)
     data = bytearray(file.read_bytes())
     bit = draw.randrange(8 * len(data))
@@ -168,7 +172,12 @@ def _flip(one: Artefact, copy: Path, draw: random.Random) -> tuple[Path, int]:
 
 
 def _outcome(
-    ended: Ended, file: Path, copy: Path, reference: Mapping[str, str], made: Callable[[], dict[str, str]], name: str
+    ended: Ended,
+    file: Path,
+    copy: Path,
+    reference: Mapping[str, str],
+    made: Callable[[], dict[str, str]],
+    name: str,
 ) -> str:
     if ended.status is None:
         return "hung"
@@ -176,7 +185,9 @@ def _outcome(
         return "traceback"
     if ended.status != 0:
         told = ended.err
-        if name.startswith("target") and re.search(r"target\.(fingerprint|template)|chat template", told):
+        if name.startswith("target") and re.search(
+            r"target\.(fingerprint|template)|chat template", told
+        ):
             return "named"  # by what of the target is another
         return "named" if file.name in told else "folder" if str(copy) in told else "unnamed"
     try:
@@ -189,7 +200,15 @@ def _outcome(
 def table(counts: list[dict[str, Any]]) -> list[str]:
     """Markdown."""
     names = ("flips", "named", "folder", "identical", "unnamed", "traceback", "hung", "silent")
-    columns = ["artefact", "flips", "named", "its folder named", "identical", "neither named", *names[5:]]
+    columns = [
+        "artefact",
+        "flips",
+        "named",
+        "its folder named",
+        "identical",
+        "neither named",
+        *names[5:],
+    ]
     total = {name: sum(one[name] for one in counts) for name in names}
     return harness.table(columns, [[one["artefact"], *(str(one[n]) for n in names)] for one in [
         *counts, {"artefact": "all", **total}

@@ -36,15 +36,18 @@ CONTACTS = (
     "socket.bind",
     "urllib.Request",
 )
-CHANGES = {  # how many paths are changed; most events end with the open folders that these are relative to
+# how many paths are changed; most events end with the open folders that these are relative to
+CHANGES = {
     "os.rename": 2, "os.mkdir": 1, "os.remove": 1, "os.rmdir": 1, "os.link": 2, "os.symlink": 1, "os.truncate": 1,
     "os.chmod": 1, "shutil.rmtree": 1, "shutil.move": 2,
 }  # fmt: skip
 PLACELESS = ("os.truncate", "shutil.rmtree", "shutil.move")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 SECRET = "canary-5f1e9c"  # in the environment of every command; no file and no request may have it
-OF_JSONARGPARSE = [sys.executable, "-c", "import sys, json; print(json.dumps(sys.path))"]  # to find type stubs
-KNOWN = ("git", "lscpu", "nvidia-smi", "uname", "ldconfig", "gcc", "cc")  # what provenance and libraries ask
+# to find type stubs
+OF_JSONARGPARSE = [sys.executable, "-c", "import sys, json; print(json.dumps(sys.path))"]
+# what provenance and libraries ask
+KNOWN = ("git", "lscpu", "nvidia-smi", "uname", "ldconfig", "gcc", "cc")
 CSV = "lightning.pytorch.loggers.CSVLogger"
 MARK = "ran.txt"  # in the hostile folder
 EVIL = f"""
@@ -83,7 +86,12 @@ class Watch:
 
     def __init__(self, hostile: Path, free: Sequence[Path]) -> None:
         own = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-        self.roots = (*own, sys.base_prefix, str(harness.ROOT / "specdec"), str(harness.ROOT / "benchmarks"))
+        self.roots = (
+            *own,
+            sys.base_prefix,
+            str(harness.ROOT / "specdec"),
+            str(harness.ROOT / "benchmarks"),
+        )
         self.hostile, self.free = str(hostile), tuple(os.path.realpath(path) for path in free)
         self.seen: list[tuple[str, str]] = []
         self.known, self.on = set(sys.modules), True
@@ -103,7 +111,9 @@ class Watch:
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event.startswith(STARTS):
             words = arguments[1] if event == "subprocess.Popen" else arguments
-            name = os.path.basename(str(words[0] if isinstance(words, list | tuple) and words else arguments[0]))
+            name = os.path.basename(
+                str(words[0] if isinstance(words, list | tuple) and words else arguments[0])
+            )
             if event == "ctypes.dlopen":
                 if arguments[0] and self._at(arguments[0]).startswith(self.hostile):
                     self.seen.append(("imported", f"library {arguments[0]}"))
@@ -126,11 +136,17 @@ class Watch:
             names, places = arguments[: (count := CHANGES[event])], arguments[-count:]
             for path, place in zip(names, places, strict=True):
                 if isinstance(path, str | bytes | os.PathLike):
-                    self._wrote(event, path, place if isinstance(place, int) and event not in PLACELESS else -1)
+                    self._wrote(
+                        event,
+                        path,
+                        place if isinstance(place, int) and event not in PLACELESS else -1,
+                    )
 
     def _at(self, path: Any, place: int = -1) -> str:
         path = os.fsdecode(path)
-        return os.path.realpath(os.path.join(os.readlink(f"/proc/self/fd/{place}"), path) if place >= 0 else path)
+        return os.path.realpath(
+            os.path.join(os.readlink(f"/proc/self/fd/{place}"), path) if place >= 0 else path
+        )
 
     def _wrote(self, event: str, path: Any, place: int = -1) -> None:
         at = self._at(path, place)
@@ -142,7 +158,9 @@ class Watch:
         self.on = False
         for name in set(sys.modules) - self.known:
             file = getattr(sys.modules[name], "__file__", None)
-            if file and not os.path.realpath(file).startswith(tuple(map(os.path.realpath, self.roots))):
+            if file and not os.path.realpath(file).startswith(
+                tuple(map(os.path.realpath, self.roots))
+            ):
                 self.seen.append(("imported", f"{name} of {file}"))
         return list(dict.fromkeys(self.seen))
 
@@ -195,14 +213,18 @@ def targets(a: World, place: Path) -> dict[str, Path]:
             _edit(config, model_type="evil", architectures=["Evil"], auto_map={
                 "AutoConfig": f"{of}configuration_evil.Evil", **dict.fromkeys(kinds, f"{of}modeling_evil.Evil")
             })  # fmt: skip
-            tokenizer = {"AutoTokenizer": [f"{of}tokenization_evil.Evil", f"{of}tokenization_evil.Evil"]}
+            tokenizer = {
+                "AutoTokenizer": [f"{of}tokenization_evil.Evil", f"{of}tokenization_evil.Evil"]
+            }
             _edit(folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map=tokenizer)
         elif name == "pickle":
             (folder / "model.safetensors").unlink()
             (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Pickled(folder / MARK)))
         elif name == "template":
             (folder / "chat_template.jinja").write_text(
-                "{{ cycler.__init__.__globals__.os.system('echo a template ran > " + str(folder / MARK) + "') }}"
+                "{{ cycler.__init__.__globals__.os.system('echo a template ran > "
+                + str(folder / MARK)
+                + "') }}"
             )
         elif name == "kernels":
             _edit(config, _attn_implementation="evil/kernels", attn_implementation="evil/kernels")
@@ -214,7 +236,9 @@ def targets(a: World, place: Path) -> dict[str, Path]:
                 "metadata": {}, "weight_map": {"model.embed_tokens.weight": "../../../../etc/passwd"},
             }))  # fmt: skip
         elif name == "quantization":
-            _edit(config, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+            _edit(
+                config, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
+            )
         elif name.startswith("adapter"):
             if "alone" in name:
                 config.unlink()
@@ -232,9 +256,13 @@ def drafters(a: World, place: Path) -> dict[str, Path]:
     found = {}
     for part in ("evil.Evil", "os.system", "subprocess.Popen"):
         for axis in ("fusion", "recurrence"):
-            folder = found[f"{axis} {part}"] = planted(world.copied(a.drafter, place / f"{axis}-{part}"))
+            folder = found[f"{axis} {part}"] = planted(
+                world.copied(a.drafter, place / f"{axis}-{part}")
+            )
             about = json.loads((folder / "config.json").read_text())
-            about["drafter"][axis] = {"class_path": part, "init_args": {}} if axis == "fusion" else part
+            about["drafter"][axis] = (
+                {"class_path": part, "init_args": {}} if axis == "fusion" else part
+            )
             (folder / "config.json").write_text(json.dumps(about))
             (folder / "SHA256SUMS").unlink()
     link = found["a link out of it"] = planted(world.copied(a.drafter, place / "link"))
@@ -251,7 +279,11 @@ def checkpoints(a: World, place: Path) -> dict[str, Path]:
     (weights / "pytorch_model.bin").write_bytes(pickle.dumps(Pickled(weights / MARK)))
     mapped = planted(world.copied(a.export, place / "mapped"))
     (mapped / "SHA256SUMS").unlink()
-    _edit(mapped / "config.json", auto_map={"AutoModel": "modeling_evil.Evil"}, architectures=["evil.Evil"])
+    _edit(
+        mapped / "config.json",
+        auto_map={"AutoModel": "modeling_evil.Evil"},
+        architectures=["evil.Evil"],
+    )
     run = planted(world.copied(a.half, place / "run"))
     for file in run.glob("checkpoints/*.ckpt"):
         for path in [file] if file.is_file() else [one for one in file.rglob("*") if one.is_file()]:
@@ -315,10 +347,13 @@ def studies(a: World, place: Path, target: Path) -> dict[str, list[str]]:
     trusts = {"model.target.source": str(target), "model.target.trust_remote_code": True}
     given = {
         "study that trusts code": study | {"set": study["set"] | trusts},
-        "study with a callback": study | {"set": study["set"] | {"trainer.callbacks": [{"class_path": "evil.Evil"}]}},
+        "study with a callback": study
+        | {"set": study["set"] | {"trainer.callbacks": [{"class_path": "evil.Evil"}]}},
         "study with a part": study | {"set": study["set"] | {"model.loss": "evil.Evil"}},
-        "study with a variable": study | {"set": study["set"] | {"trainer.default_root_dir": "${oc.env:CANARY}"}},
-        "study with a hostile target": study | {"set": study["set"] | {"model.target.source": str(target)}},
+        "study with a variable": study
+        | {"set": study["set"] | {"trainer.default_root_dir": "${oc.env:CANARY}"}},
+        "study with a hostile target": study
+        | {"set": study["set"] | {"model.target.source": str(target)}},
     }
     found = {}
     for name, value in given.items():
@@ -332,15 +367,23 @@ def studies(a: World, place: Path, target: Path) -> dict[str, list[str]]:
         card = json.loads((a.study / "card" / "card.json").read_text())
         arm, seeds = next(iter(card["manifest"]["runs"].items()))
         for one in seeds.values():
-            one["fit"]["config"]["model"]["target"] |= {"source": str(target), "trust_remote_code": True}
+            one["fit"]["config"]["model"]["target"] |= {
+                "source": str(target),
+                "trust_remote_code": True,
+            }
             if one["evaluate"]:
-                one["evaluate"]["config"]["target"] = {"source": str(target), "trust_remote_code": True}
+                one["evaluate"]["config"]["target"] = {
+                    "source": str(target),
+                    "trust_remote_code": True,
+                }
         path = folder / "card.json"
         path.write_text(json.dumps(card))
         found["card that trusts code"] = ["sweep", str(path), "--reproduce", arm, "--out", str(out)]
         swept = planted(world.copied(a.study, place / "swept"))
         for name in ("plan.json", "study.yaml"):
-            (swept / name).write_text((swept / name).read_text().replace(str(a.target), str(target)))
+            (swept / name).write_text(
+                (swept / name).read_text().replace(str(a.target), str(target))
+            )
         found["sweep's directory"] = ["sweep", str(swept), "--card_only"]
     return found
 
@@ -363,10 +406,22 @@ def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
         found += [
             (f"drafter, {name}", ["export", *a.pair(drafter=folder), "--out", str(out)], folder),
             (f"drafter, {name}", [*a.evaluate(out), "--drafter", str(folder)], folder),
-            (f"drafter, {name}", ["push", "--drafter", str(folder), "--repo", "a/b", "--dry_run"], folder),
+            (
+                f"drafter, {name}",
+                ["push", "--drafter", str(folder), "--repo", "a/b", "--dry_run"],
+                folder,
+            ),
         ]
     for name, folder in checkpoints(a, place / "checkpoints").items():
-        imports = ["import", "--checkpoint", str(folder), "--target", str(a.target), "--out", str(out)]
+        imports = [
+            "import",
+            "--checkpoint",
+            str(folder),
+            "--target",
+            str(a.target),
+            "--out",
+            str(out),
+        ]
         command = a.fit(folder) if name.startswith("fit") else imports
         found.append((f"checkpoint, {name}", command, folder))
     for name, (command, path) in config_files(a, place / "configs", whole["auto_map"]).items():
@@ -381,7 +436,11 @@ def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
             given = yaml.safe_load(path.read_text())
         except yaml.YAMLError:  # a tag
             given = {}
-        keys = [f"{one}.{two}" if one in ("model", "trainer") else one for one in given for two in given[one]]
+        keys = [
+            f"{one}.{two}" if one in ("model", "trainer") else one
+            for one in given
+            for two in given[one]
+        ]
         base = world.without(base, *keys)
         found.append((f"config, {name}", [*base, "--config", str(path)], path.parent))
     for name, words in studies(a, place / "studies", whole["auto_map"]).items():
@@ -404,8 +463,10 @@ def campaign(a: World, place: Path, share: float) -> list[Count]:
 
 
 def _watched(a: World, what: str, argv: list[str], folder: Path, place: Path) -> Count:
-    room, cache, mark = place / "room", place / "cache", folder / MARK  # --out, with what is staged beside it
-    own = [folder] if what.startswith("checkpoint, fit") else []  # a run that is gone on with is its own --out
+    # --out, with what is staged beside it
+    room, cache, mark = place / "room", place / "cache", folder / MARK
+    # a run that is gone on with is its own --out
+    own = [folder] if what.startswith("checkpoint, fit") else []
     if "--card_only" in argv:
         own = [Path(argv[1])]
     for path in (room, cache):
@@ -419,9 +480,12 @@ def _watched(a: World, what: str, argv: list[str], folder: Path, place: Path) ->
         os.environ.update(CANARY=SECRET, TMPDIR=str(cache), XDG_CACHE_HOME=str(cache))
         tempfile.tempdir = str(cache)
         watch = Watch(folder, [room, cache, hugging_face_cache(), *own])
-        kernels = {  # as where that package is installed, by which transformers fetches code of the Hub
+        # as where that package is installed, by which transformers fetches code of the Hub
+        kernels = {
             "is_kernels_available": lambda: True,
-            "lazy_import_flash_attention": lambda name, **_: watch.seen.append(("contacted", f"kernel {name}")),
+            "lazy_import_flash_attention": lambda name, **_: watch.seen.append(
+                ("contacted", f"kernel {name}")
+            ),
         }
         vars(modeling_utils).update(kernels)
         sys.addaudithook(watch)
@@ -436,7 +500,9 @@ def _watched(a: World, what: str, argv: list[str], folder: Path, place: Path) ->
     if count.ran:
         count.findings.append(f"ran: {mark.read_text().strip()}")
     texts = [path for path in room.rglob("*") if path.is_file()]
-    where = [str(path) for path in texts if SECRET in str(path) or SECRET.encode() in path.read_bytes()]
+    where = [
+        str(path) for path in texts if SECRET in str(path) or SECRET.encode() in path.read_bytes()
+    ]
     where += ["standard streams"] if SECRET in ended.err + ended.out else []
     count.told = bool(where)
     if where:
@@ -453,7 +519,9 @@ def table(counts: Sequence[dict[str, Any]]) -> list[str]:
                "written elsewhere", "code run", "secrets told"]  # fmt: skip
     groups: dict[str, list[dict[str, Any]]] = {}
     for one in counts:
-        groups.setdefault(one["what"].split(",")[0].split(" ")[0].removesuffix("'s"), []).append(one)
+        groups.setdefault(one["what"].split(",")[0].split(" ")[0].removesuffix("'s"), []).append(
+            one
+        )
     groups["all"] = list(counts)
     rows = [
         [group, str(len(ones)), *(str(sum(one[name] for one in ones)) for name in names)]

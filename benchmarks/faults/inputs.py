@@ -51,14 +51,21 @@ class Count:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 WORDS = st.text(alphabet=string.ascii_letters + "é☃_", min_size=1, max_size=12).filter(
-    lambda word: word.lower() not in ("inf", "nan", "null", "true", "false", "yes", "no", "on", "off", "none", "auto")
+    lambda word: (
+        word.lower()
+        not in ("inf", "nan", "null", "true", "false", "yes", "no", "on", "off", "none", "auto")
+    )
 )
-NOT_INTEGERS = st.one_of(WORDS, st.sampled_from(["1.5", "nan", "-inf", "[1]", "{a: 1}", "1e400", ""]))
+NOT_INTEGERS = st.one_of(
+    WORDS, st.sampled_from(["1.5", "nan", "-inf", "[1]", "{a: 1}", "1e400", ""])
+)
 BELOW_1 = st.one_of(st.integers(-(2**70), 0), st.sampled_from([0, -1, -2]))
 BELOW_0 = st.one_of(st.integers(-(2**70), -2), st.sampled_from([-2, -10]))
 HUGE = st.integers(2**40, 2**80)
 NOT_POSITIVE = st.one_of(
-    st.floats(max_value=-1e-30, allow_nan=False), st.sampled_from([math.nan, math.inf, -math.inf, -0.5]), WORDS
+    st.floats(max_value=-1e-30, allow_nan=False),
+    st.sampled_from([math.nan, math.inf, -math.inf, -0.5]),
+    WORDS,
 )
 WRONG_SIZES = st.one_of(
     st.integers(-(2**70), 0), HUGE, WORDS, st.none(), st.lists(st.integers(), max_size=3), st.booleans(),
@@ -151,12 +158,36 @@ def base(a: World, command: str, out: Path) -> list[str]:
         "plan": ["plan", *a.model_and_data(), "--world", "2"],
         "cache": ["cache", *a.model_and_data(), "--out", str(out)],
         "evaluate": ["evaluate", *measured, *world.SHAPE],
-        "tune": ["tune", *measured, "--shape", "chain:depth=1", "--batch_sizes", "1", "--compile", "false"],
+        "tune": [
+            "tune",
+            *measured,
+            "--shape",
+            "chain:depth=1",
+            "--batch_sizes",
+            "1",
+            "--compile",
+            "false",
+        ],
         "drift": ["drift", *measured, "--depths", "2"],
-        "robustness": ["robustness", *measured, "--conditions", "no_bos", "--shape", "chain:depth=1"],
+        "robustness": [
+            "robustness",
+            *measured,
+            "--conditions",
+            "no_bos",
+            "--shape",
+            "chain:depth=1",
+        ],
         "parity": ["parity", *measured, "--max_new_tokens", "12"],
         "export": ["export", *a.pair(), "--out", str(out)],
-        "import": ["import", "--checkpoint", str(a.export), "--target", str(a.target), "--out", str(out)],
+        "import": [
+            "import",
+            "--checkpoint",
+            str(a.export),
+            "--target",
+            str(a.target),
+            "--out",
+            str(out),
+        ],
         "push": ["push", "--drafter", str(a.drafter), "--repo", "a/b", "--dry_run"],
         "regenerate": a.regenerate(out / "own.jsonl"),
         "sweep": a.sweep(out, "--plan_only"),
@@ -199,7 +230,11 @@ def configs(a: World, draw: Draw, place: Path) -> Bad:
         ]))  # fmt: skip
     else:
         names = {"cache": "fit", "doctor": "fit"}.get(command, command)
-        known = [name for name, sort in OPTIONS[names].items() if sort in ("count", "size", "choice", "real")]
+        known = [
+            name
+            for name, sort in OPTIONS[names].items()
+            if sort in ("count", "size", "choice", "real")
+        ]
         name = draw(st.sampled_from(sorted(set(known) - {"shape", "target.dtype"})))
         value = draw(number_of(OPTIONS[names][name]))
         if kind == "unknown":
@@ -213,7 +248,14 @@ def configs(a: World, draw: Draw, place: Path) -> Bad:
     return [*argv, "--config", str(path)], f"{command} --config: {what}"
 
 
-SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
 
 
 def json_files(a: World, draw: Draw, place: Path) -> Bad:
@@ -222,9 +264,19 @@ def json_files(a: World, draw: Draw, place: Path) -> Bad:
 
     kind = draw(st.sampled_from(["drafter", "target", "export", "evaluation", "features"]))
     source, name, within, sizes = {
-        "drafter": (a.drafter, "config.json", ("drafter",), (*SIZES, "num_layers", "draft_vocab_size")),
+        "drafter": (
+            a.drafter,
+            "config.json",
+            ("drafter",),
+            (*SIZES, "num_layers", "draft_vocab_size"),
+        ),
         "target": (a.target, "config.json", (), (*SIZES, "num_hidden_layers")),
-        "export": (a.export, "config.json", (), (*SIZES[:-2], "num_hidden_layers", "draft_vocab_size")),
+        "export": (
+            a.export,
+            "config.json",
+            (),
+            (*SIZES[:-2], "num_hidden_layers", "draft_vocab_size"),
+        ),
         "evaluation": (a.one, "metrics.json", (), ("results", "drafter", "target", "settings")),
         "features": (a.features, "index.json", (), ("shards", "contract", "format")),
     }[kind]
@@ -255,7 +307,15 @@ def _use(a: World, kind: str, copy: Path, out: Path) -> list[str]:
     return {
         "drafter": ["export", *a.pair(drafter=copy), "--out", str(out)],
         "target": a.evaluate(out, target=copy),
-        "export": ["import", "--checkpoint", str(copy), "--target", str(a.target), "--out", str(out)],
+        "export": [
+            "import",
+            "--checkpoint",
+            str(copy),
+            "--target",
+            str(a.target),
+            "--out",
+            str(out),
+        ],
         "evaluation": ["compare", str(copy), str(a.two)],
         "features": a.fit(out, *a.cached(copy)),
         "study": ["sweep", str(copy), "--card_only"],
@@ -267,7 +327,9 @@ def safetensors_files(a: World, draw: Draw, place: Path) -> Bad:
     from specdec.utils.files import SUMS, sha256
 
     kind = draw(st.sampled_from(["drafter", "target", "export", "features"]))
-    copy = world.copied({"drafter": a.drafter, "features": a.features}.get(kind, a.folder / kind), place / kind)
+    copy = world.copied(
+        {"drafter": a.drafter, "features": a.features}.get(kind, a.folder / kind), place / kind
+    )
     (copy / SUMS).unlink(missing_ok=True)
     path = next(copy.glob("*.safetensors"))
     data = path.read_bytes()
@@ -290,7 +352,11 @@ def safetensors_files(a: World, draw: Draw, place: Path) -> Bad:
         data = struct.pack("<Q", len(text)) + text + body
     elif how == "not finite":
         at = start + one["data_offsets"][0]
-        data = data[:at] + struct.pack("<f", draw(st.sampled_from([math.nan, math.inf, -math.inf]))) + data[at + 4 :]
+        data = (
+            data[:at]
+            + struct.pack("<f", draw(st.sampled_from([math.nan, math.inf, -math.inf])))
+            + data[at + 4 :]
+        )
         if kind == "features":  # states may be what they are: it is their checksum that tells
             how += ", against its checksum"
     else:
@@ -329,7 +395,11 @@ def prompts(a: World, draw: Draw, place: Path) -> Bad:
         st.dictionaries(WORDS, JUNK, max_size=2), JUNK,
     )  # fmt: skip
     rows = draw(st.lists(row, max_size=2))
-    text = "".join(json.dumps(one) + "\n" for one in rows) if path.suffix == ".jsonl" else json.dumps(rows)
+    text = (
+        "".join(json.dumps(one) + "\n" for one in rows)
+        if path.suffix == ".jsonl"
+        else json.dumps(rows)
+    )
     broken = [b"\xff\xfe\x00", b"[" * 100_000, b'{"a":' * 100_000, b"\0" * 99, b"{"]
     raw = draw(st.sampled_from([None, None, None, *broken]))
     path.write_bytes(text.encode() if raw is None else raw)
@@ -360,7 +430,9 @@ def templates(a: World, draw: Draw, place: Path) -> Bad:
     """A chat template that fails, never ends, or fills the memory."""
     copy = world.copied(a.target, place / "target")
     text = draw(st.sampled_from(TEMPLATES))
-    before, behind = draw(st.sampled_from([("", ""), ("{{ messages[0].content }}", ""), ("", world.TEMPLATE)]))
+    before, behind = draw(
+        st.sampled_from([("", ""), ("{{ messages[0].content }}", ""), ("", world.TEMPLATE)])
+    )
     (copy / "chat_template.jinja").write_text(before + text + behind)
     command = draw(st.sampled_from(["regenerate", "fit"]))
     if command == "regenerate":
@@ -373,15 +445,34 @@ def templates(a: World, draw: Draw, place: Path) -> Bad:
 def studies(a: World, draw: Draw, place: Path) -> Bad:
     """A study file with one part wrong."""
     study = yaml.safe_load((a.folder / "study.yaml").read_text())
-    keys = ["name", "axes", "seeds", "design", "baseline", "evaluate", "set", "fit", "new", "axes.K"]
+    keys = [
+        "name",
+        "axes",
+        "seeds",
+        "design",
+        "baseline",
+        "evaluate",
+        "set",
+        "fit",
+        "new",
+        "axes.K",
+    ]
     key = draw(st.sampled_from(keys))
-    wrong = st.one_of(st.integers(), WORDS.map(lambda word: f"{word} {word}"), st.lists(st.none(), min_size=1))
+    wrong = st.one_of(
+        st.integers(), WORDS.map(lambda word: f"{word} {word}"), st.lists(st.none(), min_size=1)
+    )
     if key == "axes.K":
-        study["axes"]["K"] = {draw(WORDS): draw(st.one_of(st.integers(), st.lists(st.none(), min_size=1)))}
+        study["axes"]["K"] = {
+            draw(WORDS): draw(st.one_of(st.integers(), st.lists(st.none(), min_size=1)))
+        }
     elif key == "new":
         study[f"{draw(WORDS)}_x"] = draw(JUNK)
     elif key == "seeds":
-        study[key] = draw(st.one_of(st.integers(), WORDS, st.lists(st.one_of(BELOW_0, HUGE, st.none()), min_size=1)))
+        study[key] = draw(
+            st.one_of(
+                st.integers(), WORDS, st.lists(st.one_of(BELOW_0, HUGE, st.none()), min_size=1)
+            )
+        )
     else:
         study[key] = draw(wrong)
     path = place / "study.yaml"
@@ -436,7 +527,9 @@ def _judge(count: Count, ended: Ended, what: str) -> None:
         setattr(count, fault, getattr(count, fault) + 1)
     if any(faults.values()):
         found = ", ".join(name for name, is_so in faults.items() if is_so)
-        count.findings.append(f"{found}: {what[:200]}: status {ended.status}, {len(ended.lines)} lines: {ended.last}")
+        count.findings.append(
+            f"{found}: {what[:200]}: status {ended.status}, {len(ended.lines)} lines: {ended.last}"
+        )
 
 
 def table(counts: Sequence[dict[str, Any]]) -> list[str]:
@@ -445,5 +538,8 @@ def table(counts: Sequence[dict[str, Any]]) -> list[str]:
     columns = ["family", "inputs", "traceback", f"over {LIMIT:.0f} s", "status 0", "signal", f"over {LINES} lines",
                f"over {PEAK / 1000} GB"]  # fmt: skip
     total = {name: sum(one[name] for one in counts) for name in names}
-    rows = [[one["family"], *(str(one[name]) for name in names)] for one in [*counts, {"family": "all", **total}]]
+    rows = [
+        [one["family"], *(str(one[name]) for name in names)]
+        for one in [*counts, {"family": "all", **total}]
+    ]
     return harness.table(columns, rows)

@@ -48,7 +48,9 @@ class Kind:
     argv: Callable[[Path], list[str]]
     made: Callable[[Path], Made]
     moments: tuple[Moment, ...]
-    victim: Callable[[Command, Path, random.Random], bool] = lambda command, out, draw: command.kill() is None
+    victim: Callable[[Command, Path, random.Random], bool] = lambda command, out, draw: (
+        command.kill() is None
+    )
     fresh: bool = False
     name: str = "out"
     inside: Inside | None = None
@@ -125,7 +127,9 @@ def workers(out: Path) -> list[tuple[int, int]]:
     return [
         (pid, _parent(pid))
         for pid, words in processes(out).items()
-        if "specdec" in words[:4] and "sweep" not in words and not any("supervise" in word for word in words[:4])
+        if "specdec" in words[:4]
+        and "sweep" not in words
+        and not any("supervise" in word for word in words[:4])
     ]
 
 
@@ -171,7 +175,9 @@ def kinds(a: World, server: Server) -> dict[str, Kind]:
     steps = (at_a_step, at_a_step, any_time, within_a_write)
     two = ("--trainer.devices", "2", "--trainer.strategy")
 
-    def fit(kills: int, *more: str, moments: tuple[Moment, ...] = steps, fresh: bool = False) -> Kind:
+    def fit(
+        kills: int, *more: str, moments: tuple[Moment, ...] = steps, fresh: bool = False
+    ) -> Kind:
         return Kind(kills, lambda out: a.fit(out, *more), world.of_fit, moments, fresh=fresh)
 
     def small_shards() -> Callable[[], None]:
@@ -247,9 +253,13 @@ def _campaign(kind: Kind, count: Count, a: World, place: Path, share: float, see
         for _ in range(MOST):
             if count.kills == kills:
                 break
-            command = Command(kind.argv(out), cwd=a.folder, fresh=kind.fresh, inside=kind.inside, progress=True)
+            command = Command(
+                kind.argv(out), cwd=a.folder, fresh=kind.fresh, inside=kind.inside, progress=True
+            )
             for _ in range(IN_ONE if kind.victim in (a_worker, a_ray_worker) else 1):
-                if count.kills == kills or not draw.choice(kind.moments)(command, out, draw, ended.seconds):
+                if count.kills == kills or not draw.choice(kind.moments)(
+                    command, out, draw, ended.seconds
+                ):
                     break
                 count.kills += kind.victim(command, out, draw)
             early = command.wait()
@@ -282,7 +292,9 @@ def _judge(count: Count, ended: Ended, reference: Made, kind: Kind, out: Path) -
         if name.endswith("losses.txt"):
             one, two = value.split("\n"), made.get(name, "").split("\n")
             count.losses += len(one)
-            count.differing += sum(x != y for x, y in zip(one, two, strict=False)) + abs(len(one) - len(two))
+            count.differing += sum(x != y for x, y in zip(one, two, strict=False)) + abs(
+                len(one) - len(two)
+            )
         else:
             count.parts += 1
             count.unequal += made.get(name) != value
@@ -298,7 +310,15 @@ def _judge(count: Count, ended: Ended, reference: Made, kind: Kind, out: Path) -
 
 def table(counts: list[dict[str, Any]]) -> list[str]:
     """Markdown."""
-    columns = ["what was killed", "SIGKILLs", "runs", "losses different", "other parts unequal", "failed", "left over"]
+    columns = [
+        "what was killed",
+        "SIGKILLs",
+        "runs",
+        "losses different",
+        "other parts unequal",
+        "failed",
+        "left over",
+    ]
     rows = [
         [one["kind"], str(one["kills"]), str(one["runs"]), f"{one['differing']} of {one['losses']}",
          f"{one['unequal']} of {one['parts']}", str(one["failed"]), str(one["left_over"])] for one in counts

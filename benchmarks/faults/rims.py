@@ -81,7 +81,9 @@ def disk(place: Path, size: int) -> Iterator[tuple[Inside | None, Callable[[], N
     page = resource.getpagesize()
     options = f"size={max(size, page) // page * page}"
     with open(os.devnull, "w") as silent:
-        mounted = not subprocess.call(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], stderr=silent)
+        mounted = not subprocess.call(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], stderr=silent
+        )
 
     def limited() -> Callable[[], Any]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
@@ -114,11 +116,20 @@ def campaign(a: World, what: str, place: Path, share: float, seed: int = 0) -> l
         for number in range(tries):
             count.tries += 1
             if what == "disk full":
-                _full(a, writer, count, here / f"{number}", int(size * SHARES[-1 - number]), reference)
+                _full(
+                    a, writer, count, here / f"{number}", int(size * SHARES[-1 - number]), reference
+                )
             elif what == "two at once":
                 _two(a, writer, count, here / f"{number}" / "out", draw.random() * 0.2, reference)
             else:
-                _deleted(a, writer, count, here / f"{number}" / "out", draw.random() * seconds / 4, reference)
+                _deleted(
+                    a,
+                    writer,
+                    count,
+                    here / f"{number}" / "out",
+                    draw.random() * seconds / 4,
+                    reference,
+                )
         counts.append(count)
         harness.tell(f"{what}: {name}, {len(count.findings)} findings")
     return counts
@@ -126,7 +137,11 @@ def campaign(a: World, what: str, place: Path, share: float, seed: int = 0) -> l
 
 def _full(a: World, writer: Writer, count: Count, place: Path, size: int, reference: Made) -> None:
     with disk(place, size) as (inside, enlarge):
-        _told(count, Command(writer.argv(place / "out"), cwd=a.folder, inside=inside).wait(), f"{size} bytes")
+        _told(
+            count,
+            Command(writer.argv(place / "out"), cwd=a.folder, inside=inside).wait(),
+            f"{size} bytes",
+        )
         enlarge()
         _again(a, writer, count, place / "out", reference)
 
@@ -149,7 +164,9 @@ def _two(a: World, writer: Writer, count: Count, out: Path, pause: float, refere
         count.findings.append("what they made is not what one makes")
 
 
-def _deleted(a: World, writer: Writer, count: Count, out: Path, pause: float, reference: Made) -> None:
+def _deleted(
+    a: World, writer: Writer, count: Count, out: Path, pause: float, reference: Made
+) -> None:
     out.parent.mkdir()
     command = Command(writer.argv(out), cwd=a.folder)
     command.until(lambda: out.exists() or any(out.parent.glob(".tmp-*")))
@@ -187,7 +204,9 @@ def _again(a: World, writer: Writer, count: Count, out: Path, reference: Made) -
     ended = Command(writer.argv(out), cwd=a.folder).wait(PATIENCE)
     if _missing(writer, out, reference):
         count.lost += 1
-        count.findings.append(f"the same command again: status {ended.status}: {ended.last or 'something else made'}")
+        count.findings.append(
+            f"the same command again: status {ended.status}: {ended.last or 'something else made'}"
+        )
 
 
 def _missing(writer: Writer, out: Path, reference: Made) -> list[str]:
@@ -202,6 +221,15 @@ def _missing(writer: Writer, out: Path, reference: Made) -> list[str]:
 def table(counts: Sequence[dict[str, Any]]) -> list[str]:
     """Markdown."""
     names = ("tries", "ended_well", "refused", "traceback", "wordy", "lost")
-    columns = ["what", "command", "tries", "ended well", "refused", "traceback", f"over {LINES} lines", "lost"]
+    columns = [
+        "what",
+        "command",
+        "tries",
+        "ended well",
+        "refused",
+        "traceback",
+        f"over {LINES} lines",
+        "lost",
+    ]
     rows = [[one["what"], one["command"], *(str(one[name]) for name in names)] for one in counts]
     return harness.table(columns, rows, words=2)

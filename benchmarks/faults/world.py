@@ -18,7 +18,8 @@ from benchmarks.faults.command import Command, finish
 from specdec.utils.files import sha256, write_text
 
 STEPS, EVERY = 24, 4  # of a run; steps between checkpoints
-TEXTS = [harness.ROOT / "specdec" / "nn" / name for name in ("view.py", "cache.py")]  # what is learnt
+# what is learnt
+TEXTS = [harness.ROOT / "specdec" / "nn" / name for name in ("view.py", "cache.py")]
 TEMPLATE = (
     "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant: {% endif %}"
@@ -78,25 +79,64 @@ class World:
 
     def cached(self, features: Path | None = None) -> tuple[str, ...]:
         """Further options of a run on stored features."""
-        return ("--model.features", "Cached", "--model.features.directory", str(features or self.features))
+        return (
+            "--model.features",
+            "Cached",
+            "--model.features.directory",
+            str(features or self.features),
+        )
 
     def pair(self, target: Path | None = None, drafter: Path | None = None) -> list[str]:
         """The options that name a target and a drafter."""
         return ["--target", str(target or self.target), "--drafter", str(drafter or self.drafter)]
 
-    def evaluate(self, out: Path, target: Path | None = None, prompts: Path | None = None) -> list[str]:
+    def evaluate(
+        self, out: Path, target: Path | None = None, prompts: Path | None = None
+    ) -> list[str]:
         """Decodes the prompts in a chain."""
-        words = ["--prompts", str(prompts or self.prompts), "--max_new_tokens", str(TOKENS), *SHAPE, "--out", str(out)]
+        words = [
+            "--prompts",
+            str(prompts or self.prompts),
+            "--max_new_tokens",
+            str(TOKENS),
+            *SHAPE,
+            "--out",
+            str(out),
+        ]
         return ["evaluate", *self.pair(target), *words]
 
-    def regenerate(self, out: Path, *more: str, target: Path | None = None, chats: Path | None = None) -> list[str]:
+    def regenerate(
+        self, out: Path, *more: str, target: Path | None = None, chats: Path | None = None
+    ) -> list[str]:
         """Answers the conversations."""
-        words = ["--data", str(chats or self.chats), "--max_new_tokens", "16", "--truncated", "keep"]
-        return ["regenerate", "--target", str(target or self.target), *words, *more, "--out", str(out)]
+        words = [
+            "--data",
+            str(chats or self.chats),
+            "--max_new_tokens",
+            "16",
+            "--truncated",
+            "keep",
+        ]
+        return [
+            "regenerate",
+            "--target",
+            str(target or self.target),
+            *words,
+            *more,
+            "--out",
+            str(out),
+        ]
 
     def sweep(self, out: Path, *more: str) -> list[str]:
         """Two arms of one seed."""
-        return ["sweep", str(self.folder / "study.yaml"), "--allow_few_seeds", *more, "--out", str(out)]
+        return [
+            "sweep",
+            str(self.folder / "study.yaml"),
+            "--allow_few_seeds",
+            *more,
+            "--out",
+            str(out),
+        ]
 
     def make(self, study: bool) -> None:
         """Make everything; ValueError if a command fails.
@@ -105,7 +145,9 @@ class World:
             study: its sweep too, which takes a minute.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        made = Command(["--version"], cwd=self.folder, inside=lambda: lambda: make_target(self.target)).wait()
+        made = Command(
+            ["--version"], cwd=self.folder, inside=lambda: lambda: make_target(self.target)
+        ).wait()
         if made.status or not (self.target / "config.json").exists():
             raise ValueError(f"the target could not be made: {made.err[-2000:]}")
         rows = [{"id": f"chat-{n}", "messages": _said(n)} for n in range(CHATS)]
@@ -140,7 +182,10 @@ class World:
 
 
 def _said(number: int) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"What is view {number}?"}, {"role": "assistant", "content": "A view."}]
+    return [
+        {"role": "user", "content": f"What is view {number}?"},
+        {"role": "assistant", "content": "A view."},
+    ]
 
 
 def make_target(folder: Path) -> None:
@@ -178,20 +223,28 @@ def losses(run: Path) -> list[str]:
 
 def of_fit(run: Path) -> Made:
     """Every step's loss, and the weights."""
-    return {"losses.txt": "\n".join(losses(run)), "weights": sha256(run / "drafter" / "model.safetensors")}
+    return {
+        "losses.txt": "\n".join(losses(run)),
+        "weights": sha256(run / "drafter" / "model.safetensors"),
+    }
 
 
 def of_files(*names: str) -> Callable[[Path], Made]:
     """The bytes of a folder's files of these patterns."""
     return lambda folder: {
-        str(path.relative_to(folder)): sha256(path) for name in names for path in sorted(folder.glob(name))
+        str(path.relative_to(folder)): sha256(path)
+        for name in names
+        for path in sorted(folder.glob(name))
     }
 
 
 def of_evaluation(folder: Path) -> Made:
     """What was accepted; times differ from run to run."""
     rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
-    kept = [{name: row.get(name) for name in ("shape", "prompt_id", "tokens", "accepted", "drafted")} for row in rows]
+    kept = [
+        {name: row.get(name) for name in ("shape", "prompt_id", "tokens", "accepted", "drafted")}
+        for row in rows
+    ]
     return {"answers.jsonl": _hash(kept)}
 
 
@@ -200,7 +253,9 @@ def of_study(folder: Path) -> Made:
     found: dict[str, str] = {}
     for made, which in ((of_fit, "fits/*"), (of_evaluation, "measures/*")):
         for path in sorted(folder.glob(which)):
-            found |= {f"{path.relative_to(folder)}/{name}": value for name, value in made(path).items()}
+            found |= {
+                f"{path.relative_to(folder)}/{name}": value for name, value in made(path).items()
+            }
     return found
 
 

@@ -59,7 +59,12 @@ def target_of(layout: Layout, config: Mapping[str, Any]) -> Target:
     torch.manual_seed(1)
     wide = keys.get("target_hidden_size") or WIDTH
     positions = layout.target_positions or keys.get("max_position_embeddings") or 2048
-    sizes = {"vocab_size": VOCAB, "hidden_size": wide, "intermediate_size": 8, "num_attention_heads": 1}
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": wide,
+        "intermediate_size": 8,
+        "num_attention_heads": 1,
+    }
     own = LlamaConfig(
         **sizes, num_hidden_layers=layout.target_layers, head_dim=8, num_key_value_heads=1,
         max_position_embeddings=positions, bos_token_id=None, eos_token_id=None,
@@ -75,17 +80,25 @@ def text_of(layout: Layout, config: Mapping[str, Any]) -> tuple[Tensor, Tensor, 
     """Tokens after each row (T,), states at every boundary (L + 1, T, S) and the last one after its norm (T, S)."""
     wide = flat(dict(config)).get("target_hidden_size") or WIDTH
     draw = torch.Generator().manual_seed(7)
-    states_LTH = torch.randn(layout.target_layers + 1, ROWS, wide, generator=draw, dtype=torch.float64)
+    states_LTH = torch.randn(
+        layout.target_layers + 1, ROWS, wide, generator=draw, dtype=torch.float64
+    )
     scale_L11 = torch.linspace(0.5, 2, layout.target_layers + 1, dtype=torch.float64)[:, None, None]
     tokens_T = torch.randint(0, VOCAB - 2, (ROWS,), generator=draw)
-    return tokens_T, states_LTH * scale_L11, torch.randn(ROWS, wide, generator=draw, dtype=torch.float64)
+    return (
+        tokens_T,
+        states_LTH * scale_L11,
+        torch.randn(ROWS, wide, generator=draw, dtype=torch.float64),
+    )
 
 
 def ours(drafter: Drafter, tokens_T: Tensor, states_LTH: Tensor, final_TH: Tensor) -> Said:
     """What the imported drafter says, by the parts that decoding is made of."""
     config = drafter.config
     last = config.fusion.final_norm
-    aux_1TNH = torch.stack([final_TH if last else states_LTH[b] for b in config.aux_layers], 1)[None]
+    aux_1TNH = torch.stack([final_TH if last else states_LTH[b] for b in config.aux_layers], 1)[
+        None
+    ]
     depth = config.recurrence.masks or DEPTH
     proposer = Proposer(drafter, Chain(depth), ROWS)
     length_1, count_1 = torch.zeros(1, dtype=torch.int64), torch.full((1,), ROWS)
@@ -95,7 +108,9 @@ def ours(drafter: Drafter, tokens_T: Tensor, states_LTH: Tensor, final_TH: Tenso
         token_11 = drafter.vocab.to_target(chain[-1].argmax())[None, None]
         drafted = len(chain)
         seen_1Q = torch.ones(1, drafted, dtype=torch.bool)
-        frontier = proposer.expand(count_1, token_11, frontier.h_BKH, seen_1Q, torch.arange(drafted))
+        frontier = proposer.expand(
+            count_1, token_11, frontier.h_BKH, seen_1Q, torch.arange(drafted)
+        )
         chain += [*frontier.logits_BKD[0]]
     chain_KV = spread(drafter, torch.stack(chain))
     if config.recurrence.masks:
@@ -107,7 +122,9 @@ def ours(drafter: Drafter, tokens_T: Tensor, states_LTH: Tensor, final_TH: Tenso
 
 def spread(drafter: Drafter, logits_TD: Tensor) -> Tensor:
     """Over the target's vocabulary."""
-    full_TV = torch.full((len(logits_TD), drafter.config.vocab_size), -torch.inf, dtype=torch.float64)
+    full_TV = torch.full(
+        (len(logits_TD), drafter.config.vocab_size), -torch.inf, dtype=torch.float64
+    )
     full_TV[:, drafter.vocab.target_ids_D] = logits_TD.double()
     return full_TV
 
@@ -123,7 +140,9 @@ def apart(ours_said: Said, meant: Said) -> float:
     return most
 
 
-def compare(layout: Layout, fault: Callable[[Layout, Files], Files | None] | None = None) -> Result | None:
+def compare(
+    layout: Layout, fault: Callable[[Layout, Files], Files | None] | None = None
+) -> Result | None:
     """Import a layout's reduced files, with a fault if one is given, and compare with what the unchanged files mean;
     None where the layout has no place for the fault."""
     config = reduced(layout.config)
@@ -131,7 +150,10 @@ def compare(layout: Layout, fault: Callable[[Layout, Files], Files | None] | Non
     target = target_of(layout, config)
     files = (config, tensors)
     if fault is not None:
-        changed = fault(layout, (json.loads(json.dumps(config)), {name: x.clone() for name, x in tensors.items()}))
+        changed = fault(
+            layout,
+            (json.loads(json.dumps(config)), {name: x.clone() for name, x in tensors.items()}),
+        )
         if changed is None:
             return None
         files = changed
@@ -145,7 +167,9 @@ def compare(layout: Layout, fault: Callable[[Layout, Files], Files | None] | Non
             known = bool(layout.refused and re.search(layout.refused, said))
             return Result("refused" if known else "REFUSED", 0.0, 0, said)
     text = text_of(layout, config)
-    meant = Published(layout, config, tensors, target.embedding_weight(), target.head_weight()).said(*text, DEPTH)
+    meant = Published(
+        layout, config, tensors, target.embedding_weight(), target.head_weight()
+    ).said(*text, DEPTH)
     ours_said = ours(drafter, *text)
     same = int((ours_said.chain_KV.argmax(-1) == meant.chain_KV.argmax(-1)).sum())
     difference = apart(ours_said, meant)
@@ -160,11 +184,19 @@ def compare(layout: Layout, fault: Callable[[Layout, Files], Files | None] | Non
 
 def modules() -> Iterator[tuple[Layout, Result]]:
     """Those of every family that is read, out of tiny checkpoints made of transformers' parts; and the refusals."""
-    names = "reconstructed: the family's config in transformers, tensors as its checkpoints name them"
+    names = (
+        "reconstructed: the family's config in transformers, tensors as its checkpoints name them"
+    )
     for kind, name in PUBLISHED.items():
         with tempfile.TemporaryDirectory(prefix="imports-") as folder:
             target, _ = made(kind, Path(folder))
-            layout = Layout(f"MTP of {name}", names.removeprefix("reconstructed: "), False, target.num_layers, {})
+            layout = Layout(
+                f"MTP of {name}",
+                names.removeprefix("reconstructed: "),
+                False,
+                target.num_layers,
+                {},
+            )
             drafter = import_drafter(folder, target).double()
             text = text_of(layout, {"target_hidden_size": target.hidden_size})
             tokens_T = text[0] % target.vocab_size
@@ -175,7 +207,13 @@ def modules() -> Iterator[tuple[Layout, Result]]:
         verdict = "equal" if difference <= ALLOWED else "DIFFERS"
         yield layout, Result(verdict, difference, same, str(*drafter.config.aux_layers))
     for kind, tensor in REFUSED.items():
-        layout = Layout(f"MTP of a {kind}", "its class and a tensor's name as vLLM 0.32 reads them", False, 2, {})
+        layout = Layout(
+            f"MTP of a {kind}",
+            "its class and a tensor's name as vLLM 0.32 reads them",
+            False,
+            2,
+            {},
+        )
         with tempfile.TemporaryDirectory(prefix="imports-") as folder:
             (Path(folder) / "config.json").write_text(json.dumps({"architectures": [kind]}))
             save_file({tensor: torch.ones(2, 2)}, Path(folder) / "model.safetensors")
@@ -201,7 +239,13 @@ def rope_style(layout: Layout, files: Files) -> Files | None:
         return None
     width = keys.get("head_dim") or WIDTH // keys["num_attention_heads"]
     for name in _matrices(files, "q_proj", "k_proj"):
-        files[1][name] = files[1][name].unflatten(0, (-1, 2, width // 2)).transpose(1, 2).flatten(0, 2).contiguous()
+        files[1][name] = (
+            files[1][name]
+            .unflatten(0, (-1, 2, width // 2))
+            .transpose(1, 2)
+            .flatten(0, 2)
+            .contiguous()
+        )
     return files
 
 
@@ -294,14 +338,20 @@ def window(layout: Layout, files: Files) -> Files | None:
     if {"narrow", "block"} & set(layout.extra):
         return None
     keys, layers = files[0].get(LAYER, files[0]), flat(files[0]).get("num_hidden_layers", 1)
-    kind = "full_attention" if "sliding_attention" in keys.get("layer_types", ()) else "sliding_attention"
+    kind = (
+        "full_attention"
+        if "sliding_attention" in keys.get("layer_types", ())
+        else "sliding_attention"
+    )
     keys["layer_types"], keys["sliding_window"] = [kind] * layers, 16
     return files
 
 
 def rounded(layout: Layout, files: Files) -> Files:
     """Weights in bfloat16."""
-    return files[0], {name: x.bfloat16() if x.is_floating_point() else x for name, x in files[1].items()}
+    return files[0], {
+        name: x.bfloat16() if x.is_floating_point() else x for name, x in files[1].items()
+    }
 
 
 FAULTS: dict[str, Callable[[Layout, Files], Files | None]] = {
@@ -335,12 +385,20 @@ def planted(chosen: list[Layout]) -> dict[str, Counter[str]]:
 
 
 def report(
-    results: list[tuple[Layout, Result]], faults: Mapping[str, Counter[str]], about: Mapping[str, Any]
+    results: list[tuple[Layout, Result]],
+    faults: Mapping[str, Counter[str]],
+    about: Mapping[str, Any],
 ) -> list[str]:
     """The page."""
     verdicts = Counter(result.verdict for _, result in results)
-    equal = [(layout, result) for layout, result in results if result.verdict in ("equal", "DIFFERS", "NOT REFUSED")]
-    refusals = [(layout, result) for layout, result in results if "refused" in result.verdict.lower()]
+    equal = [
+        (layout, result)
+        for layout, result in results
+        if result.verdict in ("equal", "DIFFERS", "NOT REFUSED")
+    ]
+    refusals = [
+        (layout, result) for layout, result in results if "refused" in result.verdict.lower()
+    ]
     public = sum(layout.public for layout, _ in results)
     lines = [
         "# Published layouts, imported", "",
@@ -369,7 +427,12 @@ def report(
         what = "Each in every layout that has a place for it; found: logits differ, or the import refuses."
         columns = ("fault", "planted", "found", "of them by a refusal")
         lines += ["", "## Planted faults", "", what, "", *harness.table(columns, rows)]
-        missed = [f"{name}: {where}" for name, counts in faults.items() for where in counts if where.startswith("not")]
+        missed = [
+            f"{name}: {where}"
+            for name, counts in faults.items()
+            for where in counts
+            if where.startswith("not")
+        ]
         lines += ["", *(f"- Missed: {each}" for each in missed)]
     return lines
 
@@ -379,13 +442,19 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.imports", description=__doc__)
     parser.add_argument("--only", help="layouts whose name has this in it")
     parser.add_argument("--plant", action="store_true", help="plant faults, too")
-    parser.add_argument("--out", type=Path, help="a report, .md; raw figures go to the .json beside it")
+    parser.add_argument(
+        "--out", type=Path, help="a report, .md; raw figures go to the .json beside it"
+    )
     parser.add_argument("--force", action="store_true", help="write over one that is there")
     options = parser.parse_args(argv)
     harness.check_out(options.out, options.force)
     torch.set_num_threads(1)
     about = harness.machine(1)
-    chosen = [layout for layout in layouts() if not options.only or options.only.lower() in layout.name.lower()]
+    chosen = [
+        layout
+        for layout in layouts()
+        if not options.only or options.only.lower() in layout.name.lower()
+    ]
     results: list[tuple[Layout, Result]] = []
     for layout in chosen:
         result = compare(layout)

@@ -12,7 +12,13 @@ from torch import Tensor
 
 WIDTH, WIDTH_OF_TARGET, VOCAB, DRAFT_VOCAB, INTERMEDIATE, WINDOW = 64, 80, 128, 48, 40, 16
 LAYER = "transformer_layer_config"  # of speculators, which nests what describes the layer
-LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+}
 
 
 class Layout(NamedTuple):
@@ -35,18 +41,28 @@ def layouts() -> list[Layout]:
     """All of them, in the order of the table."""
     data = json.loads((Path(__file__).parent / "collection.json").read_text())
     tuples = {"extra", "aux_layers"}
-    return [Layout(**{key: tuple(value) if key in tuples else value for key, value in row.items()}) for row in data]
+    return [
+        Layout(**{key: tuple(value) if key in tuples else value for key, value in row.items()})
+        for row in data
+    ]
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
     """The keys without speculators' nesting; those of the layer's config are meant where both have one."""
-    return {**{key: value for key, value in config.items() if key != LAYER}, **config.get(LAYER, {})}
+    return {
+        **{key: value for key, value in config.items() if key != LAYER},
+        **config.get(LAYER, {}),
+    }
 
 
 def reduced(config: dict[str, Any]) -> dict[str, Any]:
     """The same keys with smaller sizes; ratios of heads, layers, ropes, flags and ids stay."""
     smaller = {key: reduced(value) if key == LAYER else value for key, value in config.items()}
-    sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": INTERMEDIATE, "vocab_size": VOCAB}
+    sizes: dict[str, Any] = {
+        "hidden_size": WIDTH,
+        "intermediate_size": INTERMEDIATE,
+        "vocab_size": VOCAB,
+    }
     if smaller.get("target_hidden_size") is not None:
         sizes["target_hidden_size"] = (
             WIDTH if smaller["target_hidden_size"] == smaller["hidden_size"] else WIDTH_OF_TARGET
@@ -72,7 +88,10 @@ def reduced(config: dict[str, Any]) -> dict[str, Any]:
 
 def _heads(config: dict[str, Any]) -> dict[str, int]:
     """At most eight heads, with two groups or one; a head that was not hidden size by heads wide is not so here."""
-    heads, groups = config["num_attention_heads"], config.get("num_key_value_heads") or config["num_attention_heads"]
+    heads, groups = (
+        config["num_attention_heads"],
+        config.get("num_key_value_heads") or config["num_attention_heads"],
+    )
     share = min(heads // groups, 4)
     small = {"num_attention_heads": 4, "num_key_value_heads": 4 // share if heads > groups else 4}
     even = config.get("head_dim") in (None, config["hidden_size"] // heads)
@@ -95,17 +114,25 @@ def tensors_of(layout: Layout, config: dict[str, Any]) -> dict[str, Tensor]:
     for i in range(layers):
         wide = 2 * H if i == 0 and not extra & {"narrow", "block"} else H
         prefix = layout.prefix if i == 0 else f"layers.{i}."
-        tensors |= {layout.root + prefix + name: value for name, value in _layer(keys, wide, extra).items()}
+        tensors |= {
+            layout.root + prefix + name: value for name, value in _layer(keys, wide, extra).items()
+        }
         if i or "block" in extra:
             tensors[f"{layout.root}{prefix}input_layernorm.weight"] = _norm(H)
     first = layout.root + layout.prefix
     states = _states(layout, keys)
     if "block" in extra:
-        tensors |= {"fc.weight": _matrix(H, states * S), "hidden_norm.weight": _norm(H), "norm.weight": _norm(H)}
+        tensors |= {
+            "fc.weight": _matrix(H, states * S),
+            "hidden_norm.weight": _norm(H),
+            "norm.weight": _norm(H),
+        }
     elif "narrow" in extra:
         tensors["fc.weight"] = _matrix(H, 2 * H)
     else:
-        tensors |= {f"{first}{name}.weight": _norm(H) for name in ("hidden_norm", "input_layernorm")}
+        tensors |= {
+            f"{first}{name}.weight": _norm(H) for name in ("hidden_norm", "input_layernorm")
+        }
         tensors[f"{layout.root}norm.weight"] = _norm(H)
         if "no_fc" not in extra:
             tensors[f"{layout.root}fc.weight"] = _matrix(H, states * S)
@@ -120,7 +147,11 @@ def tensors_of(layout: Layout, config: dict[str, Any]) -> dict[str, Tensor]:
 def _states(layout: Layout, keys: dict[str, Any]) -> int:
     inner, block = keys.get("eagle_config") or {}, keys.get("dflash_config") or {}
     lists = [keys.get("eagle_aux_hidden_state_layer_ids"), keys.get("aux_hidden_state_layer_ids")]
-    lists += [inner.get("eagle_aux_hidden_state_layer_ids"), block.get("target_layer_ids"), [0, 0, 0]]
+    lists += [
+        inner.get("eagle_aux_hidden_state_layer_ids"),
+        block.get("target_layer_ids"),
+        [0, 0, 0],
+    ]
     return len(next(ids for ids in lists if ids))
 
 
@@ -139,21 +170,42 @@ def _of_states(layout: Layout, keys: dict[str, Any], states: int, width: int) ->
 
 def _layer(keys: dict[str, Any], wide: int, extra: set[str]) -> dict[str, Tensor]:
     """The projections of one layer and the norm after its attention."""
-    heads, groups = keys["num_attention_heads"], keys.get("num_key_value_heads") or keys["num_attention_heads"]
+    heads, groups = (
+        keys["num_attention_heads"],
+        keys.get("num_key_value_heads") or keys["num_attention_heads"],
+    )
     d = keys.get("head_dim") or WIDTH // heads
-    shapes = {"q_proj": (heads * d, wide), "k_proj": (groups * d, wide), "v_proj": (groups * d, wide)}
+    shapes = {
+        "q_proj": (heads * d, wide),
+        "k_proj": (groups * d, wide),
+        "v_proj": (groups * d, wide),
+    }
     shapes["o_proj"] = (WIDTH, heads * d)
     if keys.get("kv_lora_rank"):
         q, kv, plain, turned, values = LATENT.values()
-        shapes = {"q_a_proj": (q, wide), "q_b_proj": (heads * (plain + turned), q), "o_proj": (WIDTH, heads * values)}
-        shapes |= {"kv_a_proj_with_mqa": (kv + turned, wide), "kv_b_proj": (heads * (plain + values), kv)}
-    tensors = {f"self_attn.{name}.weight": _matrix(*shape, scale=3.0) for name, shape in shapes.items()}
+        shapes = {
+            "q_a_proj": (q, wide),
+            "q_b_proj": (heads * (plain + turned), q),
+            "o_proj": (WIDTH, heads * values),
+        }
+        shapes |= {
+            "kv_a_proj_with_mqa": (kv + turned, wide),
+            "kv_b_proj": (heads * (plain + values), kv),
+        }
+    tensors = {
+        f"self_attn.{name}.weight": _matrix(*shape, scale=3.0) for name, shape in shapes.items()
+    }
     if keys.get("kv_lora_rank"):
-        tensors |= {"self_attn.q_a_layernorm.weight": _norm(q), "self_attn.kv_a_layernorm.weight": _norm(kv)}
+        tensors |= {
+            "self_attn.q_a_layernorm.weight": _norm(q),
+            "self_attn.kv_a_layernorm.weight": _norm(kv),
+        }
     if "query_key" in extra:
         tensors |= {f"self_attn.{name}_norm.weight": _norm(d) for name in "qk"}
     if "qkv_bias" in extra:
-        tensors |= {f"self_attn.{name}_proj.bias": torch.randn(shapes[f"{name}_proj"][0]) for name in "qkv"}
+        tensors |= {
+            f"self_attn.{name}_proj.bias": torch.randn(shapes[f"{name}_proj"][0]) for name in "qkv"
+        }
     tensors |= {f"mlp.{name}_proj.weight": _matrix(INTERMEDIATE, WIDTH) for name in ("gate", "up")}
     tensors["mlp.down_proj.weight"] = _matrix(WIDTH, INTERMEDIATE)
     return tensors | {"post_attention_layernorm.weight": _norm(WIDTH)}

@@ -23,7 +23,9 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 class Said(NamedTuple):
     """What a drafter says, in the target's vocabulary; tokens that it lacks have minus infinity."""
 
-    first_TV: Tensor  # at every row, from the target's own states; of a block drafter its masks alone
+    first_TV: (
+        Tensor  # at every row, from the target's own states; of a block drafter its masks alone
+    )
     chain_KV: Tensor  # of each draft of a chain, one after another
 
 
@@ -41,8 +43,16 @@ class Published:
         self, layout: Layout, config: Mapping[str, Any], tensors: Mapping[str, Tensor], embedding_VH: Tensor,
         head_VH: Tensor,
     ) -> None:  # fmt: skip
-        self.layout, self.nested, self.keys = layout, "speculators_model_type" in config, flat(dict(config))
-        self.w = {_plain(name): value.double() for name, value in tensors.items() if name not in ("d2t", "t2d")}
+        self.layout, self.nested, self.keys = (
+            layout,
+            "speculators_model_type" in config,
+            flat(dict(config)),
+        )
+        self.w = {
+            _plain(name): value.double()
+            for name, value in tensors.items()
+            if name not in ("d2t", "t2d")
+        }
         self.eps = self.keys.get("rms_norm_eps", 1e-6)
         self.layers = len({name.split(".")[1] for name in self.w if name.startswith("layers.")})
         self.embedding_VH = self.w.get("embed_tokens.weight", embedding_VH.double())
@@ -81,7 +91,9 @@ class Published:
     def fused(self, states_TNH: Tensor) -> Tensor:
         """Norms on the states, if there are any, and ``fc``."""
         if self.keys.get("fc_norm"):
-            parts = [self.norm(f"fc_norm.{n}", states_TNH[:, n]) for n in range(states_TNH.shape[1])]
+            parts = [
+                self.norm(f"fc_norm.{n}", states_TNH[:, n]) for n in range(states_TNH.shape[1])
+            ]
             states_TNH = torch.stack(parts, 1)
         wide_TN = states_TNH.flatten(1)
         if self.eagle.get("norm_before_fc", self.keys.get("norm_before_fc")):
@@ -94,10 +106,14 @@ class Published:
         return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.w[f"{name}.weight"]
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", torch.zeros((), dtype=torch.float64))
+        return x @ self.w[f"{name}.weight"].T + self.w.get(
+            f"{name}.bias", torch.zeros((), dtype=torch.float64)
+        )
 
     def mlp(self, at: str, x: Tensor) -> Tensor:
-        gated = torch.nn.functional.silu(self.linear(f"{at}.mlp.gate_proj", x)) * self.linear(f"{at}.mlp.up_proj", x)
+        gated = torch.nn.functional.silu(self.linear(f"{at}.mlp.gate_proj", x)) * self.linear(
+            f"{at}.mlp.up_proj", x
+        )
         return self.linear(f"{at}.mlp.down_proj", gated)
 
     def attention(self, at: str, x_TX: Tensor, context_CX: Tensor | None = None) -> Tensor:
@@ -117,13 +133,17 @@ class Published:
         mixed_THD = torch.einsum("hts,shd->thd", scores_hTS.softmax(-1), v)
         return self.linear(f"{at}.o_proj", mixed_THD.flatten(1))
 
-    def grouped(self, at: str, x_TX: Tensor, context_CX: Tensor | None) -> tuple[Tensor, Tensor, Tensor, float]:
+    def grouped(
+        self, at: str, x_TX: Tensor, context_CX: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
         """Queries, keys and values with a key for every query head, (T, h, d) each."""
         h = self.keys["num_attention_heads"]
         all_SX = x_TX if context_CX is None else torch.cat([context_CX, x_TX])
         q_Thd = self.linear(f"{at}.q_proj", x_TX).unflatten(1, (h, -1))
         d = q_Thd.shape[-1]
-        k_Sgd, v_Sgd = (self.linear(f"{at}.{name}_proj", all_SX).unflatten(1, (-1, d)) for name in "kv")
+        k_Sgd, v_Sgd = (
+            self.linear(f"{at}.{name}_proj", all_SX).unflatten(1, (-1, d)) for name in "kv"
+        )
         if f"{at}.q_norm.weight" in self.w:
             q_Thd, k_Sgd = self.norm(f"{at}.q_norm", q_Thd), self.norm(f"{at}.k_norm", k_Sgd)
         cos, sin = self.rope(d, len(all_SX))
@@ -138,7 +158,9 @@ class Published:
         low = self.norm(f"{at}.q_a_layernorm", self.linear(f"{at}.q_a_proj", x_TX))
         q_Thd = self.linear(f"{at}.q_b_proj", low).unflatten(1, (h, -1))
         both = self.linear(f"{at}.kv_a_proj_with_mqa", x_TX)
-        spread = self.linear(f"{at}.kv_b_proj", self.norm(f"{at}.kv_a_layernorm", both[:, :kv])).unflatten(1, (h, -1))
+        spread = self.linear(
+            f"{at}.kv_b_proj", self.norm(f"{at}.kv_a_layernorm", both[:, :kv])
+        ).unflatten(1, (h, -1))
         cos, sin = self.rope(turned, len(x_TX))
         shared = neighbours(both[:, None, kv:], cos, sin).expand(-1, h, -1)
         q = torch.cat([q_Thd[..., :plain], neighbours(q_Thd[..., plain:], cos, sin)], -1)
@@ -180,7 +202,9 @@ class Published:
             both = torch.cat([self.norm("layers.0.input_layernorm", e_TH), normed_TH], 1)
             residual_TH = normed_TH if self.keys.get("norm_before_residual") else h_TH
             middle_TH = residual_TH + self.attention("layers.0", both)
-        out_TH = middle_TH + self.mlp("layers.0", self.norm("layers.0.post_attention_layernorm", middle_TH))
+        out_TH = middle_TH + self.mlp(
+            "layers.0", self.norm("layers.0.post_attention_layernorm", middle_TH)
+        )
         for i in range(1, self.layers):
             out_TH = self.further(f"layers.{i}", out_TH)
         return out_TH, out_TH if "narrow" in self.layout.extra else self.norm("norm", out_TH)
@@ -192,7 +216,9 @@ class Published:
 
     def spread(self, normed: Tensor) -> Tensor:
         """Logits over the target's vocabulary."""
-        full = torch.full((*normed.shape[:-1], len(self.embedding_VH)), -torch.inf, dtype=torch.float64)
+        full = torch.full(
+            (*normed.shape[:-1], len(self.embedding_VH)), -torch.inf, dtype=torch.float64
+        )
         full[..., self.ids_D] = normed @ self.head_DH.T
         return full
 
@@ -249,13 +275,19 @@ def neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _llama3(inverse: Tensor, block: Mapping[str, Any]) -> Tensor:
     """Llama 3.1's: long wavelengths are stretched, short ones kept, those between mixed."""
-    low, high, old = block["low_freq_factor"], block["high_freq_factor"], block["original_max_position_embeddings"]
+    low, high, old = (
+        block["low_freq_factor"],
+        block["high_freq_factor"],
+        block["original_max_position_embeddings"],
+    )
     turns = old * inverse / (2 * math.pi)
     share = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - share) * inverse / block["factor"] + share * inverse
 
 
-def yarn(inverse: Tensor, block: Mapping[str, Any], theta: float, width: int) -> tuple[Tensor, float]:
+def yarn(
+    inverse: Tensor, block: Mapping[str, Any], theta: float, width: int
+) -> tuple[Tensor, float]:
     """https://arxiv.org/abs/2309.00071, with the factor that cosine and sine are multiplied by."""
     factor, old = block["factor"], block["original_max_position_embeddings"]
 
@@ -266,7 +298,11 @@ def yarn(inverse: Tensor, block: Mapping[str, Any], theta: float, width: int) ->
     if block.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
-    ramp = ((torch.arange(width // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    ramp = ((torch.arange(width // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(
+        0, 1
+    )
     mscale, every = block.get("mscale"), block.get("mscale_all_dim")
     grown = [0.1 * m * math.log(factor) + 1 for m in (mscale or 1, every or 1)]
-    return inverse / factor * ramp + inverse * (1 - ramp), grown[0] / grown[1] if mscale and every else grown[0]
+    return inverse / factor * ramp + inverse * (1 - ramp), grown[0] / grown[
+        1
+    ] if mscale and every else grown[0]

@@ -16,10 +16,16 @@ from torch.nn import functional as F
 from benchmarks.imports.forward import Said, halves, neighbours, yarn
 
 # by model_type: how the tensors begin, where the layer's are, and which state goes on to the next step
-NUMBERED = {"deepseek_v3": True, "glm4_moe": False, "glm4_moe_lite": False}  # whether the normed state goes on
+# whether the normed state goes on
+NUMBERED = {"deepseek_v3": True, "glm4_moe": False, "glm4_moe_lite": False}
 NAMES = {
     True: {"embed": "enorm", "hidden": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm"},
-    False: {"embed": "pre_fc_norm_embedding", "hidden": "pre_fc_norm_hidden", "fc": "fc", "norm": "norm"},
+    False: {
+        "embed": "pre_fc_norm_embedding",
+        "hidden": "pre_fc_norm_hidden",
+        "fc": "fc",
+        "norm": "norm",
+    },
 }
 
 
@@ -31,8 +37,16 @@ class Module:
         self.kind = self.keys["model_type"]
         self.numbered = self.kind in NUMBERED
         prefix = f"model.layers.{self.keys['num_hidden_layers']}." if self.numbered else "mtp."
-        tensors = {name: x for file in directory.glob("*.safetensors") for name, x in load_file(file).items()}
-        self.w = {name.removeprefix(prefix): x.double() for name, x in tensors.items() if name.startswith(prefix)}
+        tensors = {
+            name: x
+            for file in directory.glob("*.safetensors")
+            for name, x in load_file(file).items()
+        }
+        self.w = {
+            name.removeprefix(prefix): x.double()
+            for name, x in tensors.items()
+            if name.startswith(prefix)
+        }
         self.at = "" if self.numbered else "layers.0."
         self.from_one = not self.numbered  # Qwen3-Next's norms count their weights from one
         self.embedding_VH, self.head_VH = embedding_VH.double(), head_VH.double()
@@ -61,7 +75,10 @@ class Module:
         chain = [first_TV[-1]]
         for _ in range(depth - 1):
             fed_TH = normed_TH if NUMBERED.get(self.kind, True) else raw_TH
-            tokens_T, h_TH = torch.cat([tokens_T, chain[-1].argmax()[None]]), torch.cat([h_TH, fed_TH[-1:]])
+            tokens_T, h_TH = (
+                torch.cat([tokens_T, chain[-1].argmax()[None]]),
+                torch.cat([h_TH, fed_TH[-1:]]),
+            )
             raw_TH, normed_TH = self.rows(tokens_T, h_TH)
             chain.append(normed_TH[-1] @ self.head_VH.T)
         return Said(first_TV, torch.stack(chain))
@@ -77,7 +94,9 @@ class Module:
             scale = q.shape[-1] ** -0.5
         scores_hTT = torch.einsum("thd,shd->hts", q, k) * scale
         later_TT = torch.ones(len(x_TH), len(x_TH), dtype=torch.bool).triu(1)
-        mixed = torch.einsum("hts,shd->thd", scores_hTT.masked_fill(later_TT, -torch.inf).softmax(-1), v).flatten(1)
+        mixed = torch.einsum(
+            "hts,shd->thd", scores_hTT.masked_fill(later_TT, -torch.inf).softmax(-1), v
+        ).flatten(1)
         return self.linear(f"{at}o_proj", mixed if gate is None else mixed * gate.sigmoid())
 
     def grouped(self, at: str, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -98,23 +117,35 @@ class Module:
         """Of multi-head latent attention, whose rotated channels are pairs of neighbours."""
         h, kv = self.keys["num_attention_heads"], self.keys["kv_lora_rank"]
         plain, turned = self.keys["qk_nope_head_dim"], self.keys["qk_rope_head_dim"]
-        q = self.linear(f"{at}q_b_proj", self.norm(f"{at}q_a_layernorm", self.linear(f"{at}q_a_proj", x_TH)))
+        q = self.linear(
+            f"{at}q_b_proj", self.norm(f"{at}q_a_layernorm", self.linear(f"{at}q_a_proj", x_TH))
+        )
         q, both = q.unflatten(1, (h, -1)), self.linear(f"{at}kv_a_proj_with_mqa", x_TH)
-        spread = self.linear(f"{at}kv_b_proj", self.norm(f"{at}kv_a_layernorm", both[:, :kv])).unflatten(1, (h, -1))
+        spread = self.linear(
+            f"{at}kv_b_proj", self.norm(f"{at}kv_a_layernorm", both[:, :kv])
+        ).unflatten(1, (h, -1))
         block = self.keys["rope_parameters"]
         cos, sin = tables(block, turned, len(x_TH))
         q = torch.cat([q[..., :plain], neighbours(q[..., plain:], cos, sin)], -1)
         shared = neighbours(both[:, None, kv:], cos, sin).expand(-1, h, -1)
         scale = (plain + turned) ** -0.5
         if block["rope_type"] == "yarn":
-            stretch = torch.tensor(block["factor"], dtype=torch.float64).log() * 0.1 * block["mscale_all_dim"] + 1
+            stretch = (
+                torch.tensor(block["factor"], dtype=torch.float64).log()
+                * 0.1
+                * block["mscale_all_dim"]
+                + 1
+            )
             scale *= float(stretch) ** 2
         return q, torch.cat([spread[..., :plain], shared], -1), spread[..., plain:], scale
 
     # --- feed-forward ------------------------------------------------------------------------------------------------
 
     def mlp(self, at: str, x: Tensor) -> Tensor:
-        return self.linear(f"{at}down_proj", F.silu(self.linear(f"{at}gate_proj", x)) * self.linear(f"{at}up_proj", x))
+        return self.linear(
+            f"{at}down_proj",
+            F.silu(self.linear(f"{at}gate_proj", x)) * self.linear(f"{at}up_proj", x),
+        )
 
     def feed_forward(self, x_TH: Tensor) -> Tensor:
         """Dense, or experts beside one that sees every token."""
@@ -123,12 +154,20 @@ class Module:
             return self.mlp(at, x_TH)
         scores_TE = self.linear(f"{at}gate", x_TH)
         if self.numbered:
-            share_TE, extra_TH = self.sigmoid_shares(scores_TE), self.mlp(f"{at}shared_experts.", x_TH)
+            share_TE, extra_TH = (
+                self.sigmoid_shares(scores_TE),
+                self.mlp(f"{at}shared_experts.", x_TH),
+            )
         else:
             share_TE = _greatest(scores_TE.softmax(-1), scores_TE, self.keys["num_experts_per_tok"])
             share_TE = share_TE / share_TE.sum(-1, keepdim=True)
-            extra_TH = self.linear(f"{at}shared_expert_gate", x_TH).sigmoid() * self.mlp(f"{at}shared_expert.", x_TH)
-        experts = [self.mlp(f"{at}experts.{e}.", x_TH) * share_TE[:, e, None] for e in range(share_TE.shape[1])]
+            extra_TH = self.linear(f"{at}shared_expert_gate", x_TH).sigmoid() * self.mlp(
+                f"{at}shared_expert.", x_TH
+            )
+        experts = [
+            self.mlp(f"{at}experts.{e}.", x_TH) * share_TE[:, e, None]
+            for e in range(share_TE.shape[1])
+        ]
         return torch.stack(experts).sum(0) + extra_TH
 
     def sigmoid_shares(self, scores_TE: Tensor) -> Tensor:

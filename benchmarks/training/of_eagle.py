@@ -32,7 +32,9 @@ class Given(torch.nn.Module):
 def load(path: str, target: Given) -> ModuleType:
     """The file as a module; what it imports from its own folder is the target and a config class that it never uses."""
     for name, values in {
-        "modeling_llama_kv": {"LlamaForCausalLM": SimpleNamespace(from_pretrained=lambda *_, **__: target)},
+        "modeling_llama_kv": {
+            "LlamaForCausalLM": SimpleNamespace(from_pretrained=lambda *_, **__: target)
+        },
         "configs": {"EConfig": None},
     }.items():
         sys.modules[name] = ModuleType(name)
@@ -52,10 +54,14 @@ def build(job: Job) -> System:
     T = size.tokens
     logits = data.final[None, :T].to(dtype) @ weights.target_head_VH.to(dtype).T
     target = Given(list(data.aux_T3H[None].to(dtype).chunk(3, dim=-1)), logits)
-    config = LlamaConfig(**recipe.llama_sizes(size), draft_vocab_size=size.draft_vocab, hidden_act="silu")
+    config = LlamaConfig(
+        **recipe.llama_sizes(size), draft_vocab_size=size.draft_vocab, hidden_act="silu"
+    )
     config.pretraining_tp, config.pad_token_id, config.rope_scaling = 1, None, None
     cnets = load(job.options[0], target)
-    model = cnets.Model(config, None, SimpleNamespace(gradient_checkpointing=False), load_emb=False, path="")
+    model = cnets.Model(
+        config, None, SimpleNamespace(gradient_checkpointing=False), load_emb=False, path=""
+    )
     del model.target_model  # so that fill sees the drafter alone
     values = {
         "embed_tokens": weights.embed_VH,
@@ -70,7 +76,10 @@ def build(job: Job) -> System:
     model.register_buffer("t2d", in_draft_V)
     model.to(dtype).train()
     # it trains slot t where the token of t's feature is an answer's: the mask of slots is what it is given
-    batch = {"input_ids": data.ids[None, :T].clone(), "loss_mask": recipe.slot_mask(size, job.mask)[None].long()}
+    batch = {
+        "input_ids": data.ids[None, :T].clone(),
+        "loss_mask": recipe.slot_mask(size, job.mask)[None].long(),
+    }
     seen: list[torch.Tensor] = []
 
     def backward() -> torch.Tensor:
@@ -88,5 +97,10 @@ def build(job: Job) -> System:
 
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return System(
-        backward, backward, partial(recipe.gradients, model, "midlayer"), losses, trainable, ("transformers",)
+        backward,
+        backward,
+        partial(recipe.gradients, model, "midlayer"),
+        losses,
+        trainable,
+        ("transformers",),
     )

@@ -40,9 +40,14 @@ class Given(Target):
         return self.states
 
 
-def make_target(size: recipe.Workload, weights: recipe.Weights, data: recipe.Data, dtype: torch.dtype) -> Given:
+def make_target(
+    size: recipe.Workload, weights: recipe.Weights, data: recipe.Data, dtype: torch.dtype
+) -> Given:
     """The target of the data."""
-    sizes = recipe.llama_sizes(size) | {"intermediate_size": 8, "num_hidden_layers": len(BOUNDARIES)}
+    sizes = recipe.llama_sizes(size) | {
+        "intermediate_size": 8,
+        "num_hidden_layers": len(BOUNDARIES),
+    }
     model = LlamaForCausalLM(LlamaConfig(**sizes))
     with torch.no_grad():
         model.lm_head.weight.copy_(weights.target_head_VH)
@@ -52,7 +57,9 @@ def make_target(size: recipe.Workload, weights: recipe.Weights, data: recipe.Dat
     return target
 
 
-def make_drafter(size: recipe.Workload, weights: recipe.Weights, target: Target, ids_D: Tensor) -> Drafter:
+def make_drafter(
+    size: recipe.Workload, weights: recipe.Weights, target: Target, ids_D: Tensor
+) -> Drafter:
     """EAGLE-3's drafter with the common weights; all is trained but the embedding."""
     spec = DrafterSpec(
         norms=Norms(),
@@ -69,7 +76,11 @@ def make_drafter(size: recipe.Workload, weights: recipe.Weights, target: Target,
         identity={"source": "benchmark"},
     )
     drafter = Drafter(config, ids_D)
-    qkv, H, layer = torch.cat([weights.q, weights.k, weights.v]), size.hidden, drafter.layers.layers[0]
+    qkv, H, layer = (
+        torch.cat([weights.q, weights.k, weights.v]),
+        size.hidden,
+        drafter.layers.layers[0],
+    )
     values: dict[nn.Module, Tensor] = {
         drafter.embed_tokens: weights.embed_VH,
         drafter.fusion.fc: weights.fc_H3H,
@@ -92,7 +103,8 @@ def make_drafter(size: recipe.Workload, weights: recipe.Weights, target: Target,
     return drafter
 
 
-UNTIL_THE_END = contextlib.ExitStack()  # of the process: a context that nobody holds is left at once
+# of the process: a context that nobody holds is left at once
+UNTIL_THE_END = contextlib.ExitStack()
 
 
 def build(job: Job) -> System:
@@ -109,11 +121,17 @@ def build(job: Job) -> System:
     T = size.tokens
     _, kernel = unroll_kernel("auto", torch.device(job.device))
     loss = ForwardKL() if "kl" in job.options else SoftCrossEntropy()
-    steps = next((int(option[6:]) for option in job.options if option.startswith("steps=")), size.unroll)
+    steps = next(
+        (int(option[6:]) for option in job.options if option.startswith("steps=")), size.unroll
+    )
     plan = ObjectiveConfig(loss, steps, in_vocab="every" not in job.options, kernel=kernel)
     if job.device == "cuda":
         plan = replace(plan, piece_bytes=CUDA_PIECE)
-    batch = Batch(data.ids[None, :T], recipe.answers(size, job.mask)[None], torch.zeros(1, T, dtype=torch.long))
+    batch = Batch(
+        data.ids[None, :T],
+        recipe.answers(size, job.mask)[None],
+        torch.zeros(1, T, dtype=torch.long),
+    )
     teacher = target_outputs(target, drafter, batch, plan, False)
     trained = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
     optimizer = AdamW(trained)
@@ -138,7 +156,9 @@ def build(job: Job) -> System:
     def gradients() -> dict[str, Tensor]:
         layer, keys = drafter.layers.layers[0], size.kv_heads * size.head_dim
         of = {p: p.grad for _, p in trained if p.grad is not None}
-        both = [of[part.weight] for part in (drafter.entry.token_qkv_proj, layer.attention.qkv_proj)]
+        both = [
+            of[part.weight] for part in (drafter.entry.token_qkv_proj, layer.attention.qkv_proj)
+        ]
         q, k, v = torch.cat(both, dim=1).split([size.hidden, keys, keys])
         gate, up = of[layer.mlp.gate_up_proj.weight].chunk(2)
         return {
@@ -152,7 +172,12 @@ def build(job: Job) -> System:
         }  # fmt: skip
 
     return System(
-        step, backward, gradients, losses, sum(p.numel() for _, p in trained), ("specdec-lightning", "transformers")
+        step,
+        backward,
+        gradients,
+        losses,
+        sum(p.numel() for _, p in trained),
+        ("specdec-lightning", "transformers"),
     )
 
 

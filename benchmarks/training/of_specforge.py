@@ -29,7 +29,9 @@ class ReferenceLoss:
         return losses_module._compute_loss(logits, target_p, mask)
 
 
-def make_drafter(size: recipe.Workload, weights: recipe.Weights, ids_D: torch.Tensor) -> LlamaForCausalLMEagle3:
+def make_drafter(
+    size: recipe.Workload, weights: recipe.Weights, ids_D: torch.Tensor
+) -> LlamaForCausalLMEagle3:
     """Its drafter with the common weights, the embedding frozen."""
     more = {"draft_vocab_size": size.draft_vocab, "hidden_act": "silu", "pad_token_id": 0}
     config = LlamaConfig(**recipe.llama_sizes(size), **more)
@@ -68,9 +70,13 @@ def build(job: Job) -> System:
     weights, data = recipe.draw(size, job.seed)
     positions = recipe.taught(size, job.mask)
     drafter = make_drafter(size, weights, data.draft_ids_D).to(dtype)
-    model = eagle3.OnlineEagle3Model(draft_model=drafter, length=size.unroll, attention_backend="sdpa").train()
+    model = eagle3.OnlineEagle3Model(
+        draft_model=drafter, length=size.unroll, attention_backend="sdpa"
+    ).train()
     head = make_head(size, weights).to(dtype)
-    strategy = Eagle3TrainStrategy(model, target_head=head, compact_teacher="compact" in job.options)
+    strategy = Eagle3TrainStrategy(
+        model, target_head=head, compact_teacher="compact" in job.options
+    )
     optimizer = BF16Optimizer(model, lr=1e-4, max_grad_norm=0.5, total_steps=1000, warmup_ratio=0.0)
     T = size.tokens
     tensors = {  # it shifts tokens and states by one itself, and not the mask
@@ -80,7 +86,12 @@ def build(job: Job) -> System:
         "hidden_state": data.aux_T3H[None].to(dtype),
         "target": data.final[None, :T].to(dtype),
     }
-    batch = TrainBatch(sample_ids=["0"], strategy="eagle3", tensors=tensors, metadata={"target_repr": "hidden_state"})
+    batch = TrainBatch(
+        sample_ids=["0"],
+        strategy="eagle3",
+        tensors=tensors,
+        metadata={"target_repr": "hidden_state"},
+    )
     seen: list[torch.Tensor] = []
 
     def backward() -> torch.Tensor:

@@ -20,7 +20,9 @@ from benchmarks.training.recipe import Job, System
 DECAY, CLIP = 0.8, 1.0  # what EAGLE-3 and specdec use; what its trainer does
 
 
-def make_model(size: recipe.Workload, weights: recipe.Weights, data: recipe.Data, attention: str) -> Eagle3DraftModel:
+def make_model(
+    size: recipe.Workload, weights: recipe.Weights, data: recipe.Data, attention: str
+) -> Eagle3DraftModel:
     """Its drafter with the common weights; the target's head is cut to the draft vocabulary, as it always does."""
     layer = LlamaConfig(**recipe.llama_sizes(size))
     layer._attn_implementation = attention
@@ -66,24 +68,33 @@ def build(job: Job) -> System:
     if dtype == torch.float64:  # the target's states normed beforehand, for its norm has an epsilon
         model, last = model.double(), data.final
         model.verifier_norm = torch.nn.Identity()
-    optimizers = build_optimizers(model, SimpleNamespace(optimizer="adamw", lr=1e-4, weight_decay=0.0))
+    optimizers = build_optimizers(
+        model, SimpleNamespace(optimizer="adamw", lr=1e-4, weight_decay=0.0)
+    )
     arguments, _ = Eagle3DraftModel.get_trainer_kwargs(
-        loss_fn="kl_div", loss_implementation="eager", ttt_steps=size.unroll, ttt_step_loss_decay=DECAY
+        loss_fn="kl_div",
+        loss_implementation="eager",
+        ttt_steps=size.unroll,
+        ttt_step_loss_decay=DECAY,
     )
     T = size.tokens
     batch = {
         "hidden_states": data.aux_T3H[None].to(dtype),
         "input_ids": data.ids[None, 1:].clone(),
-        "verifier_last_hidden_states": last[None, 1:].to(dtype),  # it applies the target's final norm itself
+        # it applies the target's final norm itself
+        "verifier_last_hidden_states": last[None, 1:].to(dtype),
         "document_ids": torch.zeros(1, T, dtype=torch.long),
         "loss_mask": recipe.slot_mask(size, job.mask)[None],
-        "position_ids": torch.arange(T)[None],  # it counts from one; attention sees differences alone
+        # it counts from one; attention sees differences alone
+        "position_ids": torch.arange(T)[None],
     }
     seen: dict[str, torch.Tensor] = {}
 
     def backward() -> torch.Tensor:
         with torch.autocast(job.device, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            _, loss, metrics = model(**(batch | {"loss_mask": batch["loss_mask"].clone()}), **arguments)
+            _, loss, metrics = model(
+                **(batch | {"loss_mask": batch["loss_mask"].clone()}), **arguments
+            )
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()
@@ -101,7 +112,10 @@ def build(job: Job) -> System:
 
     def losses() -> list[float]:
         """Undone: the step's decay, and KL's missing entropy."""
-        return [float(seen[f"loss_{k}_sum"]) / DECAY**k + entropy[k] / rows[k] for k in range(size.unroll)]
+        return [
+            float(seen[f"loss_{k}_sum"]) / DECAY**k + entropy[k] / rows[k]
+            for k in range(size.unroll)
+        ]
 
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     gradients = partial(recipe.gradients, model, "layers.0")

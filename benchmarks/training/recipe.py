@@ -31,9 +31,15 @@ class System(NamedTuple):
     """A trainer, ready for its first step."""
 
     step: Callable[[], Any]  # forward, backward, clipping, optimizer
-    backward: Callable[[], Tensor]  # forward and backward alone; the loss, as that trainer reduces it
-    gradients: Callable[[], dict[str, Tensor]]  # of what is trained, by the names of :func:`layer` without prefix
-    losses: Callable[[], list[float]]  # of the last step, by unroll step: cross entropy in nats per row that counts
+    backward: Callable[
+        [], Tensor
+    ]  # forward and backward alone; the loss, as that trainer reduces it
+    gradients: Callable[
+        [], dict[str, Tensor]
+    ]  # of what is trained, by the names of :func:`layer` without prefix
+    losses: Callable[
+        [], list[float]
+    ]  # of the last step, by unroll step: cross entropy in nats per row that counts
     trainable: int  # parameters
     packages: tuple[str, ...]  # whose versions are recorded
 
@@ -110,7 +116,9 @@ def draw(size: Workload, seed: int) -> tuple[Weights, Data]:
     device = torch.get_default_device()
     with torch.device("cpu"):  # whose numbers are the same everywhere
         drawn = _drawn(size, seed)
-    weights, data = (type(one)(*(x.to(device) if isinstance(x, Tensor) else x for x in one)) for one in drawn)
+    weights, data = (
+        type(one)(*(x.to(device) if isinstance(x, Tensor) else x for x in one)) for one in drawn
+    )
     return weights, data  # type: ignore[return-value]
 
 
@@ -123,7 +131,8 @@ def _drawn(size: Workload, seed: int) -> tuple[Weights, Data]:
     T, H, V, D, I = size.tokens, size.hidden, size.vocab, size.draft_vocab, size.feed_forward  # noqa: E741
     order_V = torch.randperm(V, generator=generator)
     draft_ids_D = order_V[:D].sort().values
-    scales = [1 + normal(H, std=0.1) for _ in range(4)]  # away from one, so that a norm in a wrong place shows
+    # away from one, so that a norm in a wrong place shows
+    scales = [1 + normal(H, std=0.1) for _ in range(4)]
     embed_VH, target_head_VH = normal(V, H), normal(V, H)
     keys = size.kv_heads * size.head_dim
     weights = Weights(
@@ -138,14 +147,18 @@ def _drawn(size: Workload, seed: int) -> tuple[Weights, Data]:
         *scales,
         target_head_VH,
     )
-    known = torch.rand(T + 2, generator=generator) < 0.96  # tokens of the text that the draft vocabulary has
+    # tokens of the text that the draft vocabulary has
+    known = torch.rand(T + 2, generator=generator) < 0.96
     inside = draft_ids_D[torch.randint(0, D, (T + 2,), generator=generator)]
     outside = order_V[D + torch.randint(0, V - D, (T + 2,), generator=generator)]
     text = torch.where(known, inside, outside)
-    last = target_head_VH[text[1:]] + normal(T + 1, H, std=0.006)  # its most likely next token is the text's
+    # its most likely next token is the text's
+    last = target_head_VH[text[1:]] + normal(T + 1, H, std=0.006)
     last = last / last.pow(2).mean(-1, keepdim=True).sqrt()
     scale = 10 / (0.02 * H)  # that token's logit is about ten
-    return weights, Data(text[:-1], normal(T, 3 * H, std=1.0), last, scale * last, scale, draft_ids_D)
+    return weights, Data(
+        text[:-1], normal(T, 3 * H, std=1.0), last, scale * last, scale, draft_ids_D
+    )
 
 
 def layer(weights: Weights, prefix: str) -> dict[str, Tensor]:
@@ -176,7 +189,10 @@ def fill(module: nn.Module, values: dict[str, Tensor]) -> None:
 
 def gradients(module: nn.Module, prefix: str) -> dict[str, Tensor]:
     """Of a peer's drafter, by the names that :func:`fill` takes, without the layer's prefix."""
-    found = {name.removeprefix(f"{prefix}.").removesuffix(".weight"): p.grad for name, p in module.named_parameters()}
+    found = {
+        name.removeprefix(f"{prefix}.").removesuffix(".weight"): p.grad
+        for name, p in module.named_parameters()
+    }
     return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
@@ -211,9 +227,13 @@ def per_step(size: Workload, values: Tensor, positions: Tensor) -> list[float]:
     return [float(values[positions >= 1 + k].double().sum()) for k in range(size.unroll)]
 
 
-def over_positions(data: Data, weights: Weights, positions: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
+def over_positions(
+    data: Data, weights: Weights, positions: Tensor, value: Callable[[Tensor], Tensor]
+) -> Tensor:
     """``value`` of the target's logits over its whole vocabulary, a few positions at a time."""
-    return torch.cat([value(data.final[at] @ weights.target_head_VH.T) for at in positions.split(32)])
+    return torch.cat(
+        [value(data.final[at] @ weights.target_head_VH.T) for at in positions.split(32)]
+    )
 
 
 def entropies(data: Data, weights: Weights, positions: Tensor) -> Tensor:
@@ -228,4 +248,6 @@ def entropies(data: Data, weights: Weights, positions: Tensor) -> Tensor:
 
 def known(data: Data, weights: Weights, positions: Tensor) -> Tensor:
     """Whether the draft vocabulary has the target's most likely token, bool."""
-    return torch.isin(over_positions(data, weights, positions, lambda logits: logits.argmax(-1)), data.draft_ids_D)
+    return torch.isin(
+        over_positions(data, weights, positions, lambda logits: logits.argmax(-1)), data.draft_ids_D
+    )

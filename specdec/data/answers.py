@@ -130,12 +130,18 @@ def typed(text: str) -> Any:
 
 def strings_of(tools: Tools, name: str) -> set[str]:
     """The parameters of a function that are strings by its schema."""
-    functions = [tool["function"] if isinstance(tool.get("function"), dict) else tool for tool in tools or ()]
+    functions = [
+        tool["function"] if isinstance(tool.get("function"), dict) else tool for tool in tools or ()
+    ]
     schemas = [function.get("parameters") for function in functions if function.get("name") == name]
     properties = schemas[0].get("properties") if schemas and isinstance(schemas[0], dict) else None
     if not isinstance(properties, dict):
         return set()
-    return {key for key, value in properties.items() if isinstance(value, dict) and value.get("type") == "string"}
+    return {
+        key
+        for key, value in properties.items()
+        if isinstance(value, dict) and value.get("type") == "string"
+    }
 
 
 class AnswerParser:
@@ -158,7 +164,11 @@ class AnswerParser:
         text = self._decoded(ids, keep_special=True)
         body = self.without_end(text)
         # response templates may trim white space off arguments
-        candidates = (self._with_calls(body, tools), self._by_tokenizer(ids, tools), self._without_calls(body))
+        candidates = (
+            self._with_calls(body, tools),
+            self._by_tokenizer(ids, tools),
+            self._without_calls(body),
+        )
         for candidate in candidates:
             if candidate is not None and self._agrees(candidate, body):
                 return candidate
@@ -175,7 +185,8 @@ class AnswerParser:
             return whole
         if self.thought:
             thought, text = self.thought.unfinished(body)
-            is_begun = self.before_text.strip().startswith(text.strip())  # the marks that open a text
+            # the marks that open a text
+            is_begun = self.before_text.strip().startswith(text.strip())
             cut_off = self._message(thought, "" if is_begun else text, [])
             written = self._trial(cut_off)
             if written is not None and written.startswith(body):
@@ -212,14 +223,22 @@ class AnswerParser:
             return None
         try:
             # the prompt may hold the opening of a thought
-            parsed = tokenizer.parse_response(list(ids), prefix=self.template.prompt([ASKED]), tools=tools)
+            parsed = tokenizer.parse_response(
+                list(ids), prefix=self.template.prompt([ASKED]), tools=tools
+            )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
         message: Message = {"role": "assistant", "content": parsed.get("content") or ""}
-        if thought := parsed.get("reasoning_content") or parsed.get("thinking") or parsed.get("reasoning"):
+        if (
+            thought := parsed.get("reasoning_content")
+            or parsed.get("thinking")
+            or parsed.get("reasoning")
+        ):
             message["reasoning_content"] = thought
         if calls := parsed.get("tool_calls"):
-            message["tool_calls"] = [{"type": "function", "function": call.get("function", call)} for call in calls]
+            message["tool_calls"] = [
+                {"type": "function", "function": call.get("function", call)} for call in calls
+            ]
         return message
 
     def _with_calls(self, body: str, tools: Tools) -> Message | None:
@@ -319,7 +338,9 @@ class AnswerParser:
 def common_length(first: str, second: str) -> int:
     """How many characters two texts begin with in common."""
     pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (left, right) in pairs if left != right), min(len(first), len(second)))
+    return next(
+        (place for place, (left, right) in pairs if left != right), min(len(first), len(second))
+    )
 
 
 def json_object_start(text: str) -> int | None:

@@ -18,7 +18,14 @@ from typing import Any
 
 import torch
 
-from specdec.data.layouts import TRAINING, UNREAD_COLUMNS, ChatConversation, named, parsed, recognise
+from specdec.data.layouts import (
+    TRAINING,
+    UNREAD_COLUMNS,
+    ChatConversation,
+    named,
+    parsed,
+    recognise,
+)
 from specdec.data.rows import DataRow, find_sources, read_rows
 from specdec.data.shapes import Shapes
 from specdec.data.template import Rendered, check_tokenizer, template_of
@@ -68,8 +75,14 @@ def iter_conversations(
             count += 1
             yield row
         if not count:
-            why = f" but broken rows, as: {left_out[broken]}" if left_out and len(left_out) > broken else ""
-            raise ValueError(f"{source}: holds no conversation{why}; remove it from the data or fill it")
+            why = (
+                f" but broken rows, as: {left_out[broken]}"
+                if left_out and len(left_out) > broken
+                else ""
+            )
+            raise ValueError(
+                f"{source}: holds no conversation{why}; remove it from the data or fill it"
+            )
 
 
 def conversation(row: DataRow, layout: str | None = None) -> ChatConversation:
@@ -81,9 +94,16 @@ def conversation(row: DataRow, layout: str | None = None) -> ChatConversation:
     chosen = [] if layout is None else named([layout], TRAINING)
     unread = [column for column in UNREAD_COLUMNS if row.values.get(column)]
     if layout is None and unread and (unread[0] == "history" or "messages" in row.values):
-        raise ValueError(f"{row.place}: column {unread[0]!r} may be a part of what is said, and is not read: drop it")
-    messages = recognise(row.values, row.place, chosen or TRAINING, chosen).read(row.values, row.place)
-    tools = parsed(row.values.get("tools") or row.values.get("functions"), f"{row.place}: 'tools'") or None
+        raise ValueError(
+            f"{row.place}: column {unread[0]!r} may be a part of what is said, and is not read: drop it"
+        )
+    messages = recognise(row.values, row.place, chosen or TRAINING, chosen).read(
+        row.values, row.place
+    )
+    tools = (
+        parsed(row.values.get("tools") or row.values.get("functions"), f"{row.place}: 'tools'")
+        or None
+    )
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"{row.place}: 'tools' must be a list of JSON schemas")
     if tools and "tools" not in row.values:  # OpenAI's older column has the functions alone
@@ -103,8 +123,10 @@ class Report:
     repeated: int = 0  # of these, context that another row of the conversation has, too
     supervised: int = 0  # tokens
     said: int = 0  # tokens of the assistants, supervised or not
-    reasons: dict[str, int] = field(default_factory=dict)  # of turns that are not supervised, and how many
-    first: dict[str, str] = field(default_factory=dict)  # by reason, the place of the first such turn
+    # of turns that are not supervised, and how many
+    reasons: dict[str, int] = field(default_factory=dict)
+    # by reason, the place of the first such turn
+    first: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)  # why conversations are left out
     without_tools: int = 0  # conversations whose tools the template does not write
     missing: list[str] = field(default_factory=list)  # what the template cannot express
@@ -112,7 +134,9 @@ class Report:
     def refuse(self, turns: Sequence[Refused], tokenizer: Any, is_left_out: bool) -> None:
         """Count turns that are not supervised; the reasons only of those whose conversation stays."""
         for turn in turns:
-            self.said += len(tokenizer.encode(said_text(turn.message), add_special_tokens=False, verbose=False))
+            self.said += len(
+                tokenizer.encode(said_text(turn.message), add_special_tokens=False, verbose=False)
+            )
             if is_left_out:
                 continue
             self.reasons[turn.reason] = self.reasons.get(turn.reason, 0) + 1
@@ -135,10 +159,14 @@ class Report:
         if self.missing:
             lines.append(f"the chat template cannot express {', '.join(self.missing)}")
         for reason, count in sorted(self.reasons.items(), key=lambda item: -item[1]):
-            lines.append(f"{how_many(count, 'turn')} not supervised, first {self.first[reason]}: {reason}")
+            lines.append(
+                f"{how_many(count, 'turn')} not supervised, first {self.first[reason]}: {reason}"
+            )
         if self.without_tools:
             rows = how_many(self.without_tools, "conversation")
-            lines.append(f"{rows} with tools that the chat template does not write: the target does not see them")
+            lines.append(
+                f"{rows} with tools that the chat template does not write: the target does not see them"
+            )
         if self.left_out:
             lines.append(f"left out {how_many(len(self.left_out), 'broken row')}:")
         by_reason: dict[str, list[str]] = {}
@@ -185,7 +213,9 @@ def encode(
             count += 1
         yield from _tokenised(pieces, tokenise, max_length, report)
     if not count:
-        raise ValueError(f"no conversation is left: {left_out[0] if left_out else 'there was none'}")
+        raise ValueError(
+            f"no conversation is left: {left_out[0] if left_out else 'there was none'}"
+        )
 
 
 def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
@@ -206,7 +236,9 @@ def _usable_rows(shapes: Shapes, conversation: ChatConversation, report: Report)
     if rows.pieces:
         return rows.pieces
     try:
-        text = template.renderer.render(template.form.messages(conversation.messages), conversation.tools, False)
+        text = template.renderer.render(
+            template.form.messages(conversation.messages), conversation.tools, False
+        )
     except ValueError as error:
         raise ValueError(f"{conversation.place}: {error}") from error
     return [Rendered(text, [])]

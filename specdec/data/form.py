@@ -19,12 +19,22 @@ from specdec.data.rendering import ChatTemplateError, Renderer
 Tools = Sequence[dict[str, Any]] | None
 
 # words of the trial messages
-QUESTION, ANSWER, THOUGHT = "Zyquestion", "Zyanswer", "Zythought"
-NAME, KEY, VALUE, RESULT, SYSTEM = "zyname", "zykey", "Zyvalue", "Zyresult", "Zysystem"
-OTHER_NAME, OTHER_KEY, OTHER_VALUE = "qwname", "qwkey", "Qwvalue"
+QUESTION = "Zyquestion"
+ANSWER = "Zyanswer"
+THOUGHT = "Zythought"
+NAME = "zyname"
+KEY = "zykey"
+VALUE = "Zyvalue"
+RESULT = "Zyresult"
+SYSTEM = "Zysystem"
+OTHER_NAME = "qwname"
+OTHER_KEY = "qwkey"
+OTHER_VALUE = "Qwvalue"
 
-SWITCHES = ("enable_thinking", "thinking", "enable_reasoning", "reasoning")  # names of the switch of thinking
-INLINE, AFTER_PROMPT = "inline", "after_prompt"
+# names of the switch of thinking
+SWITCHES = ("enable_thinking", "thinking", "enable_reasoning", "reasoning")
+INLINE = "inline"
+AFTER_PROMPT = "after_prompt"
 CLOSE = "</think>"
 OPEN_TAG = re.compile(r"<think>\s*$")
 INLINE_THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
@@ -141,7 +151,11 @@ def thought_and_text(message: Message) -> tuple[str, str]:
 def call_message(calls: dict[str, dict[str, Any]], **fields: Any) -> Message:
     """An assistant's message that calls functions, by name and arguments."""
     tool_calls = [
-        {"id": f"call0000{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        {
+            "id": f"call0000{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
         for number, (name, arguments) in enumerate(calls.items(), 1)
     ]
     return {"role": "assistant", "content": "", "tool_calls": tool_calls, **fields}
@@ -195,9 +209,15 @@ class _Trials:
             form = as_parts
         form = replace(form, switch=self._switch(form))
         form = replace(form, thought=self._thought(form))
-        form = replace(form, spaced=form.thought != AFTER_PROMPT or self._opened(form).endswith("\n"))
+        form = replace(
+            form, spaced=form.thought != AFTER_PROMPT or self._opened(form).endswith("\n")
+        )
         form = self._calls(form)
-        result = [ASKED, call_message({NAME: {KEY: VALUE}}), {"role": "tool", "content": RESULT, **RESULT_FIELDS}]
+        result = [
+            ASKED,
+            call_message({NAME: {KEY: VALUE}}),
+            {"role": "tool", "content": RESULT, **RESULT_FIELDS},
+        ]
         system = [{"role": "system", "content": SYSTEM}, ASKED]
         developer = [{"role": "developer", "content": SYSTEM}, ASKED]
         return replace(
@@ -218,10 +238,17 @@ class _Trials:
 
     def _writes_both(self, form: Form) -> bool:
         """Whether two calls of a message are written."""
-        turn = self.turn(form, call_message({NAME: {KEY: VALUE}, OTHER_NAME: {OTHER_KEY: OTHER_VALUE}})) or ""
+        turn = (
+            self.turn(
+                form, call_message({NAME: {KEY: VALUE}, OTHER_NAME: {OTHER_KEY: OTHER_VALUE}})
+            )
+            or ""
+        )
         return all(word in turn for word in (NAME, VALUE, OTHER_NAME, OTHER_VALUE))
 
-    def text(self, form: Form, messages: Sequence[Message], prompt: bool, **switches: bool) -> str | None:
+    def text(
+        self, form: Form, messages: Sequence[Message], prompt: bool, **switches: bool
+    ) -> str | None:
         """The rendered conversation; None if the template refuses it."""
         tools = self.tools if any(message.get("tool_calls") for message in messages) else None
         try:
@@ -241,7 +268,10 @@ class _Trials:
         source = self.renderer.source()
         for name in SWITCHES:
             if re.search(rf"\b{name}\b", source):
-                states = [self.text(form, [ASKED], prompt=True, **{name: state}) for state in (False, True)]
+                states = [
+                    self.text(form, [ASKED], prompt=True, **{name: state})
+                    for state in (False, True)
+                ]
                 if None not in states and states[0] != states[1]:
                     return name
         return None
@@ -251,13 +281,20 @@ class _Trials:
         source = self.renderer.source()
         message = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
         call = call_message({NAME: {KEY: VALUE}}, reasoning_content=THOUGHT)
-        for trial, word in ((message, ANSWER), (call, NAME)):  # some templates write the thoughts before calls alone
+        # some templates write the thoughts before calls alone
+        for trial, word in ((message, ANSWER), (call, NAME)):
             for key in (*THOUGHT_KEYS, INLINE):
                 turn = self.turn(replace(form, thought=key), trial, **switches)
-                if turn is None or turn.count(THOUGHT) != 1 or word not in turn.partition(THOUGHT)[2]:
+                if (
+                    turn is None
+                    or turn.count(THOUGHT) != 1
+                    or word not in turn.partition(THOUGHT)[2]
+                ):
                     continue
                 # a template that knows no tags would write any text between them
-                is_known = turn.count(CLOSE) == 1 and CLOSE in source if key == INLINE else key in source
+                is_known = (
+                    turn.count(CLOSE) == 1 and CLOSE in source if key == INLINE else key in source
+                )
                 if is_known:
                     return key
         return AFTER_PROMPT if OPEN_TAG.search(self._opened(form)) else None
@@ -271,7 +308,11 @@ class _Trials:
         """With the form of tool calls: the first in which name, key and value appear, as JSON if that can be had."""
         message = call_message({NAME: {KEY: VALUE}})
         silences: tuple[str | None, ...] = ("", "absent", None)
-        forms = [replace(form, arguments=kind, silence=silence) for kind in ("object", "text") for silence in silences]
+        forms = [
+            replace(form, arguments=kind, silence=silence)
+            for kind in ("object", "text")
+            for silence in silences
+        ]
         for candidate in forms:
             turn = self.turn(candidate, message)
             if turn is None or not all(word in turn for word in (NAME, KEY, VALUE)):

@@ -23,7 +23,8 @@ SHAREGPT_ROLES = {
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")  # of a message's thought
 WEIGHT_KEYS = ("weight", "train", "loss")  # of whether a message is learned
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")  # types of the parts of a content
-UNREAD_KEYS = ("prefix", "partial", "reasoning_details", "thoughts", "audio")  # of a message; they change what is said
+# of a message; they change what is said
+UNREAD_KEYS = ("prefix", "partial", "reasoning_details", "thoughts", "audio")
 UNREAD_COLUMNS = (
     "history",
     "chat_template_kwargs",
@@ -46,13 +47,18 @@ class Question(NamedTuple):
     """A prompt: exactly one is set."""
 
     turns: list[str] | None = None  # of a user, whose answers the target gives
-    messages: list[Message] | None = None  # of a conversation that ends with a user turn, with role and content
+    # of a conversation that ends with a user turn, with role and content
+    messages: list[Message] | None = None
     text: str | None = None  # raw, used as it is
 
     @property
     def blank(self) -> bool:
         """Whether a part is blank: not a fault of the file, but nothing that could be decoded."""
-        texts = self.turns or [message["content"] for message in self.messages or []] or [self.text or ""]
+        texts = (
+            self.turns
+            or [message["content"] for message in self.messages or []]
+            or [self.text or ""]
+        )
         return not all(text.strip() for text in texts)
 
 
@@ -65,7 +71,8 @@ class Layout(NamedTuple):
     """Of a row and its place: messages of a training row, a :class:`Question` of a prompt. It raises a ValueError that
     names the place and the column where the row is malformed."""
     category: str | None = None  # of prompts that bring none
-    exact: bool = False  # a row with a further column, which may belong to the text, is refused unless by name
+    # a row with a further column, which may belong to the text, is refused unless by name
+    exact: bool = False
 
     @property
     def needs(self) -> str:
@@ -95,7 +102,9 @@ def named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]:
     return [by_name[name] for name in names]
 
 
-def recognise(row: Values, place: str, among: Sequence[Layout], preferred: Sequence[Layout] = ()) -> Layout:
+def recognise(
+    row: Values, place: str, among: Sequence[Layout], preferred: Sequence[Layout] = ()
+) -> Layout:
     """The first layout whose columns the row has; those that were chosen by name come first.
 
     Raises:
@@ -106,7 +115,8 @@ def recognise(row: Values, place: str, among: Sequence[Layout], preferred: Seque
             return layout
     found = next((layout for layout in among if layout.fits(row)), None)
     if found is None:
-        columns, known = ", ".join(sorted(row)) or "none", "; ".join(f"{one.name}: {one.needs}" for one in among)
+        columns = ", ".join(sorted(row)) or "none"
+        known = "; ".join(f"{one.name}: {one.needs}" for one in among)
         raise ValueError(f"{place}: its columns ({columns}) are of no known layout ({known})")
     if unread := found.unread(row):
         raise ValueError(
@@ -133,7 +143,9 @@ def _turns(key: str) -> Callable[[Values, str], list[Message]]:
         turns = row[key]
         if not isinstance(turns, list) or not turns:
             raise ValueError(f"{place}: {key!r} must be a list of at least one message")
-        return _with_system(row, _ordered_results([as_message(turn, place) for turn in turns], place), place)
+        return _with_system(
+            row, _ordered_results([as_message(turn, place) for turn in turns], place), place
+        )
 
     return read
 
@@ -149,7 +161,9 @@ def as_message(turn: Any, place: str = "message") -> Message:
     if "role" not in out:
         speaker = out.pop("from")
         if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
-            raise ValueError(f"{place}: unknown speaker {speaker!r}; known: {', '.join(SHAREGPT_ROLES)}")
+            raise ValueError(
+                f"{place}: unknown speaker {speaker!r}; known: {', '.join(SHAREGPT_ROLES)}"
+            )
         out = {"role": SHAREGPT_ROLES[speaker], "content": out.pop("value", None), **out}
     if out["role"] not in ROLES:
         raise ValueError(f"{place}: unknown role {out['role']!r}; known: {', '.join(ROLES)}")
@@ -160,7 +174,9 @@ def as_message(turn: Any, place: str = "message") -> Message:
     if "tool_calls" in out:
         out["tool_calls"] = _tool_calls(out["tool_calls"], place)
     if unread := [name for name in UNREAD_KEYS if out.get(name)]:
-        raise ValueError(f"{place}: a message has {unread[0]!r}, which specdec does not read: drop it")
+        raise ValueError(
+            f"{place}: a message has {unread[0]!r}, which specdec does not read: drop it"
+        )
     _take_thinking_parts(out)
     _name_thought(out, place)
     if not out.get("content") and isinstance(out.get("refusal"), str):
@@ -183,9 +199,13 @@ def _content(content: Any, place: str, may_be_missing: bool) -> str:
     if isinstance(content, list):
         return "".join(_part(part, place) for part in content)
     if content is None:
-        raise ValueError(f"{place}: a message has no text ('content'), and neither a tool call nor a thought")
+        raise ValueError(
+            f"{place}: a message has no text ('content'), and neither a tool call nor a thought"
+        )
     if not isinstance(content, str):
-        raise ValueError(f"{place}: a message's text must be a string, got {type(content).__name__}")
+        raise ValueError(
+            f"{place}: a message's text must be a string, got {type(content).__name__}"
+        )
     return content
 
 
@@ -194,7 +214,9 @@ def _part(part: Any, place: str) -> str:
     kind = part.get("type", "text") if isinstance(part, dict) else "text"
     text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else part
     if kind not in TEXT_PARTS or not isinstance(text, str):
-        raise ValueError(f"{place}: a message has a part of type {kind!r}; known: {', '.join(TEXT_PARTS)}, thinking")
+        raise ValueError(
+            f"{place}: a message has a part of type {kind!r}; known: {', '.join(TEXT_PARTS)}, thinking"
+        )
     return text
 
 
@@ -203,11 +225,17 @@ def _take_thinking_parts(message: Message) -> None:
     parts = message.get("content")
     if not isinstance(parts, list):
         return
-    thinking = [part for part in parts if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")]
+    thinking = [
+        part
+        for part in parts
+        if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")
+    ]
     thoughts: list[Any] = []
     for part in thinking:
         thought = part.get(part["type"], part.get("text"))
-        thoughts += [item.get("text") for item in thought] if isinstance(thought, list) else [thought]
+        thoughts += (
+            [item.get("text") for item in thought] if isinstance(thought, list) else [thought]
+        )
     if thoughts and all(isinstance(thought, str) for thought in thoughts):
         message["reasoning_content"] = "".join(map(str, thoughts))
         message["content"] = [part for part in parts if part not in thinking]
@@ -220,10 +248,14 @@ def _name_thought(message: Message, place: str) -> None:
         if key in message:
             thoughts[key] = message.pop(key)
             if not isinstance(thoughts[key], str):
-                raise ValueError(f"{place}: {key!r} must be a string, got {type(thoughts[key]).__name__}")
+                raise ValueError(
+                    f"{place}: {key!r} must be a string, got {type(thoughts[key]).__name__}"
+                )
     texts = {thought for thought in thoughts.values() if thought.strip()}
     if len(texts) > 1:
-        raise ValueError(f"{place}: {' and '.join(map(repr, thoughts))} are different thoughts: drop all but one")
+        raise ValueError(
+            f"{place}: {' and '.join(map(repr, thoughts))} are different thoughts: drop all but one"
+        )
     if texts:
         message["reasoning_content"] = texts.pop()
 
@@ -233,13 +265,21 @@ def _weight(message: Message, place: str) -> int | None:
     weights = {message.pop(key) for key in WEIGHT_KEYS if key in message}
     if not weights:
         return None
-    if len(weights) > 1 or not all(isinstance(weight, bool | int | float) and weight in (0, 1) for weight in weights):
-        raise ValueError(f"{place}: {', '.join(WEIGHT_KEYS)} of a message must be 0 or 1 (false or true) and agree")
+    if len(weights) > 1 or not all(
+        isinstance(weight, bool | int | float) and weight in (0, 1) for weight in weights
+    ):
+        raise ValueError(
+            f"{place}: {', '.join(WEIGHT_KEYS)} of a message must be 0 or 1 (false or true) and agree"
+        )
     return int(weights.pop())
 
 
 def _are_ids(ids: Any) -> bool:
-    return isinstance(ids, list) and bool(ids) and all(type(token) is int and 0 <= token < 2**31 for token in ids)
+    return (
+        isinstance(ids, list)
+        and bool(ids)
+        and all(type(token) is int and 0 <= token < 2**31 for token in ids)
+    )
 
 
 def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
@@ -257,8 +297,18 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
         what = f"{place}: the arguments of tool call {function['name']}"
         if not isinstance(parsed(arguments or "{}", what), dict):
             raise ValueError(f"{what} must be an object")
-        rest = {name: value for name, value in call.items() if name not in ("function", "name", "arguments")}
-        out.append({"type": "function", **rest, "function": {"name": function["name"], "arguments": arguments or {}}})
+        rest = {
+            name: value
+            for name, value in call.items()
+            if name not in ("function", "name", "arguments")
+        }
+        out.append(
+            {
+                "type": "function",
+                **rest,
+                "function": {"name": function["name"], "arguments": arguments or {}},
+            }
+        )
     return out
 
 
@@ -291,7 +341,9 @@ def _ordered_results(messages: list[Message], place: str) -> list[Message]:
         named = [result["tool_call_id"] for result in results if "tool_call_id" in result]
         if ids and all(ids) and len(named) == len(results) > 0:
             if wrong := [name for name in named if name not in ids]:
-                raise ValueError(f"{place}: the result of tool call {wrong[0]!r} has no such call before it")
+                raise ValueError(
+                    f"{place}: the result of tool call {wrong[0]!r} has no such call before it"
+                )
             if len(set(named)) < len(named):
                 raise ValueError(f"{place}: two results are of the same tool call")
             results.sort(key=lambda result: ids.index(result["tool_call_id"]))
@@ -318,7 +370,9 @@ def _texts(row: Values, key: str, place: str) -> list[str]:
 def _one_of(row: Values, columns: str, place: str) -> str:
     keys = [key for key in columns.split("|") if key in row]
     if len(keys) > 1:
-        raise ValueError(f"{place}: {' and '.join(map(repr, keys))} may each be the text: drop all but one")
+        raise ValueError(
+            f"{place}: {' and '.join(map(repr, keys))} may each be the text: drop all but one"
+        )
     return _text(row, keys[0], place)
 
 
@@ -329,7 +383,9 @@ def _with_system(row: Values, messages: list[Message], place: str) -> list[Messa
         return messages
     if messages[0]["role"] in ("system", "developer"):
         if messages[0]["content"] != row[key]:
-            raise ValueError(f"{place}: {key!r} and the first message are two different system prompts: drop one")
+            raise ValueError(
+                f"{place}: {key!r} and the first message are two different system prompts: drop one"
+            )
         return messages
     return [{"role": "system", "content": row[key]}, *messages]
 
@@ -350,9 +406,13 @@ def _open_messages(row: Values, place: str) -> Question:
     for number, one in enumerate(messages, 1):
         if one.keys() != {"role", "content"}:
             more = f"it has {', '.join(sorted(one))}"
-            raise ValueError(f"{place}: message {number} must have role and content and nothing else; {more}")
+            raise ValueError(
+                f"{place}: message {number} must have role and content and nothing else; {more}"
+            )
     if messages[-1]["role"] != "user":
-        raise ValueError(f"{place}: messages must end with a user turn to be answered, not {messages[-1]['role']}")
+        raise ValueError(
+            f"{place}: messages must end with a user turn to be answered, not {messages[-1]['role']}"
+        )
     for number, (one, two) in enumerate(itertools.pairwise(messages), 1):
         if one["role"] == two["role"] == "user":
             raise ValueError(
@@ -390,7 +450,9 @@ def _turn_of(key: str, before: str = "", after: str = "") -> Callable[[Values, s
 def _program(row: Values, place: str) -> Question:
     """A programming problem of LiveCodeBench, with the code to begin with if there is some."""
     begin = row.get("starter_code", "") and _text(row, "starter_code", place)
-    form = "Use the following code structure" if begin else "Write your code in the following format"
+    form = (
+        "Use the following code structure" if begin else "Write your code in the following format"
+    )
     text = (
         "You are an expert Python programmer. You will be given a question (problem specification) and will generate a "
         "correct Python program that matches the specification and passes all tests. You will NOT return anything "
@@ -403,7 +465,8 @@ def _program(row: Values, place: str) -> Question:
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
-PROMPT, RESPONSE = "prompt|question", "response|completion|answer"
+PROMPT = "prompt|question"
+RESPONSE = "response|completion|answer"
 
 TRAINING: tuple[Layout, ...] = (
     # OpenAI's messages, which UltraChat 200k has too, beside a prompt that repeats the first of them
@@ -420,11 +483,13 @@ PROMPTS: tuple[Layout, ...] = (
     Layout("turns", ("turns",), lambda row, place: Question(turns=_texts(row, "turns", place))),
     # SPEED-Bench (https://arxiv.org/abs/2604.09557), as its own script writes it: messages of the user alone
     Layout("speed_bench", ("messages", "category", "source", "multiturn"), _speed_bench),
-    Layout("messages", ("messages",), _open_messages),  # a conversation up to the user turn to be answered
+    # a conversation up to the user turn to be answered
+    Layout("messages", ("messages",), _open_messages),
     # HumanEval (https://arxiv.org/abs/2107.03374), with EAGLE's instruction right before the code
     Layout("humaneval", ("task_id", "prompt", "entry_point"), _turn_of("prompt", "Complete the code I provided."),
            "humaneval"),
-    Layout("mbpp", ("task_id", "prompt", "test_list"), _turn_of("prompt"), "mbpp"),  # https://arxiv.org/abs/2108.07732
+    # https://arxiv.org/abs/2108.07732
+    Layout("mbpp", ("task_id", "prompt", "test_list"), _turn_of("prompt"), "mbpp"),
     # Arena-Hard 2.0 (https://arxiv.org/abs/2406.11939)
     Layout("arena_hard", ("uid", "prompt", "category"), _turn_of("prompt")),
     # LiveCodeBench (https://arxiv.org/abs/2403.07974), in its own words

@@ -74,7 +74,9 @@ def split(items: Sequence[Item], fraction: float, seed: int) -> tuple[list[Item]
 def held_out(count: int, fraction: float, seed: int) -> Tensor:
     """Which of so many items are set aside for validation, bool; see :func:`split`."""
     if not 0 < fraction < 1:
-        raise ValueError(f"val_fraction is {fraction}: give validation files (val), or a fraction between 0 and 1")
+        raise ValueError(
+            f"val_fraction is {fraction}: give validation files (val), or a fraction between 0 and 1"
+        )
     held = max(1, round(count * fraction))
     if held >= count:
         raise ValueError(
@@ -107,7 +109,9 @@ class Mix(NamedTuple):
         for source, (rows, drawn) in enumerate(zip(self.rows, self.drawn, strict=True)):
             begin = epoch * drawn
             passes = range(begin // rows, (begin + drawn - 1) // rows + 1)
-            through = [torch.randperm(rows, generator=generator(seed, source, turn)) for turn in passes]
+            through = [
+                torch.randperm(rows, generator=generator(seed, source, turn)) for turn in passes
+            ]
             begin -= passes.start * rows
             parts.append(first_row + torch.cat(through)[begin : begin + drawn])
             first_row += rows
@@ -161,8 +165,13 @@ class ResumableLoader:
             raise ValueError(
                 f"batch_size is {batch_size}, of {how_many(len(rows.ids_BT), 'row')}: at least 1 of 1 is needed"
             )
-        self.rows, self.batch_size, self.seed, self.shuffle = rows, batch_size, seed, shuffle
-        self.rank, self.world_size, self.reader = rank, world_size, reader
+        self.rows = rows
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.rank = rank
+        self.world_size = world_size
+        self.reader = reader
         self.mix = mix if shuffle else None
         self.sections = [len(rows.ids_BT)] if shuffle or not sections else list(sections)
         self.epoch = self.batches = 0  # the place: batches drawn in this epoch
@@ -180,7 +189,9 @@ class ResumableLoader:
         else:
             rows = order(count, self.seed, epoch) if self.shuffle else torch.arange(count)
         return [
-            torch.cat([part, torch.full((-len(part) % self.world_size,), BLANK)])[self.rank :: self.world_size]
+            torch.cat([part, torch.full((-len(part) % self.world_size,), BLANK)])[
+                self.rank :: self.world_size
+            ]
             for part in rows.split(self.sections)
         ]
 
@@ -196,13 +207,21 @@ class ResumableLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         if self.moved or self.batches == len(self):
-            self.epoch, self.batches, self.moved = self.epoch + 1, 0, False
-        batches = [numbers_B for share in self._shares(self.epoch) for numbers_B in share.split(self.batch_size)]
+            self.epoch = self.epoch + 1
+            self.batches = 0
+            self.moved = False
+        batches = [
+            numbers_B
+            for share in self._shares(self.epoch)
+            for numbers_B in share.split(self.batch_size)
+        ]
         left = map(self.fetch, batches[self.batches :])
         announced: deque[Batch] = deque()
         try:
             while True:
-                for batch in itertools.islice(left, 1 + (self.reader.ahead if self.reader else 0) - len(announced)):
+                for batch in itertools.islice(
+                    left, 1 + (self.reader.ahead if self.reader else 0) - len(announced)
+                ):
                     announced.append(batch)
                     if self.reader is not None:
                         self.reader.announce(batch)
@@ -211,7 +230,8 @@ class ResumableLoader:
                 batch = announced.popleft()
                 if self.reader is not None:
                     self.reader.ready(batch)
-                self.batches, self.moved = self.batches + 1, True
+                self.batches = self.batches + 1
+                self.moved = True
                 yield batch
         finally:  # also of an epoch that is cut short
             if self.reader is not None:
@@ -248,4 +268,6 @@ class ResumableLoader:
                     f"the data cannot be resumed: {name} was {state.get(name)} in the checkpoint and is {now} now; "
                     "resume with the same data, weights, seq_len, batch_size, seed and number of processes"
                 )
-        self.epoch, self.batches, self.moved = state["epoch"], state["batches"], False
+        self.epoch = state["epoch"]
+        self.batches = state["batches"]
+        self.moved = False

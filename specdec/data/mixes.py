@@ -67,10 +67,14 @@ def read_mix(given: Any, where: str) -> list[MixSource]:
         raise ValueError(
             f"{where}: {wrong[0]!r:.60}: give paths alone, or every source as MixSource, a mapping in YAML"
         )
-    mix = [MixSource(item.source, item.name or stem(item.patterns[0]), item.weight) for item in listed]
+    mix = [
+        MixSource(item.source, item.name or stem(item.patterns[0]), item.weight) for item in listed
+    ]
     names = [str(item.name) for item in mix]
     if wrong_names := [name for name in names if not NAME.fullmatch(name)]:
-        raise ValueError(f"{where}: {wrong_names[0]!r:.60} is no name: give one of letters, digits, '.', '-' and '_'")
+        raise ValueError(
+            f"{where}: {wrong_names[0]!r:.60} is no name: give one of letters, digits, '.', '-' and '_'"
+        )
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise ValueError(f"{where}: two sources are called {twice[0]}: give each a name of its own")
     if len({item.weight is None for item in mix}) > 1:
@@ -101,7 +105,9 @@ def mix_of(sources: Sequence[MixSource], counts: Sequence[int]) -> Mix | None:
     return Mix(tuple(counts), tuple(drawn_S.tolist()))
 
 
-def shares(sources: Sequence[MixSource], counts: Sequence[int], supervised_S: Tensor) -> list[dict[str, Any]]:
+def shares(
+    sources: Sequence[MixSource], counts: Sequence[int], supervised_S: Tensor
+) -> list[dict[str, Any]]:
     """What each source is of an epoch, JSON-ready.
 
     Args:

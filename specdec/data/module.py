@@ -13,7 +13,16 @@ from torch import Tensor
 
 from specdec.data.chat import Report, encode, iter_conversations
 from specdec.data.layouts import TRAINING, named
-from specdec.data.loader import Batch, Document, Mix, Reader, ResumableLoader, batch_counts, held_out, order
+from specdec.data.loader import (
+    Batch,
+    Document,
+    Mix,
+    Reader,
+    ResumableLoader,
+    batch_counts,
+    held_out,
+    order,
+)
 from specdec.data.mixes import MixSource, SourceDocuments, mix_of, read_mix, shares
 from specdec.data.packing import pack_stream, packed, stream_rows, whole_rows
 from specdec.data.prefix import text_prefix
@@ -50,13 +59,22 @@ class TokenData(pl.LightningDataModule):
 
     def __init__(self, seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0) -> None:
         super().__init__()
-        check_numbers(TokenData.__init__, {"seq_len": seq_len, "batch_size": batch_size, "seed": seed}, "data.")
-        self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
+        check_numbers(
+            TokenData.__init__,
+            {"seq_len": seq_len, "batch_size": batch_size, "seed": seed},
+            "data.",
+        )
+        self.seq_len = seq_len
+        self.batch_size = batch_size
+        self.seed = seed
         self.reader: Reader | None = None  # of the loaders that are made from now on
-        self.prefix: list[int] = []  # begins every document, and again what goes on in the next row, unsupervised there
+        # begins every document, and again what goes on in the next row, unsupervised there
+        self.prefix: list[int] = []
         self.mix: Mix | None = None  # of the training rows; None: an epoch draws every row once
-        self.shares: list[dict[str, Any]] = []  # what each source of a mix is of an epoch, JSON-ready
-        self.validation_sections: dict[str, int] = {}  # rows of validation by the names of their sources, in order
+        # what each source of a mix is of an epoch, JSON-ready
+        self.shares: list[dict[str, Any]] = []
+        # rows of validation by the names of their sources, in order
+        self.validation_sections: dict[str, int] = {}
         self._splits: Splits | None = None
 
     def documents(self, tokenizer: Any) -> tuple[Sequence[Document], Sequence[Document]]:
@@ -92,8 +110,12 @@ class TokenData(pl.LightningDataModule):
         self._splits = self.packed(tokenizer)
         for name, rows in self._splits._asdict().items():
             tokens = rows.ids_BT.numel()
-            supervised = 100 * sum(int(piece.loss_mask_BT.sum()) for piece in rows.pieces()) / tokens
-            padding = 100 * sum(int((piece.documents_BT < 0).sum()) for piece in rows.pieces()) / tokens
+            supervised = (
+                100 * sum(int(piece.loss_mask_BT.sum()) for piece in rows.pieces()) / tokens
+            )
+            padding = (
+                100 * sum(int((piece.documents_BT < 0).sum()) for piece in rows.pieces()) / tokens
+            )
             log.info(
                 "%s: %s of %d tokens, %.1f %% supervised, %.1f %% padding", name, how_many(len(rows.ids_BT), "row"),
                 rows.ids_BT.shape[1], supervised, padding,
@@ -113,7 +135,9 @@ class TokenData(pl.LightningDataModule):
     def splits(self) -> Splits:
         """The packed rows."""
         if self._splits is None:
-            raise ValueError("the data is not read yet: call setup (with a trainer) or prepare(tokenizer) first")
+            raise ValueError(
+                "the data is not read yet: call setup (with a trainer) or prepare(tokenizer) first"
+            )
         return self._splits
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -123,7 +147,10 @@ class TokenData(pl.LightningDataModule):
             ValueError: an id is negative or not below ``vocab_size``.
         """
         for name, rows in self.splits._asdict().items():
-            wrong = [piece.ids_BT[(piece.ids_BT < 0) | (piece.ids_BT >= vocab_size)] for piece in rows.pieces()]
+            wrong = [
+                piece.ids_BT[(piece.ids_BT < 0) | (piece.ids_BT >= vocab_size)]
+                for piece in rows.pieces()
+            ]
             if len(wrong_S := torch.cat(wrong)):
                 place = self.place_of(name, vocab_size)
                 raise ValueError(
@@ -157,7 +184,11 @@ class TokenData(pl.LightningDataModule):
         if count is None:
             return self.splits.train
         rows = len(self.splits.train.ids_BT)
-        drawn = order(rows, self.seed, epoch=0) if self.mix is None else self.mix.order(self.seed, epoch=0)
+        drawn = (
+            order(rows, self.seed, epoch=0)
+            if self.mix is None
+            else self.mix.order(self.seed, epoch=0)
+        )
         first = drawn[:count]
         return Batch(*(column[first] for column in self.splits.train))
 
@@ -168,7 +199,9 @@ class TokenData(pl.LightningDataModule):
 
     def val_dataloader(self) -> ResumableLoader:
         """Validation rows in order; no batch has rows of two sources with names."""
-        return self._loader(self.splits.validation, shuffle=False, sections=list(self.validation_sections.values()))
+        return self._loader(
+            self.splits.validation, shuffle=False, sections=list(self.validation_sections.values())
+        )
 
     def validation_source(self, batch: int) -> str | None:
         """The name of the source whose rows the validation batch of that number has, on every process; None if it has
@@ -179,11 +212,21 @@ class TokenData(pl.LightningDataModule):
         return next((name for name, end in ends if batch < end), None)
 
     def _loader(self, rows: Batch, shuffle: bool, sections: Sequence[int] = ()) -> ResumableLoader:
-        rank, world_size = 0, 1
+        rank = 0
+        world_size = 1
         if self.trainer is not None:
-            rank, world_size = self.trainer.global_rank, self.trainer.world_size
+            rank = self.trainer.global_rank
+            world_size = self.trainer.world_size
         return ResumableLoader(
-            rows, self.batch_size, self.seed, shuffle, rank, world_size, self.reader, self.mix, sections
+            rows,
+            self.batch_size,
+            self.seed,
+            shuffle,
+            rank,
+            world_size,
+            self.reader,
+            self.mix,
+            sections,
         )
 
 
@@ -191,13 +234,23 @@ class SourceData(TokenData):
     """Base of the data that is read from files and the Hub: one source, or a mix of several with names."""
 
     def __init__(
-        self, train: Sources, val: Sources | None, val_fraction: float, seq_len: int, batch_size: int, seed: int
+        self,
+        train: Sources,
+        val: Sources | None,
+        val_fraction: float,
+        seq_len: int,
+        batch_size: int,
+        seed: int,
     ) -> None:
         super().__init__(seq_len, batch_size, seed)
-        self.train, self.val, self.val_fraction = train, val, val_fraction
+        self.train = train
+        self.val = val
+        self.val_fraction = val_fraction
         read_mix(train, "data.train")  # refuses one that makes no sense
         if any(source.weight is not None for source in self.validation_sources or ()):
-            raise ValueError("data.val: validation reads every row once and takes no weights: remove them")
+            raise ValueError(
+                "data.val: validation reads every row once and takes no weights: remove them"
+            )
         self._parts: dict[str, list[SourceDocuments]] = {}
 
     @property
@@ -240,31 +293,47 @@ class SourceData(TokenData):
         """
         files = [file for source in self.sources for file in set(find_sources(source.patterns))]
         if twice := [file for file in dict.fromkeys(files) if files.count(file) > 1]:
-            raise ValueError(f"{twice[0]}: two sources of the mix have it, so that validation would be trained on")
-        train = [SourceDocuments(source, self.encoded(source.patterns, tokenizer)) for source in self.sources]
+            raise ValueError(
+                f"{twice[0]}: two sources of the mix have it, so that validation would be trained on"
+            )
+        train = [
+            SourceDocuments(source, self.encoded(source.patterns, tokenizer))
+            for source in self.sources
+        ]
         validation_sources = self.validation_sources
         if validation_sources is not None:
             patterns = [pattern for source in validation_sources for pattern in source.patterns]
             warn_of_overlap(find_sources(self.patterns), find_sources(patterns))
             validation = [
-                SourceDocuments(source, self.encoded(source.patterns, tokenizer)) for source in validation_sources
+                SourceDocuments(source, self.encoded(source.patterns, tokenizer))
+                for source in validation_sources
             ]
             return {"train": train, "validation": validation}
         halves = []
         for source, documents in train:
             try:
-                halves.append(documents.split(lambda count: held_out(count, self.val_fraction, self.seed)))
+                halves.append(
+                    documents.split(lambda count: held_out(count, self.val_fraction, self.seed))
+                )
             except ValueError as error:
-                raise ValueError(f"{source.name}: {error}" if source.name else str(error)) from error
+                raise ValueError(
+                    f"{source.name}: {error}" if source.name else str(error)
+                ) from error
         return {
-            name: [SourceDocuments(source, half[number]) for source, half in zip(self.sources, halves, strict=True)]
+            name: [
+                SourceDocuments(source, half[number])
+                for source, half in zip(self.sources, halves, strict=True)
+            ]
             for number, name in enumerate(("train", "validation"))
         }
 
     def _usable(self, tokenizer: Any) -> dict[str, list[SourceDocuments]]:
         self._parts = {
             split: [
-                SourceDocuments(source, self.usable(documents, f"{split}, {source.name}" if source.name else split))
+                SourceDocuments(
+                    source,
+                    self.usable(documents, f"{split}, {source.name}" if source.name else split),
+                )
                 for source, documents in parts
             ]
             for split, parts in self.parts(tokenizer).items()
@@ -274,7 +343,9 @@ class SourceData(TokenData):
     def documents(self, tokenizer: Any) -> tuple[Sequence[Document], Sequence[Document]]:
         """(training, validation) documents that can be trained on, source by source."""
         train, validation = (
-            parts[0].documents if len(parts) == 1 else [document for part in parts for document in part.documents]
+            parts[0].documents
+            if len(parts) == 1
+            else [document for part in parts for document in part.documents]
             for parts in self._usable(tokenizer).values()
         )
         return train, validation
@@ -288,7 +359,9 @@ class SourceData(TokenData):
         if not any(source.name for source in [*self.sources, *(self.validation_sources or ())]):
             return super().packed(tokenizer)
         splits = self._usable(tokenizer)
-        train, validation = (packed([part.documents for part in parts], self.rows_of) for parts in splits.values())
+        train, validation = (
+            packed([part.documents for part in parts], self.rows_of) for parts in splits.values()
+        )
         if self.sources[0].name:
             self.mix = mix_of(self.sources, train.counts)
             supervised = [
@@ -297,7 +370,9 @@ class SourceData(TokenData):
             ]
             self.shares = shares(self.sources, train.counts, torch.tensor(supervised))
         sources = [part.source.name for part in splits["validation"]]
-        self.validation_sections = {name: rows for name, rows in zip(sources, validation.counts, strict=True) if name}
+        self.validation_sections = {
+            name: rows for name, rows in zip(sources, validation.counts, strict=True) if name
+        }
         return Splits(train.rows, validation.rows)
 
     def place_of(self, split: str, vocab_size: int) -> str:
@@ -398,7 +473,9 @@ class ChatData(SourceData):
             yield from encode(conversations, tokenizer, self.seq_len, self.turns, left_out, report)
             report.left_out = left_out or []
 
-        determined_by = determinants(patterns, self.layout, self.broken, tokenizer, self.seq_len, self.turns)
+        determined_by = determinants(
+            patterns, self.layout, self.broken, tokenizer, self.seq_len, self.turns
+        )
         encoded = cached(determined_by, make, about=lambda: dataclasses.asdict(report))
         Report(**encoded.about).log()
         return encoded
@@ -406,4 +483,6 @@ class ChatData(SourceData):
     def place(self, patterns: list[str], number: int) -> str:
         """Where the conversation of that number stands."""
         left_out: list[str] | None = [] if self.broken == "drop" else None
-        return next(itertools.islice(iter_conversations(patterns, self.layout, left_out), number, None)).place
+        return next(
+            itertools.islice(iter_conversations(patterns, self.layout, left_out), number, None)
+        ).place

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 VERSION = 1  # of packed rows on disk
 PIECE = 1 << 20  # tokens that are packed at once
 COUNTS = "counts.json"  # rows of each source
-DTYPES = {"ids": torch.int32, "loss_mask": torch.bool, "documents": torch.int32}  # of a batch at rest, by file
+# of a batch at rest, by file
+DTYPES = {"ids": torch.int32, "loss_mask": torch.bool, "documents": torch.int32}
 
 
 class Packed(NamedTuple):
@@ -98,13 +99,17 @@ class _Rows:
 
     def __init__(self, seq_len: int) -> None:
         self.seq_len = seq_len
-        self.row = self.place = self.number = 0  # of the row, of the next token in it, of the next document in it
+        # of the row, of the next token in it, of the next document in it
+        self.row = self.place = self.number = 0
         self._begin()
 
     def _begin(self) -> None:
         shape = (max(1, PIECE // self.seq_len), self.seq_len)
-        ids_BT, loss_mask_BT = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.bool)
-        self._piece = Batch(ids_BT, loss_mask_BT, torch.full(shape, PAD_DOCUMENT, dtype=torch.int32))
+        ids_BT = torch.zeros(shape, dtype=torch.int32)
+        loss_mask_BT = torch.zeros(shape, dtype=torch.bool)
+        self._piece = Batch(
+            ids_BT, loss_mask_BT, torch.full(shape, PAD_DOCUMENT, dtype=torch.int32)
+        )
         self._arrays = [column.numpy() for column in self._piece]
 
     @property
@@ -121,7 +126,8 @@ class _Rows:
         ids_BT[self.row, begin:end] = ids
         loss_mask_BT[self.row, begin:end] = loss_mask
         documents_BT[self.row, self.place : end] = self.number
-        self.place, self.number = end, self.number + 1
+        self.place = end
+        self.number = self.number + 1
 
     def close(self) -> Iterator[Batch]:
         """End the row; yields the piece that it completes, if it does."""
@@ -138,7 +144,9 @@ class _Rows:
             self._begin()
 
 
-def stream_rows(documents: Sequence[Document], seq_len: int, prefix: Sequence[int] = ()) -> Iterator[Batch]:
+def stream_rows(
+    documents: Sequence[Document], seq_len: int, prefix: Sequence[int] = ()
+) -> Iterator[Batch]:
     """Documents one after another, cut wherever a row is full; pieces of the rows.
 
     A document that goes on in the next row counts as a new document there, and has the prefix in front, which is not
@@ -206,7 +214,9 @@ def packed(sources: Sequence[Sequence[Document]], rows_of: partial[Iterator[Batc
     if len(files) < len(sources):
         pieces = [list(rows_of(documents)) for documents in sources]
         columns = [torch.cat(column) for column in zip(*itertools.chain(*pieces), strict=True)]
-        return Packed(Batch(*columns), [sum(len(piece.ids_BT) for piece in part) for part in pieces])
+        return Packed(
+            Batch(*columns), [sum(len(piece.ids_BT) for piece in part) for part in pieces]
+        )
     determined_by = [VERSION, files, rows_of.func.__name__, rows_of.keywords]
     folder = entry("rows", determined_by, lambda folder: _write(map(rows_of, sources), folder))
     sound(folder)

@@ -42,7 +42,10 @@ TOOL = {
     "function": {
         "name": "add",
         "description": "Adds.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number", "description": "A number."}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number", "description": "A number."}},
+        },
     },
 }
 CONVERSATIONS: list[list[Message]] = [  # with which a template is checked
@@ -72,7 +75,11 @@ class _Sandbox:
     def fault_of(self, source: str, special: dict[str, Any]) -> str | None:
         """Why a template cannot be used; None if it can."""
         conversations = [
-            {"messages": messages, "tools": [TOOL] if "tool_calls" in messages[-2:][0] else None, "prompt": prompt}
+            {
+                "messages": messages,
+                "tools": [TOOL] if "tool_calls" in messages[-2:][0] else None,
+                "prompt": prompt,
+            }
             for messages in CONVERSATIONS
             for prompt in (False, True)
         ]
@@ -82,15 +89,24 @@ class _Sandbox:
                 self._start()
             answer = self._ask(request, SECONDS)
         fault = answer.get("error", "memory")
-        return f"it takes more than {SECONDS:g} s or {MEMORY / 2**30:g} GiB" if fault == "memory" else fault
+        return (
+            f"it takes more than {SECONDS:g} s or {MEMORY / 2**30:g} GiB"
+            if fault == "memory"
+            else fault
+        )
 
     def _start(self) -> None:
         command = [sys.executable, "-I", sandbox.__file__]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        if self._ask({"source": "", "conversations": [], "special": {}} | LIMITS, START_SECONDS) == {}:
-            raise ValueError("the process that checks chat templates does not start: is transformers installed here?")
+        if (
+            self._ask({"source": "", "conversations": [], "special": {}} | LIMITS, START_SECONDS)
+            == {}
+        ):
+            raise ValueError(
+                "the process that checks chat templates does not start: is transformers installed here?"
+            )
 
     def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The process's answer; empty if it died or took too long, and then it is ended."""
@@ -136,7 +152,9 @@ def check_template(source: str, special: str) -> None:
         is_large = kind == "integer" and (len(word) > 20 or int(word, 0) > LARGEST_NUMBER)
         if is_large or (kind == "operator" and word == "**"):
             limit = f"{LARGEST_NUMBER:,}"
-            raise ValueError(f"line {line}: {word[:20]}: templates with powers or numbers above {limit} are not run")
+            raise ValueError(
+                f"line {line}: {word[:20]}: templates with powers or numbers above {limit} are not run"
+            )
     if fault := _fault(source, special):
         raise ValueError(fault)
 
@@ -166,10 +184,13 @@ class Renderer:
 
     def __init__(self, tokenizer: Any) -> None:
         if not tokenizer.chat_template:
-            raise ValueError("the tokenizer has no chat template, which a conversation needs: give text or token ids")
+            raise ValueError(
+                "the tokenizer has no chat template, which a conversation needs: give text or token ids"
+            )
         self.tokenizer = tokenizer
         self.special = dict(tokenizer.special_tokens_map)
-        self._sources: dict[bool, str] = {}  # with tools and without; some tokenizers have a template for each
+        # with tools and without; some tokenizers have a template for each
+        self._sources: dict[bool, str] = {}
 
     def source(self, tools: Sequence[dict[str, Any]] | None = None) -> str:
         """The template's text, checked."""
@@ -182,7 +203,11 @@ class Renderer:
         return self._sources[has_tools]
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, prompt: bool, **switches: bool
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] | None,
+        prompt: bool,
+        **switches: bool,
     ) -> str:
         """The conversation's text.
 

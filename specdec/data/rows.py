@@ -12,13 +12,15 @@ from specdec.utils.files import check_sum, explained, read_bytes, sha256
 
 log = logging.getLogger(__name__)
 
-READING = (OSError, ValueError, KeyError, TypeError, RuntimeError)  # pyarrow's errors are among them
+# pyarrow's errors are among them
+READING = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 HUB = "hub:"
 HUB_NAME = re.compile(r"hub:([^:@]+)(?:@([^:]+))?:([^:]+):(.+)")
 JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
 """How the names of files end that have an object on every line."""
 ROW_FILES = (*JSON_LINES, ".json", ".parquet")
-ID_COLUMNS = ("question_id", "prompt_id", "conversation_id", "task_id", "id")  # the first of them in a row is its id
+# the first of them in a row is its id
+ID_COLUMNS = ("question_id", "prompt_id", "conversation_id", "task_id", "id")
 
 
 class DataRow(NamedTuple):
@@ -33,7 +35,9 @@ class DataRow(NamedTuple):
         """The id that the row brings, if it does; ValueError if that is neither a string nor an integer."""
         found = next((self.values[key] for key in ID_COLUMNS if key in self.values), None)
         if isinstance(found, bool) or not isinstance(found, str | int | None):
-            raise ValueError(f"{self.place}: the id must be a string or an integer, not {type(found).__name__}")
+            raise ValueError(
+                f"{self.place}: the id must be a string or an integer, not {type(found).__name__}"
+            )
         return None if found is None else str(found)
 
 
@@ -49,15 +53,21 @@ def find_sources(patterns: str | Sequence[str]) -> list[str]:
         if pattern.startswith(HUB) or path.is_file() or _is_saved(path):
             found[pattern] = None
         elif path.is_dir():
-            raise ValueError(f"{pattern}: is a directory; name its files with a glob such as {pattern}/**/*.txt")
+            raise ValueError(
+                f"{pattern}: is a directory; name its files with a glob such as {pattern}/**/*.txt"
+            )
         else:
-            matches = [name for name in sorted(glob.glob(pattern, recursive=True)) if Path(name).is_file()]
+            matches = [
+                name for name in sorted(glob.glob(pattern, recursive=True)) if Path(name).is_file()
+            ]
             if not matches:
                 what = "no file matches" if glob.has_magic(pattern) else "no such file"
                 raise ValueError(f"{pattern}: {what}; correct it or the working directory")
             found |= dict.fromkeys(matches)
     if not found:
-        raise ValueError("no data files are named: give at least one path, glob or hub:REPOSITORY:CONFIG:SPLIT")
+        raise ValueError(
+            "no data files are named: give at least one path, glob or hub:REPOSITORY:CONFIG:SPLIT"
+        )
     return list(found)
 
 
@@ -129,7 +139,9 @@ def read_plain_text(path: Path) -> str:
     text = read_text(path)
     lines = (line for line in text.split("\n") if line.strip())
     if text.strip() and all(map(_is_object, lines)):
-        raise ValueError(f"{path}: every line is a JSON object: name the file .jsonl, and its rows are read")
+        raise ValueError(
+            f"{path}: every line is a JSON object: name the file .jsonl, and its rows are read"
+        )
     return text
 
 
@@ -156,15 +168,23 @@ def hub_rows(source: str) -> Any:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
-    kind = (dict.fromkeys((*JSON_LINES, ".json"), "json") | {".parquet": "parquet"}).get(Path(config).suffix)
-    place = name if Path(name).is_dir() else f"hf://datasets/{name}" + (f"@{revision}" if revision else "")
+    kind = (dict.fromkeys((*JSON_LINES, ".json"), "json") | {".parquet": "parquet"}).get(
+        Path(config).suffix
+    )
+    place = (
+        name
+        if Path(name).is_dir()
+        else f"hf://datasets/{name}" + (f"@{revision}" if revision else "")
+    )
     try:
         if kind:
             return load_dataset(kind, data_files=f"{place}/{config}", split=split)
         return load_dataset(name, config, split=split, revision=revision)
     except (OSError, ValueError, KeyError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error).split())[:240]
-        raise ValueError(f"{source}: not to be had from the Hub or its local cache: {reason}") from error
+        raise ValueError(
+            f"{source}: not to be had from the Hub or its local cache: {reason}"
+        ) from error
 
 
 def contents_of(source: str) -> Any:
@@ -185,7 +205,9 @@ def hub_fingerprint(source: str) -> str:
 def _hub_name(source: str) -> tuple[str, str | None, str, str]:
     found = HUB_NAME.fullmatch(source)
     if not found:
-        raise ValueError(f"{source}: write hub:REPOSITORY:CONFIG:SPLIT, as hub:openai/gsm8k:main:test")
+        raise ValueError(
+            f"{source}: write hub:REPOSITORY:CONFIG:SPLIT, as hub:openai/gsm8k:main:test"
+        )
     return found[1], found[2], found[3], found[4]
 
 
@@ -195,22 +217,31 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
     JSON is read here and not by ``datasets``, which gives all rows the same columns: of tool calls with other arguments
     it would make calls with nulls, and a broken row would have no line number.
     """
-    path, suffix = Path(source), Path(source).suffix.lower()
+    path = Path(source)
+    suffix = Path(source).suffix.lower()
     if source.startswith(HUB) or suffix == ".parquet" or _is_saved(path):
         table = hub_rows(source) if source.startswith(HUB) else _stored_rows(path)
         yield from ((f"row {number}", _present(value)) for number, value in enumerate(table, 1))
     elif suffix in JSON_LINES:
         check_sum(path)
         with explained(path), path.open("rb") as stream:
-            yield from ((f"line {number}", line) for number, line in enumerate(stream, 1) if line.strip())
+            yield from (
+                (f"line {number}", line) for number, line in enumerate(stream, 1) if line.strip()
+            )
     elif suffix == ".json":
         items = _json(read_text(path), source, "; are these JSON lines? name the file .jsonl")
         if not isinstance(items, list):
-            raise ValueError(f"{source}: must be a list of rows, not {type(items).__name__}; or name JSON lines .jsonl")
+            raise ValueError(
+                f"{source}: must be a list of rows, not {type(items).__name__}; or name JSON lines .jsonl"
+            )
         yield from ((f"row {number}", item) for number, item in enumerate(items, 1))
     else:  # not splitlines: the other line separators of Unicode may stand in a prompt
         lines = enumerate(read_plain_text(path).split("\n"), 1)
-        yield from ((f"line {number}", {"prompt": line.rstrip("\r")}) for number, line in lines if line.strip())
+        yield from (
+            (f"line {number}", {"prompt": line.rstrip("\r")})
+            for number, line in lines
+            if line.strip()
+        )
 
 
 def _stored_rows(path: Path) -> Iterable[dict[str, Any]]:
@@ -227,7 +258,9 @@ def _stored_rows(path: Path) -> Iterable[dict[str, Any]]:
     except READING as error:
         raise _unreadable(path, error) from error
     if isinstance(found, DatasetDict):
-        raise ValueError(f"{path}: holds the splits {', '.join(found)}: name one of the folders in it")
+        raise ValueError(
+            f"{path}: holds the splits {', '.join(found)}: name one of the folders in it"
+        )
     return found
 
 
@@ -270,7 +303,8 @@ def _row(value: Any, place: str, name: str) -> DataRow:
 def _json(text: str, place: str, hint: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits; brackets without end
+    except (ValueError, RecursionError) as error:
+        # also a number of thousands of digits; brackets without end
         raise ValueError(f"{place}: not usable JSON: {error}{hint}") from error
 
 
@@ -278,4 +312,6 @@ def _decoded(content: bytes, place: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{place}: not UTF-8 text ({error.reason} at byte {error.start}); convert it") from error
+        raise ValueError(
+            f"{place}: not UTF-8 text ({error.reason} at byte {error.start}); convert it"
+        ) from error

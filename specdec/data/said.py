@@ -26,7 +26,9 @@ def check_turn(message: Message, turn: str) -> None:
         raise TurnError(f"the chat template leaves out its tool call: {REMEDY}")
     said = (message.get("content") or "") + message.get("reasoning_content", "")
     if turn.count(CLOSE) > max(said.count(CLOSE), bool(thought)):
-        raise TurnError("the chat template adds an empty thought, which the message lacks: let the target answer")
+        raise TurnError(
+            "the chat template adds an empty thought, which the message lacks: let the target answer"
+        )
 
 
 def check_context(messages: Sequence[Message], prompt: str) -> None:
@@ -35,11 +37,17 @@ def check_context(messages: Sequence[Message], prompt: str) -> None:
     for message in messages:
         text = thought_and_text(message)[1].strip()
         times[text] += 1
-        is_there = stands(text, prompt) and (times[text] == 1 or not text or prompt.count(text) >= times[text])
+        is_there = stands(text, prompt) and (
+            times[text] == 1 or not text or prompt.count(text) >= times[text]
+        )
         if not is_there:
-            raise TurnError(f"the chat template leaves out an earlier message of role {message['role']}: remove it")
+            raise TurnError(
+                f"the chat template leaves out an earlier message of role {message['role']}: remove it"
+            )
         if not calls_stand(message, prompt):
-            raise TurnError("the chat template leaves out an earlier tool call: remove it with its result")
+            raise TurnError(
+                "the chat template leaves out an earlier tool call: remove it with its result"
+            )
 
 
 def stands(text: str, where: str) -> bool:
@@ -66,7 +74,9 @@ def calls_stand(message: Message, where: str) -> bool:
     if any(where.count(name) < times for name, times in names.items()):
         return False
     for call in message.get("tool_calls") or ():
-        if not all(stands(word, where) for word in (call["function"]["name"], *leaves(arguments_of(call)))):
+        if not all(
+            stands(word, where) for word in (call["function"]["name"], *leaves(arguments_of(call)))
+        ):
             return False
     return True
 

@@ -33,7 +33,9 @@ def limit_time(seconds: float) -> None:
     """Let this process compute so many seconds more, also where nobody is left to end it."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime + seconds) + 1, hard))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime + seconds) + 1, hard)
+    )
 
 
 def fault_of(request: dict[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jinja2
 from jinja2 import nodes
@@ -29,23 +29,29 @@ MANY = 64  # words that a text is searched for
 MISSES = 8  # in a row, after which a shape is given up
 SHAPES = 4096  # that are kept
 TEXTS = ("reasoning_content", "content")  # of a message
-FILLINGS = ("", " and so on" * 500)  # of trial texts, so that a template that counts characters is noticed
+# of trial texts, so that a template that counts characters is noticed
+FILLINGS = ("", " and so on" * 500)
 GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 STRIPPING = {"strip", "lstrip", "rstrip"}  # methods of texts
 LOOKING = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "replace", "find", "rfind", "index",
            "count", "removeprefix", "removesuffix"}  # fmt: skip
 
-Shape = tuple[tuple[str, bool, int | None], ...]  # of each message: its role, whether it has a thought, its weight
+# of each message: its role, whether it has a thought, its weight
+Shape = tuple[tuple[str, bool, int | None], ...]
 
 
 class Skeleton(NamedTuple):
     """What a template writes around the texts of a conversation of one shape."""
 
     switches: Switches
-    slots: tuple[tuple[int, str], ...]  # number of the message and key of the text, in the row's order
+    slots: tuple[
+        tuple[int, str], ...
+    ]  # number of the message and key of the text, in the row's order
     parts: tuple[str, ...]  # of the row: before, between and behind the texts
     closing: str  # with which the rendering ends instead of the last part
-    spans: tuple[tuple[int, int, int, int], ...]  # part and offset of the first character, and of the one past the last
+    spans: tuple[
+        tuple[int, int, int, int], ...
+    ]  # part and offset of the first character, and of the one past the last
 
 
 @dataclass
@@ -68,16 +74,25 @@ class Shapes:
     """
 
     def __init__(
-        self, template: Template, turns: Turns = "auto", often: int = 8, checked: int = 8, every: int = 64
+        self,
+        template: Template,
+        turns: Turns = "auto",
+        often: int = 8,
+        checked: int = 8,
+        every: int = 64,
     ) -> None:
         self.template = template
         self.often = often
         self.checked = checked
         self.every = every
         self.turns: Turns = turns
-        closed = [f"<{match[1]}>" for token in template.special if (match := XML_END.fullmatch(token))]
+        closed = [
+            f"<{match[1]}>" for token in template.special if (match := XML_END.fullmatch(token))
+        ]
         source = template.renderer.source()
-        self.watched = shortest({"<think>", "</think>", *template.special, *closed, *looked_for(source)})
+        self.watched = shortest(
+            {"<think>", "</think>", *template.special, *closed, *looked_for(source)}
+        )
         self.constants = constants(source)
         self.known: dict[Shape, _Known] = {}
 
@@ -90,7 +105,9 @@ class Shapes:
         known.count += 1
         if known.count == self.often:
             known.skeleton = self._learned(conversation.messages)
-        filled = None if known.skeleton is None else self._filled(known.skeleton, conversation.messages)
+        filled = (
+            None if known.skeleton is None else self._filled(known.skeleton, conversation.messages)
+        )
         is_checked = known.count <= self.often + self.checked or known.count % self.every == 0
         if filled is not None and not is_checked:
             known.misses = 0
@@ -150,12 +167,17 @@ class Shapes:
         slots.sort(key=lambda slot: piece.text.index(words[slot]))
         parts = split_at(piece.text, [words[slot] for slot in slots])
         starts = starts_of(parts, [words[slot] for slot in slots])
-        spans = [(*place_in(start, parts, starts), *place_in(end, parts, starts)) for start, end in piece.spans]
+        spans = [
+            (*place_in(start, parts, starts), *place_in(end, parts, starts))
+            for start, end in piece.spans
+        ]
         body = piece.text[: starts[-1]]
         for switches in self._states():
             whole = self._whole(heard, switches) or ""
             if whole.startswith(body) and all(len(span) == 4 for span in spans):
-                return Skeleton(switches, tuple(slots), tuple(parts), whole[len(body) :], tuple(spans))  # type: ignore[arg-type]
+                quadruples = cast(list[tuple[int, int, int, int]], spans)
+                after = whole[len(body) :]
+                return Skeleton(switches, tuple(slots), tuple(parts), after, tuple(quadruples))
         return None
 
     def _states(self) -> list[Switches]:
@@ -165,7 +187,9 @@ class Shapes:
     def _whole(self, messages: Sequence[Message], switches: Switches) -> str | None:
         """Messages as the template writes them at once; None if it refuses them."""
         try:
-            return self.template.renderer.render(self.template.form.messages(messages), None, False, **switches)
+            return self.template.renderer.render(
+                self.template.form.messages(messages), None, False, **switches
+            )
         except ChatTemplateError:
             return None
 
@@ -174,7 +198,9 @@ class Shapes:
     def _filled(self, skeleton: Skeleton, messages: Sequence[Message]) -> Rows | None:
         """The row of a conversation by its shape's skeleton; None if the template does not write it so."""
         texts = [messages[number][key] for number, key in skeleton.slots]
-        text = "".join(word for pair in zip_longest(skeleton.parts, texts, fillvalue="") for word in pair)
+        text = "".join(
+            word for pair in zip_longest(skeleton.parts, texts, fillvalue="") for word in pair
+        )
         body = text[: len(text) - len(skeleton.parts[-1])]
         heard = messages[: max(number for number, _ in skeleton.slots) + 1]
         if self._whole(heard, skeleton.switches) != body + skeleton.closing:
@@ -186,7 +212,11 @@ class Shapes:
 
 def last_turn(messages: Sequence[Message]) -> int | None:
     """The number of the last message that is to be supervised."""
-    turns = (n for n, message in enumerate(messages) if message["role"] == "assistant" and message.get("weight") != 0)
+    turns = (
+        n
+        for n, message in enumerate(messages)
+        if message["role"] == "assistant" and message.get("weight") != 0
+    )
     return max(turns, default=None)
 
 
@@ -220,12 +250,16 @@ def place_in(position: int, parts: Sequence[str], starts: Sequence[int]) -> tupl
 
 def parse(source: str) -> nodes.Template:
     """A template's syntax, without the tags that mark what is generated."""
-    return jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION_TAGS.sub("", source))
+    return jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
+        GENERATION_TAGS.sub("", source)
+    )
 
 
 def constants(source: str) -> set[str]:
     """Every string in a template's expressions; a text equal to one may be compared with it."""
-    return {node.value for node in parse(source).find_all(nodes.Const) if isinstance(node.value, str)}
+    return {
+        node.value for node in parse(source).find_all(nodes.Const) if isinstance(node.value, str)
+    }
 
 
 def looked_for(source: str) -> set[str]:
@@ -236,8 +270,14 @@ def looked_for(source: str) -> set[str]:
     """
     tree = parse(source)
     operands = operands_of(tree)
-    if any(isinstance(node, nodes.Name) or next(node.find_all(nodes.Name), None) for node in operands):
-        operands += [assign.node for assign in tree.find_all(nodes.Assign) if isinstance(assign.node, nodes.Const)]
+    if any(
+        isinstance(node, nodes.Name) or next(node.find_all(nodes.Name), None) for node in operands
+    ):
+        operands += [
+            assign.node
+            for assign in tree.find_all(nodes.Assign)
+            if isinstance(assign.node, nodes.Const)
+        ]
     words = {node.value for node in operands if isinstance(node, nodes.Const)}
     words |= {inner.value for node in operands for inner in node.find_all(nodes.Const)}
     return {word for word in words if isinstance(word, str) and word} - fields(tree)
@@ -252,7 +292,11 @@ def operands_of(tree: nodes.Template) -> list[nodes.Node]:
     for call in tree.find_all(nodes.Call):
         method = call.node.attr if isinstance(call.node, nodes.Getattr) else ""
         if method in STRIPPING:
-            operands += [item for item in call.args if not isinstance(item, nodes.Const) or str(item.value).strip()]
+            operands += [
+                item
+                for item in call.args
+                if not isinstance(item, nodes.Const) or str(item.value).strip()
+            ]
         elif method in LOOKING:
             operands += call.args
     for item in tree.find_all(nodes.Filter):
@@ -274,4 +318,6 @@ def shortest(words: set[str]) -> tuple[str, ...]:
     lengths = iter((8, 4, 2, 1))
     while len(words) > MANY and (length := next(lengths, 0)):
         words = {word[:length] for word in words}
-    return tuple(sorted(word for word in words if not any(other in word for other in words - {word})))
+    return tuple(
+        sorted(word for word in words if not any(other in word for other in words - {word}))
+    )

@@ -34,17 +34,23 @@ class Surroundings:
         bos: its beginning-of-sequence token, which ends no turn.
     """
 
-    def __init__(self, renderer: Renderer, form: Form, special: tuple[str, ...], bos: str | None) -> None:
+    def __init__(
+        self, renderer: Renderer, form: Form, special: tuple[str, ...], bos: str | None
+    ) -> None:
         self.renderer = renderer
         self.form = form
         self.special = special
         self.bos = bos
 
-    def trial(self, messages: Sequence[Message], prompt: bool, switches: Switches | None = None) -> str:
+    def trial(
+        self, messages: Sequence[Message], prompt: bool, switches: Switches | None = None
+    ) -> str:
         """A rendered trial conversation; empty if the template refuses it."""
         tools = trial_tools() if any(message.get("tool_calls") for message in messages) else None
         try:
-            return self.renderer.render(self.form.messages(messages), tools, prompt, **(switches or {}))
+            return self.renderer.render(
+                self.form.messages(messages), tools, prompt, **(switches or {})
+            )
         except ChatTemplateError:
             return ""
 
@@ -75,15 +81,26 @@ class Surroundings:
         """The token that ends an answer whose template writes none: the one that opens the next message, as in GLM."""
         answer: Message = {"role": "assistant", "content": ANSWER}
         following: Message = {"role": "user", "content": FOLLOWING}
-        return self._first_special(self.trial([ASKED, answer, following], prompt=False), ANSWER, FOLLOWING)
+        return self._first_special(
+            self.trial([ASKED, answer, following], prompt=False), ANSWER, FOLLOWING
+        )
 
     @cached_property
     def end_of_call(self) -> str:
         """The token that ends a tool call whose template writes none; the one that ends an answer if that does."""
         call = call_message({NAME: {KEY: VALUE}})
         result = {"role": "tool", "content": RESULT, **RESULT_FIELDS}
-        closed = self.trial([ASKED, call], prompt=False).removesuffix(self.closing).rpartition(VALUE)[2].rstrip()
-        following = self.trial([ASKED, call, result], prompt=False).rpartition(RESULT)[0].rpartition(VALUE)[2]
+        closed = (
+            self.trial([ASKED, call], prompt=False)
+            .removesuffix(self.closing)
+            .rpartition(VALUE)[2]
+            .rstrip()
+        )
+        following = (
+            self.trial([ASKED, call, result], prompt=False)
+            .rpartition(RESULT)[0]
+            .rpartition(VALUE)[2]
+        )
         if not closed or not following.startswith(closed):
             return ""
         return self._first_special(VALUE + following[len(closed) :] + RESULT, VALUE, RESULT)
@@ -92,7 +109,9 @@ class Surroundings:
         """The special token, and white space before it, that follows one word of a text with another behind."""
         between = text.partition(first)[2].partition(last)[0]
         stripped = between.lstrip()
-        tokens = [token for token in self.special if stripped.startswith(token) and token != self.bos]
+        tokens = [
+            token for token in self.special if stripped.startswith(token) and token != self.bos
+        ]
         if not tokens:
             return ""
         return between[: len(between) - len(stripped)] + max(tokens, key=len)
@@ -112,5 +131,7 @@ class Surroundings:
             prompt = self.trial([ASKED], prompt=True, switches=switches)
             closed = self.trial([ASKED, thinker], prompt=False, switches=switches)
             is_after = closed.startswith(prompt) and THOUGHT in closed
-            opened[json.dumps(switches)] = is_after and not closed[len(prompt) :].partition(THOUGHT)[0].strip()
+            opened[json.dumps(switches)] = (
+                is_after and not closed[len(prompt) :].partition(THOUGHT)[0].strip()
+            )
         return opened

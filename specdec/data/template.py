@@ -63,7 +63,9 @@ def check_tokenizer(tokenizer: Any) -> None:
         ValueError: the tokenizer is not a fast one, or has no template.
     """
     if not tokenizer.is_fast:
-        raise ValueError("chat data needs a fast tokenizer: only those say which characters a token covers")
+        raise ValueError(
+            "chat data needs a fast tokenizer: only those say which characters a token covers"
+        )
     if not tokenizer.chat_template:
         raise ValueError(
             "the target's tokenizer has no chat template: choose the instruction-tuned target, "
@@ -78,7 +80,9 @@ def tokenizing() -> Iterator[None]:
         yield
     except Exception as error:
         reason = " ".join(printable(str(error)).split())[:300]
-        raise ValueError(f"the tokenizer fails on a text: {reason}: is its tokenizer.json as it should be?") from error
+        raise ValueError(
+            f"the tokenizer fails on a text: {reason}: is its tokenizer.json as it should be?"
+        ) from error
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
@@ -113,7 +117,9 @@ class Template:
 
     # prompts
 
-    def prompt(self, messages: Sequence[Message], tools: Tools = None, thinking: bool | None = None) -> str:
+    def prompt(
+        self, messages: Sequence[Message], tools: Tools = None, thinking: bool | None = None
+    ) -> str:
         """The text after which the assistant writes.
 
         Args:
@@ -124,7 +130,9 @@ class Template:
         """
         return self._render(messages, tools, True, self.switches(thinking))
 
-    def prompt_ids(self, messages: Sequence[Message], tools: Tools = None, thinking: bool | None = None) -> list[int]:
+    def prompt_ids(
+        self, messages: Sequence[Message], tools: Tools = None, thinking: bool | None = None
+    ) -> list[int]:
         """The token ids of :meth:`prompt`; ValueError also if the tokenizer makes none."""
         text = self.prompt(messages, tools, thinking)
         with tokenizing():
@@ -146,7 +154,9 @@ class Template:
             raise ValueError("the chat template has no switch for thinking: leave out --thinking")
         return {self.form.switch: thinking}
 
-    def _render(self, messages: Sequence[Message], tools: Tools, prompt: bool, switches: Switches) -> str:
+    def _render(
+        self, messages: Sequence[Message], tools: Tools, prompt: bool, switches: Switches
+    ) -> str:
         return self.renderer.render(self.form.messages(messages), tools, prompt, **switches)
 
     def answer(self, ids: Sequence[int], tools: Tools = None) -> Message:
@@ -199,17 +209,25 @@ class Template:
         if message.get("reasoning_content") and self.form.thought is None:
             raise TurnError(f"the chat template has no place for its thought: {REMEDY}")
         if message.get("finish_reason") == "length":
-            raise TurnError("it was cut off (finish_reason length) and has no token_ids: leave it out")
+            raise TurnError(
+                "it was cut off (finish_reason length) and has no token_ids: leave it out"
+            )
         if text.endswith(self.special) and not self.closes_markup(text):
-            raise TurnError("its text ends with a special token, which the chat template writes itself: remove it")
+            raise TurnError(
+                "its text ends with a special token, which the chat template writes itself: remove it"
+            )
         if tools and not self.form.tools and self.form.arguments is not None:
             raise TurnError("the chat template does not write the row's tools: remove them")
         if "tool" in roles and not self.form.results:
-            raise TurnError("the chat template does not write results of tools: end the row before them")
+            raise TurnError(
+                "the chat template does not write results of tools: end the row before them"
+            )
         if roles & {"system", "developer"} and not self.form.system:
             raise TurnError("the chat template does not write system messages: remove it")
 
-    def _turn_in_state(self, messages: Sequence[Message], number: int, tools: Tools, switches: Switches) -> Rendered:
+    def _turn_in_state(
+        self, messages: Sequence[Message], number: int, tools: Tools, switches: Switches
+    ) -> Rendered:
         message = messages[number]
         thought, _ = thought_and_text(message)
         prompt = self._render(messages[:number], tools, True, switches)
@@ -217,28 +235,43 @@ class Template:
         closed = whole.removesuffix(self.around.closing)
         is_opened = self.around.opens_thought(prompt, switches)
         if is_opened and not thought:
-            raise TurnError("the generation prompt opens a thought and the turn has none: use specdec regenerate")
+            raise TurnError(
+                "the generation prompt opens a thought and the turn has none: use specdec regenerate"
+            )
         if is_opened and self.form.thought == AFTER_PROMPT:
             closed = self._after_prompt(prompt, message)
-        spans = self._tagged(messages[: number + 1], tools, switches) if self.renderer.has_tags else None
+        spans = (
+            self._tagged(messages[: number + 1], tools, switches)
+            if self.renderer.has_tags
+            else None
+        )
         if not closed.startswith(prompt):
             if spans:
                 prompt = closed[: spans[-1].start]
             else:
-                closed = prompt + self._after_header(messages[:number], tools, switches, prompt, closed)
+                closed = prompt + self._after_header(
+                    messages[:number], tools, switches, prompt, closed
+                )
         elif not spans and closed.startswith(self.special, len(prompt)):
             self._check_prompt(messages[:number], tools, switches, prompt)
         text = prompt + self._with_end(closed[len(prompt) :], bool(message.get("tool_calls")))
         whole_turn = [TextSpan(len(prompt), len(text))]
         spans = whole_turn if spans is None else self._within(spans, len(prompt), text)
         if not spans:
-            raise TurnError("the {% generation %} tags of the chat template mark nothing of it: correct or remove them")
+            raise TurnError(
+                "the {% generation %} tags of the chat template mark nothing of it: correct or remove them"
+            )
         check_turn(message, "".join(text[start:end] for start, end in spans))
         check_context(messages[:number], prompt)
         return Rendered(text, spans, whole[len(text) :] if whole.startswith(text) else "")
 
     def _after_header(
-        self, messages: Sequence[Message], tools: Tools, switches: Switches, prompt: str, closed: str
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        switches: Switches,
+        prompt: str,
+        closed: str,
     ) -> str:
         """The turn where the template writes the messages before it otherwise than in the prompt.
 
@@ -252,7 +285,11 @@ class Template:
         before_text = alone.removeprefix(self.around.trial([ASKED], True, switches))
         start = len(other) - len(before_text)
         is_cut = other.endswith(header + before_text) and closed.startswith(other[:start])
-        if header == prompt or not is_cut or self._last_special(other[:start]) != self._last_special(prompt):
+        if (
+            header == prompt
+            or not is_cut
+            or self._last_special(other[:start]) != self._last_special(prompt)
+        ):
             raise TurnError(NO_PROMPT)
         return closed[start:]
 
@@ -260,7 +297,9 @@ class Template:
         """The special token that stands last in a text."""
         return max(self.special, key=text.rfind, default="")
 
-    def _check_prompt(self, messages: Sequence[Message], tools: Tools, switches: Switches, prompt: str) -> None:
+    def _check_prompt(
+        self, messages: Sequence[Message], tools: Tools, switches: Switches, prompt: str
+    ) -> None:
         """Refuse a turn whose header the template writes whatever is said, and not in a generation prompt."""
         if prompt != self._render(messages, tools, False, switches):
             return
@@ -272,14 +311,18 @@ class Template:
                 "answer: use a template that knows add_generation_prompt or has {% generation %} tags"
             )
 
-    def _tagged(self, messages: Sequence[Message], tools: Tools, switches: Switches) -> list[TextSpan]:
+    def _tagged(
+        self, messages: Sequence[Message], tools: Tools, switches: Switches
+    ) -> list[TextSpan]:
         """What the template's own tags mark."""
         spans = self.renderer.tagged(self.form.messages(messages), tools, **switches)
         return [TextSpan(start, end) for start, end in spans]
 
     def _within(self, spans: Sequence[TextSpan], first: int, text: str) -> list[TextSpan]:
         """Tagged spans from ``first`` on; the last also takes the end of the turn if it stops right before that."""
-        inside = [TextSpan(max(start, first), min(end, len(text))) for start, end in spans if end >= first]
+        inside = [
+            TextSpan(max(start, first), min(end, len(text))) for start, end in spans if end >= first
+        ]
         if inside and text[inside[-1].end :].strip() in self.special:
             inside[-1] = TextSpan(inside[-1].start, len(text))
         return inside
@@ -291,7 +334,9 @@ class Template:
         (https://arxiv.org/abs/2501.12948).
         """
         if message.get("tool_calls"):
-            raise TurnError(f"the chat template does not write a thought before a tool call: {REMEDY}")
+            raise TurnError(
+                f"the chat template does not write a thought before a tool call: {REMEDY}"
+            )
         thought, text = thought_and_text(message)
         if "reasoning_content" in message:
             written = self.form.thought_lines(thought, text)

@@ -35,13 +35,19 @@ def iter_texts(patterns: str | Sequence[str]) -> Iterator[Text]:
 
     def text_of(row: DataRow) -> Text:
         if not isinstance(row.values.get("text"), str):
-            raise ValueError(f"{row.place}: a row of text needs a string 'text', this has only {sorted(row.values)}")
+            raise ValueError(
+                f"{row.place}: a row of text needs a string 'text', this has only {sorted(row.values)}"
+            )
         return Text(row.place, row.values["text"])
 
     count = 0
     empty = 0
     for source in find_sources(patterns):
-        for item in read_rows(source, text_of) if has_rows(source) else [Text(source, read_plain_text(Path(source)))]:
+        for item in (
+            read_rows(source, text_of)
+            if has_rows(source)
+            else [Text(source, read_plain_text(Path(source)))]
+        ):
             if item.text.strip():
                 count += 1
                 yield item
@@ -60,11 +66,15 @@ def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[EncodedDocume
     number = 0
     for chunk in groups(texts, len, CHUNK, CHARACTERS):
         with tokenizing():
-            encoded = tokenizer(chunk, add_special_tokens=True, return_attention_mask=False, verbose=False)
+            encoded = tokenizer(
+                chunk, add_special_tokens=True, return_attention_mask=False, verbose=False
+            )
         for found in encoded["input_ids"]:
             ids = undoubled(found, prefix)
             if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
                 ids.append(tokenizer.eos_token_id)
             ids_T = torch.tensor(ids, dtype=torch.int32)
-            yield EncodedDocument(ids_T, torch.ones_like(ids_T, dtype=torch.bool), len(ids), len(ids), number)
+            yield EncodedDocument(
+                ids_T, torch.ones_like(ids_T, dtype=torch.bool), len(ids), len(ids), number
+            )
             number += 1

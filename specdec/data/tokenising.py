@@ -58,7 +58,9 @@ class Tokeniser:
     def _exact(self, texts: Sequence[str]) -> Sequence[Encoding]:
         """Texts as tokens with their offsets."""
         with tokenizing():
-            batch = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+            batch = self.tokenizer(
+                list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
+            )
         encodings: Sequence[Encoding] = batch.encodings
         return encodings
 
@@ -94,13 +96,15 @@ def byte_lengths(tokenizer: Any) -> np.ndarray | None:
         return None
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = tokenizer.get_vocab()
-    lengths_V = np.full(max(vocabulary.values(), default=0) + 1, -(2**40), np.int64)  # no sum with it is a text's
+    # no sum with it is a text's
+    lengths_V = np.full(max(vocabulary.values(), default=0) + 1, -(2**40), np.int64)
     for token, number in vocabulary.items():
         if alphabet.issuperset(token):
             lengths_V[number] = len(token)
     for number, token in added.items():
         lengths_V[number] = len(token.content.encode())
-    probes = ["a", *(f"{token.content}a" for token in added.values())]  # a space before a word would be counted
+    # a space before a word would be counted
+    probes = ["a", *(f"{token.content}a" for token in added.values())]
     with tokenizing():
         encodings = backend.encode_batch_fast(probes, add_special_tokens=False)
     sizes = [int(lengths_V[encoding.ids].sum()) for encoding in encodings]

@@ -40,13 +40,15 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-VERSION = 4  # of what is kept on disk: raise it whenever a change of this package gives other tokens or masks
+# of what is kept on disk: raise it whenever a change of this package gives other tokens or masks
+VERSION = 4
 TOKENS = "tokens.arrow"
 ABOUT = "about.json"
 GROUP = 1024  # documents that are written together, at most
 GROUP_TOKENS = 1 << 22  # and tokens, from which on a group is full
 MUCH = 0.05  # a loss that deserves a warning
-COLUMNS = ("sizes", "lengths", "supervised", "kept", "conversations")  # int32, a number of each document
+# int32, a number of each document
+COLUMNS = ("sizes", "lengths", "supervised", "kept", "conversations")
 
 
 class MaskError(ValueError):
@@ -60,7 +62,9 @@ class EncodedDocument(NamedTuple):
     loss_mask_T: Tensor  # bool, True where token x_j is supervised
     length: int  # tokens before the cut
     supervised: int  # supervised tokens before the cut
-    conversation: int  # number of its conversation, ascending; all documents of one are trained on, or none
+    conversation: (
+        int  # number of its conversation, ascending; all documents of one are trained on, or none
+    )
 
 
 class _Group(NamedTuple):
@@ -80,7 +84,8 @@ class Encoded(Sequence[Document]):
     """
 
     def __init__(self, file: "TokenFile", numbers_N: Tensor) -> None:
-        self.file, self.numbers_N = file, numbers_N
+        self.file = file
+        self.numbers_N = numbers_N
 
     def __len__(self) -> int:
         return len(self.numbers_N)
@@ -115,7 +120,9 @@ class Encoded(Sequence[Document]):
     @property
     def key(self) -> str:
         """A hash of the documents' tokens and masks."""
-        return hashlib.sha256(self.file.digest.encode() + self.numbers_N.numpy().tobytes()).hexdigest()
+        return hashlib.sha256(
+            self.file.digest.encode() + self.numbers_N.numpy().tobytes()
+        ).hexdigest()
 
     def split(self, part_of: Callable[[int], Tensor]) -> tuple["Encoded", "Encoded"]:
         """(training, validation) documents; all of a conversation are in the same part.
@@ -130,15 +137,19 @@ class Encoded(Sequence[Document]):
     @property
     def lost(self) -> dict[str, int]:
         """What truncation and missing answers cost, by name."""
-        sizes_N, kept_N, lengths_N, supervised_N = map(self.column, ("sizes", "kept", "lengths", "supervised"))
+        sizes_N, kept_N, lengths_N, supervised_N = map(
+            self.column, ("sizes", "kept", "lengths", "supervised")
+        )
         return {
             "conversations": len(self.column("conversations").unique()),
             "documents": len(self),
             "cut": int((sizes_N < lengths_N).sum()),  # documents longer than a row
             "tokens_lost": int((lengths_N - sizes_N).sum()),
             "supervised_lost": int((supervised_N - kept_N).sum()),
-            "silent": int((supervised_N == 0).sum()),  # documents without a supervised token, before the cut
-            "cut_away": int(((supervised_N > 0) & (kept_N == 0)).sum()),  # that lost all supervised tokens to it
+            # documents without a supervised token, before the cut
+            "silent": int((supervised_N == 0).sum()),
+            # that lost all supervised tokens to it
+            "cut_away": int(((supervised_N > 0) & (kept_N == 0)).sum()),
         }
 
     def usable(self, max_length: int, name: str) -> "Encoded":
@@ -147,8 +158,11 @@ class Encoded(Sequence[Document]):
         Raises:
             MaskError: no token is supervised, or every one.
         """
-        lost, supervised = self.lost, int(self.column("supervised").sum())
-        conversations, cut, share = lost["conversations"], lost["cut"], lost["supervised_lost"] / max(supervised, 1)
+        lost = self.lost
+        supervised = int(self.column("supervised").sum())
+        conversations = lost["conversations"]
+        cut = lost["cut"]
+        share = lost["supervised_lost"] / max(supervised, 1)
         parts = f" in {how_many(len(self), 'document')}" if len(self) != conversations else ""
         log.log(
             logging.WARNING if max(share, cut / len(self)) > MUCH else logging.INFO,
@@ -195,19 +209,24 @@ class TokenFile:
         columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
-            ids, loss_mask = batch.column("ids"), batch.column("loss_mask")
+            ids = batch.column("ids")
+            loss_mask = batch.column("loss_mask")
             self.groups.append(_Group(
                 ids.offsets.to_numpy(), ids.values.to_numpy(), loss_mask.values.to_numpy().view(np.bool_)
             ))  # fmt: skip
             for name, parts in columns.items():
                 parts.append(batch.column(name).to_numpy())
-        self.columns = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in columns.items()}
-        self._firsts = np.cumsum([0, *(len(group.starts) - 1 for group in self.groups)])  # documents of the groups
+        self.columns = {
+            name: torch.from_numpy(np.concatenate(parts)) for name, parts in columns.items()
+        }
+        # documents of the groups
+        self._firsts = np.cumsum([0, *(len(group.starts) - 1 for group in self.groups)])
 
     def arrays(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids, loss mask) of a document, where they are mapped."""
         at = int(np.searchsorted(self._firsts, number, side="right")) - 1
-        group, place = self.groups[at], number - int(self._firsts[at])
+        group = self.groups[at]
+        place = number - int(self._firsts[at])
         inside = slice(int(group.starts[place]), int(group.starts[place + 1]))
         return group.ids[inside], group.loss_mask[inside]
 
@@ -227,13 +246,19 @@ def write_tokens(documents: Iterable[EncodedDocument], path: Path) -> None:
     kinds = {"ids": pa.large_list(pa.int32()), "loss_mask": pa.large_list(pa.uint8())}
     schema = pa.schema(kinds | dict.fromkeys(COLUMNS, pa.int32()))
     count = 0
-    with explained(path), pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    with (
+        explained(path),
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_file(sink, schema) as writer,
+    ):
         for group in groups(documents, lambda document: len(document.ids_T), GROUP, GROUP_TOKENS):
             count += len(group)
             sizes = [len(document.ids_T) for document in group]
             starts = np.cumsum([0, *sizes])
             ids = torch.cat([document.ids_T for document in group]).int().numpy()
-            loss_mask = torch.cat([document.loss_mask_T for document in group]).numpy().view(np.uint8)
+            loss_mask = (
+                torch.cat([document.loss_mask_T for document in group]).numpy().view(np.uint8)
+            )
             numbers = {
                 "sizes": sizes,
                 "lengths": [document.length for document in group],
@@ -241,14 +266,19 @@ def write_tokens(documents: Iterable[EncodedDocument], path: Path) -> None:
                 "kept": [int(document.loss_mask_T.sum()) for document in group],
                 "conversations": [document.conversation for document in group],
             }
-            lists = [pa.LargeListArray.from_arrays(pa.array(starts), pa.array(values)) for values in (ids, loss_mask)]
+            lists = [
+                pa.LargeListArray.from_arrays(pa.array(starts), pa.array(values))
+                for values in (ids, loss_mask)
+            ]
             columns = [pa.array(np.asarray(numbers[name], np.int32)) for name in COLUMNS]
             writer.write_batch(pa.record_batch([*lists, *columns], schema=schema))
     if not count:
         raise ValueError("no document is left to train on")
 
 
-def groups(items: Iterable[Item], size_of: Callable[[Item], int], count: int, size: int) -> Iterator[list[Item]]:
+def groups(
+    items: Iterable[Item], size_of: Callable[[Item], int], count: int, size: int
+) -> Iterator[list[Item]]:
     """Items as they come, in groups that end with so many items, or with the item that brings them to a size."""
     group: list[Item] = []
     total = 0
@@ -264,15 +294,25 @@ def groups(items: Iterable[Item], size_of: Callable[[Item], int], count: int, si
 
 
 def determinants(
-    patterns: str | Sequence[str], layout: str | None, broken: str, tokenizer: Any, max_length: int, turns: str = ""
+    patterns: str | Sequence[str],
+    layout: str | None,
+    broken: str,
+    tokenizer: Any,
+    max_length: int,
+    turns: str = "",
 ) -> list[Any]:
     """Whatever can change the tokens: the sources' content, the tokenizer, its template, and versions.
 
     Raises:
         ValueError: a source is missing or unreadable.
     """
-    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
-    versions = [importlib.metadata.version(name) for name in ("jinja2", "tokenizers", "transformers")]
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {
+        "truncation": None,
+        "padding": None,
+    }
+    versions = [
+        importlib.metadata.version(name) for name in ("jinja2", "tokenizers", "transformers")
+    ]
     template = [backend, tokenizer.special_tokens_map, tokenizer.chat_template]
     contents = [contents_of(source) for source in find_sources(patterns)]
     return [VERSION, versions, contents, layout, broken, template, max_length, turns]
@@ -322,7 +362,9 @@ def entry(kind: str, determined_by: list[Any], write: Callable[[Path], None]) ->
     Raises:
         ValueError: the cache may not be written, or the disk is full.
     """
-    key = hashlib.sha256(json.dumps(determined_by, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        json.dumps(determined_by, sort_keys=True, default=str).encode()
+    ).hexdigest()[:16]
     folder = cache_directory() / kind / key
     # no lock where nothing is written: the cache may be read-only
     with contextlib.nullcontext() if folder.exists() else locked(folder.with_suffix(".lock")):
@@ -340,7 +382,10 @@ def sound(folder: Path) -> dict[str, str]:
     """
     with explained(folder):
         marks = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
-    return _sound(folder, tuple((name, about.st_ino, about.st_size, about.st_mtime_ns) for name, about in marks))
+    return _sound(
+        folder,
+        tuple((name, about.st_ino, about.st_size, about.st_mtime_ns) for name, about in marks),
+    )
 
 
 @functools.lru_cache(64)

@@ -88,14 +88,20 @@ def _piece(template: Template, conversation: ChatConversation, number: int) -> P
         return _written(template, conversation, number)
     rendered = template.turn(conversation.messages, number, conversation.tools)
     is_last = number + 1 == len(conversation.messages)
-    return rendered._replace(text=rendered.text + rendered.tail, tail="") if is_last else rendered._replace(tail="")
+    return (
+        rendered._replace(text=rendered.text + rendered.tail, tail="")
+        if is_last
+        else rendered._replace(tail="")
+    )
 
 
 def _written(template: Template, conversation: ChatConversation, number: int) -> TokenPiece:
     """A turn as the ids that the target wrote; they must say what the messages say."""
     message = conversation.messages[number]
     if "token_ids" not in message or "prompt_token_ids" not in message:
-        raise TurnError("it has one of token_ids and prompt_token_ids without the other: give both, or none")
+        raise TurnError(
+            "it has one of token_ids and prompt_token_ids without the other: give both, or none"
+        )
     prompt: list[int] = message["prompt_token_ids"]
     ids: list[int] = message["token_ids"]
     if not _says(template, message, ids, conversation.tools):
@@ -103,9 +109,13 @@ def _written(template: Template, conversation: ChatConversation, number: int) ->
             "its token_ids do not say what the message says: they are another tokenizer's, or the message was changed "
             "(then remove them)"
         )
-    asked = template.tokenizer.decode(prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    asked = template.tokenizer.decode(
+        prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
     if not all(
-        stands(earlier["content"].strip(), asked) for earlier in conversation.messages[:number] if _is_asked(earlier)
+        stands(earlier["content"].strip(), asked)
+        for earlier in conversation.messages[:number]
+        if _is_asked(earlier)
     ):
         raise TurnError(
             "its prompt_token_ids do not hold what was asked: they are another tokenizer's, or a message before it was "
@@ -124,8 +134,12 @@ def _says(template: Template, message: Message, ids: list[int], tools: Tools) ->
     answer = template.answer(ids, tools)
     if _squeezed(answer) == _squeezed(message):
         return True
-    bare = template.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    whole = template.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    bare = template.tokenizer.decode(
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    whole = template.tokenizer.decode(
+        ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
     if "".join(bare.split()) == "".join(message["content"].split()):
         return True  # a server that reads no answers
     # one that reads what the template's own structure does not tell apart here: every part stands in the ids
@@ -136,13 +150,17 @@ def _says(template: Template, message: Message, ids: list[int], tools: Tools) ->
         if words and match is None:
             return False
         rest = rest[: match.start()] + " " + rest[match.end() :] if match else rest
-    return calls_stand(message, whole) and (bool(message.get("tool_calls")) or len("".join(rest.split())) < MARKUP)
+    return calls_stand(message, whole) and (
+        bool(message.get("tool_calls")) or len("".join(rest.split())) < MARKUP
+    )
 
 
 def _squeezed(message: Message) -> tuple[str, ...]:
     """What a message says, without white space, to be compared."""
     thought, text = thought_and_text(message)
-    calls = [(call["function"]["name"], arguments_of(call)) for call in message.get("tool_calls") or ()]
+    calls = [
+        (call["function"]["name"], arguments_of(call)) for call in message.get("tool_calls") or ()
+    ]
     return ("".join(thought.split()), "".join(text.split()), json.dumps(calls, sort_keys=True))
 
 
@@ -182,6 +200,7 @@ def said_text(message: Any) -> str:
     """What an assistant's message says, as one text to count the tokens of."""
     thought, text = thought_and_text(message)
     calls = [
-        f"{call['function']['name']} {call['function'].get('arguments')}" for call in message.get("tool_calls", ())
+        f"{call['function']['name']} {call['function'].get('arguments')}"
+        for call in message.get("tool_calls", ())
     ]
     return "\n".join([thought, text, *calls])

@@ -1,7 +1,13 @@
 """Lossless speculative decoding. Read decoder, round, proposal, accept and session, in this order."""
 
 from specdec.decoding.accept import DraftTree, Sampling
-from specdec.decoding.decoder import PlainDecoder, SpeculativeDecoder, check_length, check_pair, warn_unless_made_for
+from specdec.decoding.decoder import (
+    PlainDecoder,
+    SpeculativeDecoder,
+    check_length,
+    check_pair,
+    warn_unless_made_for,
+)
 from specdec.decoding.generation import Chunk, Generation, Request, continuation
 from specdec.decoding.proposal import Chain, ChildSampling, DraftShape, DynamicTree, Proposer
 from specdec.decoding.shapes import StaticTree, parse_shape

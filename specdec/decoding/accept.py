@@ -26,7 +26,8 @@ class DraftTree(NamedTuple):
 
     tokens_BN: Tensor  # int64 target ids
     parents_BN: Tensor  # int64
-    q_BND: Tensor | None = None  # what a node's children were drawn from, zeros at leaves; None if not drawn
+    # what a node's children were drawn from, zeros at leaves; None if not drawn
+    q_BND: Tensor | None = None
     ids_D: Tensor | None = None  # int64, the target ids of the draft vocabulary, which q is over
 
 
@@ -50,8 +51,10 @@ def nodes_in_order(path_BN: Tensor, length: int) -> Tensor:
     B, N = path_BN.shape
     order_N = torch.arange(N, device=path_BN.device)
     order_P = torch.arange(length, device=path_BN.device)
-    place_BN = (path_BN[:, None] & (order_N < order_N[:, None])).sum(-1)  # how many of the path stand before each
-    column_BN = torch.where(path_BN, place_BN, length)  # nodes off the path go to a column past the end
+    # how many of the path stand before each
+    place_BN = (path_BN[:, None] & (order_N < order_N[:, None])).sum(-1)
+    # nodes off the path go to a column past the end
+    column_BN = torch.where(path_BN, place_BN, length)
     rest_BW = torch.cat([order_P, order_P[:1]]).clamp_max(N - 1).repeat(B, 1)
     return rest_BW.scatter(1, column_BN, order_N.expand(B, N))[:, :length]
 
@@ -119,18 +122,26 @@ class OneHot(Rule):
     """
 
     def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
-        tokens_BN, parents_BN = tree.tokens_BN, tree.parents_BN
+        tokens_BN = tree.tokens_BN
+        parents_BN = tree.parents_BN
         B, N = tokens_BN.shape
         node_N = torch.arange(N, device=tokens_BN.device)
-        reached_BN = (node_N == 0).expand(B, N)  # more than one node only if siblings are equal: one context
+        # more than one node only if siblings are equal: one context
+        reached_BN = (node_N == 0).expand(B, N)
         walking_B = torch.ones(B, dtype=torch.bool, device=tokens_BN.device)
         next_B = tokens_BN[:, 0]
         for level in range(noise.exponential_BLV.shape[1]):
             # the target draws the token after the nodes reached ...
             first_B = reached_BN.to(torch.uint8).argmax(-1)
-            next_B = torch.where(walking_B, draw(at(p_BNV, first_B), noise.exponential_BLV[:, level]), next_B)
+            next_B = torch.where(
+                walking_B, draw(at(p_BNV, first_B), noise.exponential_BLV[:, level]), next_B
+            )
             # ... and the walk goes on to the child that holds it; without one that token is the next, and it ends
-            child_BN = reached_BN.gather(1, parents_BN) & (tokens_BN == next_B[:, None]) & (node_N != parents_BN)
+            child_BN = (
+                reached_BN.gather(1, parents_BN)
+                & (tokens_BN == next_B[:, None])
+                & (node_N != parents_BN)
+            )
             walking_B = walking_B & child_BN.any(-1)
             reached_BN = torch.where(walking_B[:, None], child_BN, reached_BN)
         return Accepted(at(ancestors(parents_BN), reached_BN.to(torch.uint8).argmax(-1)), next_B)
@@ -155,21 +166,27 @@ class WithoutReplacement(Rule):
     sampled: ClassVar[bool] = True
 
     def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
-        tokens_BN, parents_BN = tree.tokens_BN, tree.parents_BN
-        at_B = torch.zeros_like(tokens_BN[:, 0])  # the node that each walk stands at, the last one accepted
+        tokens_BN = tree.tokens_BN
+        parents_BN = tree.parents_BN
+        # the node that each walk stands at, the last one accepted
+        at_B = torch.zeros_like(tokens_BN[:, 0])
         r_BV, q_BV = self._start(tree, p_BNV, 0)
         path = [torch.ones_like(at_B, dtype=torch.bool)]
-        for node in range(1, tokens_BN.shape[1]):  # parents come first, so one pass meets the whole walk in order
+        # parents come first, so one pass meets the whole walk in order
+        for node in range(1, tokens_BN.shape[1]):
             x_B1 = tokens_BN[:, node, None]
-            r_x_B, q_x_B = r_BV.gather(1, x_B1)[:, 0], q_BV.gather(1, x_B1)[:, 0]
+            r_x_B = r_BV.gather(1, x_B1)[:, 0]
+            q_x_B = q_BV.gather(1, x_B1)[:, 0]
             tried_B = (parents_BN[:, node] == at_B) & (q_x_B > 0)
             taken_B = tried_B & self.takes(noise.uniform_BN[:, node], r_x_B, q_x_B)
             refused_B1 = (tried_B & ~taken_B)[:, None]
             # accepted: start afresh at the child; refused: go on with what is left; not a child of here: no change
             p_BV, new_q_BV = self._start(tree, p_BNV, node)
-            r_BV, q_BV = (
-                torch.where(taken_B[:, None], p_BV, torch.where(refused_B1, self.residual(r_BV, q_BV), r_BV)),
-                torch.where(taken_B[:, None], new_q_BV, torch.where(refused_B1, self.left(q_BV, x_B1), q_BV)),
+            r_BV = torch.where(
+                taken_B[:, None], p_BV, torch.where(refused_B1, self.residual(r_BV, q_BV), r_BV)
+            )
+            q_BV = torch.where(
+                taken_B[:, None], new_q_BV, torch.where(refused_B1, self.left(q_BV, x_B1), q_BV)
             )
             at_B = torch.where(taken_B, node, at_B)
             path.append(taken_B)
@@ -191,8 +208,11 @@ class WithoutReplacement(Rule):
 
     def _start(self, tree: DraftTree, p_BNV: Tensor, node: int) -> tuple[Tensor, Tensor]:
         """p and q at a node, over the target's vocabulary."""
-        assert tree.q_BND is not None and tree.ids_D is not None, "sampled drafts come with what they were drawn from"
-        p_BV, q_BD = p_BNV[:, node], tree.q_BND[:, node].to(p_BNV.dtype)
+        assert tree.q_BND is not None and tree.ids_D is not None, (
+            "sampled drafts come with what they were drawn from"
+        )
+        p_BV = p_BNV[:, node]
+        q_BD = tree.q_BND[:, node].to(p_BNV.dtype)
         return normalised(p_BV), normalised(torch.zeros_like(p_BV).index_copy(1, tree.ids_D, q_BD))
 
 
@@ -211,22 +231,28 @@ class Block(WithoutReplacement):
     chains: ClassVar[bool] = True
 
     def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
-        tokens_BN, last = tree.tokens_BN, tree.tokens_BN.shape[1] - 1
+        tokens_BN = tree.tokens_BN
+        last = tree.tokens_BN.shape[1] - 1
         keep_B1 = torch.ones_like(p_BNV[:, 0, :1])
         p_BV, q_BV = self._start(tree, p_BNV, 0)
-        next_BV, at_B = self.residual(p_BV, q_BV) if last else p_BV, torch.zeros_like(tokens_BN[:, 0])
+        next_BV = self.residual(p_BV, q_BV) if last else p_BV
+        at_B = torch.zeros_like(tokens_BN[:, 0])
         for node in range(1, last + 1):
             x_B1 = tokens_BN[:, node, None]
             tiny = torch.finfo(p_BV.dtype).tiny
-            keep_B1 = (keep_B1 * p_BV.gather(1, x_B1) / q_BV.gather(1, x_B1).clamp_min(tiny)).clamp_max(1)
+            keep_B1 = (
+                keep_B1 * p_BV.gather(1, x_B1) / q_BV.gather(1, x_B1).clamp_min(tiny)
+            ).clamp_max(1)
             p_BV, q_BV = self._start(tree, p_BNV, node)
-            left_BV, chance_B1 = p_BV, keep_B1
+            left_BV = p_BV
+            chance_B1 = keep_B1
             if node < last:
                 left_BV = self.residual(keep_B1 * p_BV, q_BV)
                 excess_B1 = (keep_B1 * p_BV - q_BV).clamp_min(0).sum(-1, keepdim=True)
                 chance_B1 = excess_B1 / (excess_B1 + 1 - keep_B1).clamp_min(tiny)
             taken_B = noise.uniform_BN[:, node] < chance_B1[:, 0]
-            next_BV, at_B = torch.where(taken_B[:, None], left_BV, next_BV), torch.where(taken_B, node, at_B)
+            next_BV = torch.where(taken_B[:, None], left_BV, next_BV)
+            at_B = torch.where(taken_B, node, at_B)
         path_BN = torch.arange(last + 1, device=at_B.device) <= at_B[:, None]
         return Accepted(path_BN, draw(next_BV, at(noise.exponential_BLV, at_B)))
 

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 
 from specdec.decoding.accept import Sampling
-from specdec.decoding.generation import Chunk, Generation, PromptLike, Request, TextStream, request_ids
+from specdec.decoding.generation import (
+    Chunk,
+    Generation,
+    PromptLike,
+    Request,
+    TextStream,
+    request_ids,
+)
 from specdec.decoding.proposal import Chain, DraftShape
 from specdec.decoding.round import PlainRound, SpeculativeRound
 from specdec.decoding.session import Compilation, DecodeSession, slots_for
@@ -40,19 +47,35 @@ class PlainDecoder:
 
     graphs = PlainRound.graphs  # of a compiled session
 
-    def __init__(self, target: Target, sampling: Sampling = GREEDY, *, batch: Side = 1, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        target: Target,
+        sampling: Sampling = GREEDY,
+        *,
+        batch: Side = 1,
+        compiled: bool = False,
+    ) -> None:
         check_numbers(PlainDecoder.__init__, {"batch": batch})
         if target.recurrent and (compiled or batch > 1):
             raise ValueError(
                 f"{target.source} has recurrent layers, whose state is put back after refused drafts, text by text and "
                 "in no graph: use --compile off and --batch_size 1"
             )
-        self.target, self.sampling, self.batch, self.compiled = target, sampling, batch, compiled
-        self.name, self.nodes = PlainRound.name, PlainRound.nodes  # that a pass verifies, the root included, at most
+        self.target = target
+        self.sampling = sampling
+        self.batch = batch
+        self.compiled = compiled
+        # that a pass verifies, the root included, at most
+        self.name = PlainRound.name
+        self.nodes = PlainRound.nodes
         self._kept: DecodeSession | None = None  # compiled, while no call uses it
 
     def generate(
-        self, prompt: PromptLike, max_new_tokens: int = 128, end: Collection[int] | None = None, seed: int = 0
+        self,
+        prompt: PromptLike,
+        max_new_tokens: int = 128,
+        end: Collection[int] | None = None,
+        seed: int = 0,
     ) -> Generation:
         """Generate after text, a conversation (messages with ``role`` and ``content``) or token ids.
 
@@ -68,7 +91,11 @@ class PlainDecoder:
         return made
 
     def stream(
-        self, prompt: PromptLike, max_new_tokens: int = 128, end: Collection[int] | None = None, seed: int = 0
+        self,
+        prompt: PromptLike,
+        max_new_tokens: int = 128,
+        end: Collection[int] | None = None,
+        seed: int = 0,
     ) -> Iterator[Chunk]:
         """The same as :meth:`generate`, chunk by chunk: the prompt's pass gives the first token, and every further pass
         its accepted drafts and a token of the target's own.
@@ -80,7 +107,9 @@ class PlainDecoder:
         check_length(self.target, request.prompt, max_new_tokens, self.nodes)
         return self._chunks(request, TextStream(self.target.tokenizer, request.prompt), end)
 
-    def _chunks(self, request: Request, text: TextStream, end: Collection[int] | None) -> Iterator[Chunk]:
+    def _chunks(
+        self, request: Request, text: TextStream, end: Collection[int] | None
+    ) -> Iterator[Chunk]:
         for answer in self._passes([request], end):
             before = len(answer.ids) - len(answer.fresh)
             ids = answer.fresh[: request.max_new_tokens - before]
@@ -102,32 +131,43 @@ class PlainDecoder:
                 yield answer.number, answer.generation(self.target)
 
     @torch.inference_mode()
-    def _passes(self, requests: Sequence[Request], end: Collection[int] | None) -> Iterator["_Answer"]:
+    def _passes(
+        self, requests: Sequence[Request], end: Collection[int] | None
+    ) -> Iterator["_Answer"]:
         """Serve the requests; yields an answer each time that a pass has added to it."""
         for request in requests:
             check_length(self.target, request.prompt, request.max_new_tokens, self.nodes)
         if not requests:
             return
-        session = self._session(max(len(request.prompt) + request.max_new_tokens for request in requests))
+        session = self._session(
+            max(len(request.prompt) + request.max_new_tokens for request in requests)
+        )
         self._kept = None  # another call in the meantime gets a session of its own
         try:
-            yield from self._serve(session, requests, self.target.eos_token_ids if end is None else end)
+            yield from self._serve(
+                session, requests, self.target.eos_token_ids if end is None else end
+            )
         finally:
             if self.compiled:
                 self._kept = session
 
-    def _serve(self, session: DecodeSession, requests: Sequence[Request], end: Collection[int]) -> Iterator["_Answer"]:
+    def _serve(
+        self, session: DecodeSession, requests: Sequence[Request], end: Collection[int]
+    ) -> Iterator["_Answer"]:
         for b in range(self.batch):  # the last caller may have left in the middle
             session.round.end(b)
         waiting = deque(_Answer(number, request, end) for number, request in enumerate(requests))
         answers: list[_Answer | None] = [None] * self.batch
-        device, last = self.target.device, time.perf_counter()
+        device = self.target.device
+        last = time.perf_counter()
         while waiting or any(answers):
             # admit: whatever is free takes the next prompt, whose pass gives the first token
             for b in range(self.batch):
                 while answers[b] is None and waiting:
                     new = waiting.popleft()
-                    new.ids = new.fresh = session.round.prefill(b, new.request.prompt, new.request.seed).tolist()
+                    new.ids = new.fresh = session.round.prefill(
+                        b, new.request.prompt, new.request.seed
+                    ).tolist()
                     last = _charge([new], last)
                     if new.done:
                         session.round.end(b)
@@ -146,7 +186,8 @@ class PlainDecoder:
             verified = _mark(device)
             # read what was committed: the only wait for the device
             rows = report.tolist()
-            draft_ms, verify_ms = _ms(start, drafted), _ms(drafted, verified)
+            draft_ms = _ms(start, drafted)
+            verify_ms = _ms(drafted, verified)
             for b, (count, *fresh, depth) in enumerate(rows):
                 if answer := answers[b]:
                     answer.commit(fresh[:count], draft_ms, verify_ms, depth)
@@ -216,10 +257,15 @@ class SpeculativeDecoder(PlainDecoder):
                 f"{target.source} has recurrent layers, whose state cannot branch: draft a chain, not {shape.name}"
             )
         super().__init__(target, sampling, batch=batch, compiled=compiled)
-        self.drafter, self.shape, self.name, self.nodes = drafter, shape, shape.name, shape.nodes_drafted + 1
+        self.drafter = drafter
+        self.shape = shape
+        self.name = shape.name
+        self.nodes = shape.nodes_drafted + 1
 
     def _new_round(self, longest: int) -> PlainRound:
-        return SpeculativeRound(self.target, self.drafter, self.shape, self.sampling, longest, self.batch)
+        return SpeculativeRound(
+            self.target, self.drafter, self.shape, self.sampling, longest, self.batch
+        )
 
 
 def check_length(target: Target, prompt: list[int], max_new_tokens: Tokens, nodes: int = 1) -> None:
@@ -231,7 +277,9 @@ def check_length(target: Target, prompt: list[int], max_new_tokens: Tokens, node
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token")
     if not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
-        raise ValueError(f"the prompt has token ids outside 0..{target.vocab_size - 1}: is the tokenizer the target's?")
+        raise ValueError(
+            f"the prompt has token ids outside 0..{target.vocab_size - 1}: is the tokenizer the target's?"
+        )
     check_numbers(check_length, {"max_new_tokens": max_new_tokens})
     most = target.config.max_position_embeddings
     if len(prompt) + max_new_tokens > most:
@@ -239,7 +287,8 @@ def check_length(target: Target, prompt: list[int], max_new_tokens: Tokens, node
             f"a prompt of {how_many(len(prompt), 'token')} and {max_new_tokens} new ones exceed the target's {most} "
             "positions"
         )
-    slots, most_slots = len(prompt) + max_new_tokens + nodes, target.most_slots
+    slots = len(prompt) + max_new_tokens + nodes
+    most_slots = target.most_slots
     if most_slots is not None and slots > most_slots:
         raise ValueError(
             f"a prompt of {how_many(len(prompt), 'token')}, {max_new_tokens} new ones and a tree of {nodes} exceed "
@@ -251,7 +300,9 @@ class _Answer:
     """A request being served."""
 
     def __init__(self, number: int, request: Request, end: Collection[int]) -> None:
-        self.number, self.request, self.end = number, request, end
+        self.number = number
+        self.request = request
+        self.end = end
         self.ids: list[int] = []
         self.fresh: list[int] = []  # what the last pass added
         self.seconds = 0.0
@@ -264,12 +315,20 @@ class _Answer:
     def commit(self, ids: list[int], draft_ms: float, verify_ms: float, depth: int) -> None:
         """Take what a target pass gave to a proposal of this depth, up to an end token."""
         if self.end:
-            ids = ids[: next((index for index, token in enumerate(ids, start=1) if token in self.end), len(ids))]
+            ids = ids[
+                : next(
+                    (index for index, token in enumerate(ids, start=1) if token in self.end),
+                    len(ids),
+                )
+            ]
         self.passes.append((len(ids) - 1, draft_ms, verify_ms, depth))
-        self.ids, self.fresh = self.ids + ids, ids
+        self.ids = self.ids + ids
+        self.fresh = ids
 
     def generation(self, target: Target) -> Generation:
-        accepted, draft_ms, verify_ms, drafted = zip(*self.passes, strict=True) if self.passes else [()] * 4
+        accepted, draft_ms, verify_ms, drafted = (
+            zip(*self.passes, strict=True) if self.passes else [()] * 4
+        )
         ids = self.ids[: self.request.max_new_tokens]
         tokenizer = target.tokenizer if target.has_tokenizer else None
         timed = (accepted, self.seconds, draft_ms, verify_ms, drafted)
@@ -300,7 +359,8 @@ def _ms(start: Any, end: Any) -> float:
 
 def check_pair(target: Target, drafter: Drafter) -> None:
     """Raise ValueError unless the drafter was made for a target of this shape, and both have one dtype and device."""
-    config, weight = drafter.config, drafter.lm_head.weight
+    config = drafter.config
+    weight = drafter.lm_head.weight
     for what, has, wants in (
         ("hidden size", target.hidden_size, config.target_hidden_size),
         ("vocabulary size", target.vocab_size, config.vocab_size),
@@ -321,8 +381,10 @@ def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False)
         refuse: raise ValueError for a drafter that says it was trained for another target of the same shape, except
             where the target is in float16, which has a fingerprint of its own.
     """
-    trained_for, given = drafter.config.target, target.identity
-    which, fingerprint = trained_for.get("source"), trained_for.get("fingerprint")
+    trained_for = drafter.config.target
+    given = target.identity
+    which = trained_for.get("source")
+    fingerprint = trained_for.get("fingerprint")
     if target.is_of(trained_for):
         return True
     if fingerprint is None and trained_for.get("parts") is None:

@@ -29,7 +29,9 @@ class Chunk(NamedTuple):
     """What one target pass committed: drafts that it accepted, and then one token of the target's own."""
 
     ids: list[int]
-    texts: list[str]  # of each token; where several write one character, it stands at the last of them
+    texts: list[
+        str
+    ]  # of each token; where several write one character, it stands at the last of them
     accepted: int  # so many of the ids, from the first, are accepted drafts
 
     @property
@@ -43,11 +45,15 @@ class Generation:
     """Tokens generated after a prompt, and how."""
 
     ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
-    accepted: tuple[int, ...]  # per target pass: tokens committed less the last, the bonus or an end token
+    accepted: tuple[
+        int, ...
+    ]  # per target pass: tokens committed less the last, the bonus or an end token
     seconds: float  # wall time, prompt included; of a batch, this sequence's share of it
     draft_ms: tuple[float, ...] = ()  # per target pass: drafting for it, for the whole batch
-    verify_ms: tuple[float, ...] = ()  # per target pass: the pass, its acceptance and its commit, for the whole batch
-    drafted: tuple[int, ...] = ()  # per target pass: tokens of the proposal's longest path, the root left out
+    # per target pass: the pass, its acceptance and its commit, for the whole batch
+    verify_ms: tuple[float, ...] = ()
+    # per target pass: tokens of the proposal's longest path, the root left out
+    drafted: tuple[int, ...] = ()
     prompt: list[int] = field(default_factory=list)
     tokenizer: Any = field(default=None, compare=False)
 
@@ -73,7 +79,11 @@ class Generation:
         return len(self.ids) / self.seconds
 
     def __repr__(self) -> str:
-        length = "" if self.acceptance_length is None else f", acceptance length {self.acceptance_length:.2f}"
+        length = (
+            ""
+            if self.acceptance_length is None
+            else f", acceptance length {self.acceptance_length:.2f}"
+        )
         what = f"text={self.text!r}" if self.tokenizer is not None else f"ids={self.ids}"
         speed = f"{self.tokens_per_second:.1f} tokens/s"
         return f"Generation({how_many(len(self.ids), 'token')} in {self.seconds:.2f} s, {speed}{length}, {what})"
@@ -92,14 +102,17 @@ def request_ids(prompt: PromptLike, target: Target) -> list[int]:
     if isinstance(prompt, Sequence):
         messages = [dict(one) for one in prompt if isinstance(one, Mapping)]
         if messages and len(messages) == len(prompt):
-            return template_of(target.tokenizer).prompt_ids([as_message(message) for message in messages])
+            return template_of(target.tokenizer).prompt_ids(
+                [as_message(message) for message in messages]
+            )
         try:
             return [operator.index(token) for token in prompt]  # type: ignore[arg-type]
         except TypeError:
             pass
     raise ValueError(
         f"a prompt is text, a list of messages ({{'role': ..., 'content': ...}}) or one text's token ids, not "
-        f"{type(prompt).__name__}" + (f" of {type(prompt[0]).__name__}" if isinstance(prompt, list) else "")
+        f"{type(prompt).__name__}"
+        + (f" of {type(prompt[0]).__name__}" if isinstance(prompt, list) else "")
     )
 
 
@@ -117,7 +130,9 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
-        self.tokenizer, self.before, self.waiting = tokenizer, list(prompt), list[int]()
+        self.tokenizer = tokenizer
+        self.before = list(prompt)
+        self.waiting = list[int]()
 
     def add(self, token: int) -> str:
         """What this token lets be written."""
@@ -125,7 +140,8 @@ class TextStream:
         text = self.rest()
         if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
-        self.before, self.waiting = self.waiting, []
+        self.before = self.waiting
+        self.waiting = []
         return text
 
     def rest(self) -> str:

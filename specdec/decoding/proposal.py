@@ -47,7 +47,9 @@ class ChildSampling(NamedTuple):
         if not self.rule.sampled:
             return likeliest(logits_BKD, width)[1], None
         q_BKD = (logits_BKD / self.temperature).softmax(-1)
-        noise_B1X = exponential(self.seed_B, (self.place_B + level)[:, None], DRAFT, q_BKD[0].numel())
+        noise_B1X = exponential(
+            self.seed_B, (self.place_B + level)[:, None], DRAFT, q_BKD[0].numel()
+        )
         return draw_distinct(q_BKD, noise_B1X.view_as(q_BKD), width), q_BKD
 
 
@@ -96,13 +98,20 @@ class DraftShape:
     def check_rule(self, rule: Rule) -> None:
         """Raise ValueError when the rule cannot judge what is proposed so."""
         if rule.chains and not self.in_order:
-            raise ValueError(f"shape: {self.name} branches, and the rule block judges chains: use a chain")
+            raise ValueError(
+                f"shape: {self.name} branches, and the rule block judges chains: use a chain"
+            )
 
     def prepare(self, device: torch.device) -> None:
         """Make what no round changes, before any."""
 
     def grow(
-        self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: ChildSampling
+        self,
+        root_B: Tensor,
+        start: Frontier,
+        expand: Expand,
+        vocab: DraftVocab,
+        children: ChildSampling,
     ) -> DraftTree:
         """The proposal after ``root_B``, given what the drafter says there, with K = 1."""
         raise TypeError(f"{type(self).__name__} must grow")
@@ -127,10 +136,17 @@ class Chain(DraftShape):
         return f"chain of {self.depth}"
 
     def grow(
-        self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: ChildSampling
+        self,
+        root_B: Tensor,
+        start: Frontier,
+        expand: Expand,
+        vocab: DraftVocab,
+        children: ChildSampling,
     ) -> DraftTree:
         order_N = torch.arange(self.depth + 1, device=root_B.device)
-        tokens, drawn, frontier = [root_B], [], start
+        tokens = [root_B]
+        drawn = []
+        frontier = start
         for level in range(self.depth):
             if level:  # a draft sees all before it
                 seen_1Q = torch.ones(1, level, dtype=torch.bool, device=root_B.device)
@@ -139,10 +155,16 @@ class Chain(DraftShape):
             tokens.append(vocab.to_target(draft_B11[:, 0, 0]))
             if q_B1D is not None:
                 drawn.append(q_B1D)
-        tokens_BN, parents_BN = torch.stack(tokens, 1), (order_N - 1).clamp(min=0).expand(len(root_B), -1)
+        tokens_BN = torch.stack(tokens, 1)
+        parents_BN = (order_N - 1).clamp(min=0).expand(len(root_B), -1)
         if not drawn:
             return DraftTree(tokens_BN, parents_BN)
-        return DraftTree(tokens_BN, parents_BN, torch.cat([*drawn, torch.zeros_like(drawn[0])], 1), vocab.target_ids_D)
+        return DraftTree(
+            tokens_BN,
+            parents_BN,
+            torch.cat([*drawn, torch.zeros_like(drawn[0])], 1),
+            vocab.target_ids_D,
+        )
 
 
 @dataclass(frozen=True)
@@ -193,15 +215,25 @@ class DynamicTree(DraftShape):
             )
 
     def grow(
-        self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: ChildSampling
+        self,
+        root_B: Tensor,
+        start: Frontier,
+        expand: Expand,
+        vocab: DraftVocab,
+        children: ChildSampling,
     ) -> DraftTree:
-        k, device = self.top_k, root_B.device
+        k = self.top_k
+        device = root_B.device
         value_BK, best_BK = likeliest(start.logits_BKD[:, 0].log_softmax(-1), k)
-        ids_BK, h_BKH = vocab.to_target(best_BK), start.h_BKH.expand(-1, k, -1)
-        candidate_BK = torch.arange(k, device=device).expand_as(ids_BK)  # the frontier's places among all candidates
+        ids_BK = vocab.to_target(best_BK)
+        h_BKH = start.h_BKH.expand(-1, k, -1)
+        # the frontier's places among all candidates
+        candidate_BK = torch.arange(k, device=device).expand_as(ids_BK)
         eye_BKK = torch.eye(k, dtype=torch.bool, device=device).expand(len(root_B), k, k)
         seen_BKQ = eye_BKK
-        tokens, values, parents = [ids_BK], [value_BK], [torch.full_like(ids_BK, -1)]
+        tokens = [ids_BK]
+        values = [value_BK]
+        parents = [torch.full_like(ids_BK, -1)]
         for level in range(self.depth - 1):
             # the drafter reads the frontier; each of its nodes brings k candidates, valued by their path
             depth_Q = torch.arange(k * (level + 1), device=device) // k
@@ -215,9 +247,12 @@ class DynamicTree(DraftShape):
             # the k best of this level's candidates are the next frontier; each sees itself and what its parent saw
             value_BK, chosen_BK = value_BC.topk(k)
             parent_BK = chosen_BK // k
-            ids_BK, candidate_BK = ids_BC.gather(1, chosen_BK), k + level * k * k + chosen_BK
+            ids_BK = ids_BC.gather(1, chosen_BK)
+            candidate_BK = k + level * k * k + chosen_BK
             h_BKH = frontier.h_BKH.take_along_dim(parent_BK[..., None], dim=1)
-            seen_BKQ = torch.cat([seen_BKQ.take_along_dim(parent_BK[..., None], dim=1), eye_BKK], dim=2)
+            seen_BKQ = torch.cat(
+                [seen_BKQ.take_along_dim(parent_BK[..., None], dim=1), eye_BKK], dim=2
+            )
         # the best of all: candidates stand in level order, so a stable sort breaks ties as documented
         order_BC = torch.cat(values, 1).sort(dim=-1, descending=True, stable=True).indices
         kept_BN = order_BC[:, : self.nodes].sort(dim=-1).values
@@ -225,7 +260,9 @@ class DynamicTree(DraftShape):
         parent_BN = torch.where(kept_BN < k, 0, parent_BN)
         tokens_BN = torch.cat(tokens, 1).gather(1, kept_BN)
         zero_B1 = torch.zeros_like(root_B)[:, None]
-        return DraftTree(torch.cat([root_B[:, None], tokens_BN], 1), torch.cat([zero_B1, parent_BN], 1))
+        return DraftTree(
+            torch.cat([root_B[:, None], tokens_BN], 1), torch.cat([zero_B1, parent_BN], 1)
+        )
 
 
 class Proposer:
@@ -244,10 +281,12 @@ class Proposer:
     """
 
     def __init__(self, drafter: Drafter, shape: DraftShape, longest: int, batch: int = 1) -> None:
-        config, weight = drafter.config, drafter.lm_head.weight
+        config = drafter.config
+        weight = drafter.lm_head.weight
         shape.check(config)
         shape.prepare(weight.device)
-        self.drafter, self.shape = drafter, shape
+        self.drafter = drafter
+        self.shape = shape
         in_turn = shape.depth - 1 if config.recurrence.parallel else 0
         self.ahead = config.recurrence.masks + 1 if config.recurrence.masks else in_turn
         self.capacity = longest + max(shape.slots, shape.depth + self.ahead)
@@ -259,14 +298,23 @@ class Proposer:
     def prefill(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
         """The first M tokens of sequence ``b`` that have a feature before them."""
         zero_1 = torch.zeros_like(ids_1M[0, :1])
-        if self.drafter.config.recurrence.masks:  # a root runs with it, and leaves a key that is written over
-            self.block(zero_1, ids_1M[:, -1:], self.drafter.fuse(aux_1MNH), zero_1 + ids_1M.shape[1], self.cache.row(b))
+        # a root runs with it, and leaves a key that is written over
+        if self.drafter.config.recurrence.masks:
+            self.block(
+                zero_1,
+                ids_1M[:, -1:],
+                self.drafter.fuse(aux_1MNH),
+                zero_1 + ids_1M.shape[1],
+                self.cache.row(b),
+            )
             return
         view = View.chain(zero_1, ids_1M.shape[1], self.capacity, self.cache.row(b))
         asked_11 = torch.zeros_like(ids_1M[:, :1])  # it runs for its keys, nobody reads its output
         self.drafter.step(ids_1M, self.drafter.fuse(aux_1MNH), view._replace(wanted_BM=asked_11))
 
-    def extend(self, length_B: Tensor, ids_BM: Tensor, aux_BMNH: Tensor, count_B: Tensor) -> Frontier:
+    def extend(
+        self, length_B: Tensor, ids_BM: Tensor, aux_BMNH: Tensor, count_B: Tensor
+    ) -> Frontier:
         """Commit tokens with the target's true features, over whatever had been guessed in their rows.
 
         Args:
@@ -278,7 +326,8 @@ class Proposer:
             What the drafter says at the last of them; and a parallel one at every row of masks, so that K levels stand
             where else K nodes do.
         """
-        h_BMH, wanted_BK = self.drafter.fuse(aux_BMNH), (count_B - 1).clamp_min(0)[:, None]
+        h_BMH = self.drafter.fuse(aux_BMNH)
+        wanted_BK = (count_B - 1).clamp_min(0)[:, None]
         if self.drafter.config.recurrence.masks:
             root_B1 = ids_BM.gather(1, wanted_BK)
             masks = self.drafter.following(root_B1).expand(-1, self.ahead - 1)
@@ -286,38 +335,55 @@ class Proposer:
         if self.ahead:
             order_M = torch.arange(ids_BM.shape[1] + self.ahead, device=ids_BM.device)
             fresh_BM = order_M <= wanted_BK
-            ids_BM, h_BMH = F.pad(ids_BM, (0, self.ahead)), F.pad(h_BMH, (0, 0, 0, self.ahead))
+            ids_BM = F.pad(ids_BM, (0, self.ahead))
+            h_BMH = F.pad(h_BMH, (0, 0, 0, self.ahead))
             ids_BM = torch.where(fresh_BM, ids_BM, self.drafter.following(ids_BM))
             h_BMH = torch.where(fresh_BM[..., None], h_BMH, self.drafter.recurrence(h_BMH, h_BMH))
             wanted_BK = wanted_BK + order_M[: self.ahead + 1]
-        view = View.chain(length_B, ids_BM.shape[1], self.capacity, self.cache)._replace(wanted_BM=wanted_BK)
+        view = View.chain(length_B, ids_BM.shape[1], self.capacity, self.cache)._replace(
+            wanted_BM=wanted_BK
+        )
         return self._frontier(self.drafter.step(ids_BM, h_BMH, view))
 
-    def block(self, length_B: Tensor, ids_BK: Tensor, h_BMH: Tensor, count_B: Tensor, cache: StaticCache) -> Frontier:
+    def block(
+        self, length_B: Tensor, ids_BK: Tensor, h_BMH: Tensor, count_B: Tensor, cache: StaticCache
+    ) -> Frontier:
         """Commit features, of which the first ``count_B`` are meant, and run root and masks behind them, which see all
         of these and each other; what the drafter says at the masks."""
         order_M, order_K = (torch.arange(x.shape[1], device=ids_BK.device) for x in (h_BMH, ids_BK))
-        end_B1, K = (length_B + count_B)[:, None], ids_BK.shape[1]
-        padded_BM = (order_M >= count_B[:, None]) * K  # what is not meant lies behind the block, where nobody looks
+        end_B1 = (length_B + count_B)[:, None]
+        K = ids_BK.shape[1]
+        # what is not meant lies behind the block, where nobody looks
+        padded_BM = (order_M >= count_B[:, None]) * K
         slots_BT = torch.cat([length_B[:, None] + order_M + padded_BM, end_B1 + order_K], 1)
         last_BK = (end_B1 + K - 1).expand(-1, K)
         visible = Spans(torch.zeros_like(last_BK), last_BK, self.capacity)
         columns_BS = torch.arange(self.capacity, device=ids_BK.device).expand(len(slots_BT), -1)
-        step = self.drafter.step(ids_BK, h_BMH, View(slots_BT, visible, columns_BS, slots_BT, cache))
+        step = self.drafter.step(
+            ids_BK, h_BMH, View(slots_BT, visible, columns_BS, slots_BT, cache)
+        )
         wanted = slice(1, 1 + self.shape.depth)  # the root itself says nothing
         return self._frontier(Step(*(x[:, wanted] for x in step)))
 
-    def propose(self, length_B: Tensor, root_B: Tensor, start: Frontier, children: ChildSampling) -> DraftTree:
+    def propose(
+        self, length_B: Tensor, root_B: Tensor, start: Frontier, children: ChildSampling
+    ) -> DraftTree:
         """Grow a proposal after the roots, from what :meth:`extend` returned.
 
         Args:
             length_B: int64, the rows committed by now.
         """
-        expand = functools.partial(_level, start) if self.ahead else functools.partial(self.expand, length_B)
+        expand = (
+            functools.partial(_level, start)
+            if self.ahead
+            else functools.partial(self.expand, length_B)
+        )
         first = Frontier(*(x[:, :1] for x in start))
         return self.shape.grow(root_B, first, expand, self.drafter.vocab, children)
 
-    def expand(self, length_B: Tensor, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
+    def expand(
+        self, length_B: Tensor, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor
+    ) -> Frontier:
         """One level of drafting, with the drafter's own features in place of the target's; see :data:`Expand`."""
         view = View.append(length_B, seen_BKQ, depth_BQ, self.capacity, self.cache)
         return self._frontier(self.drafter.step(ids_BK, h_BKH, view))
@@ -327,7 +393,9 @@ class Proposer:
         return Frontier(step.h_BTH, logits_BKD.to(wide(logits_BKD.dtype)))
 
 
-def _level(levels: Frontier, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
+def _level(
+    levels: Frontier, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor
+) -> Frontier:
     """An :data:`Expand` of levels that are there already: all nodes of one level have the same to say."""
     at_1 = depth_BQ.flatten()[-1:] + 1
     return Frontier(*(x.index_select(1, at_1).expand(-1, ids_BK.shape[1], -1) for x in levels))

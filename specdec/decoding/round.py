@@ -28,7 +28,8 @@ class PlainRound(nn.Module):
     """
 
     name = "plain decoding"
-    nodes, path = 1, 1
+    nodes = 1
+    path = 1
     graphs = 1  # of a compiled session: verification
     in_order = True  # whether paths are the first nodes of their trees
     layers: tuple[int, ...] = ()  # the target's boundaries that a drafter reads
@@ -36,7 +37,9 @@ class PlainRound(nn.Module):
 
     def __init__(self, target: Target, sampling: Sampling, longest: int, batch: int = 1) -> None:
         super().__init__()
-        self.target, self.sampling, self.rule = target, sampling, sampling.acceptance
+        self.target = target
+        self.sampling = sampling
+        self.rule = sampling.acceptance
         self.capacity = longest + self.nodes
         self.cache = target.new_cache(self.capacity, batch)
         zero_B = torch.zeros(batch, dtype=torch.int64, device=target.device)
@@ -48,7 +51,9 @@ class PlainRound(nn.Module):
         self.fresh_BP = zero_B[:, None].repeat(1, self.path)
         self.count_B = zero_B.clone()  # how many they are; 0 if not live
         # the target's states before each of them
-        self.aux_BPLH = zero_B.new_zeros(batch, self.path, len(self.layers), target.hidden_size, dtype=target.dtype)
+        self.aux_BPLH = zero_B.new_zeros(
+            batch, self.path, len(self.layers), target.hidden_size, dtype=target.dtype
+        )
 
     def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
         """Start sequence ``b`` on a prompt; returns its first new token, (1,)."""
@@ -60,7 +65,12 @@ class PlainRound(nn.Module):
         out = self.target.forward(ids_1T, view, self.layers, self.final_norm)
         self.prefill_drafter(b, ids_1T, out.aux_BTNH)
         logits_1V = self.target.logits(out.final_BTH[:, -1:])[:, 0]
-        self.live_B[b], self.length_B[b], self.count_B[b], self.seed_B[b] = True, len(prompt), 1, seed
+        self.live_B[b], self.length_B[b], self.count_B[b], self.seed_B[b] = (
+            True,
+            len(prompt),
+            1,
+            seed,
+        )
         root_1 = self.sampling.draw(logits_1V, self.seed_B[b : b + 1], zero_1 + len(prompt))
         self.root_B[b : b + 1] = self.fresh_BP[b, :1] = root_1
         self.aux_BPLH[b, :1] = out.aux_BTNH[0, -1:]
@@ -84,17 +94,22 @@ class PlainRound(nn.Module):
             (B, P + 2) int64, all that the host must know: how many tokens are committed, the tokens, how deep the
             proposal was.
         """
-        length_B, tokens_BN = self.length_B, tree.tokens_BN
+        length_B = self.length_B
+        tokens_BN = tree.tokens_BN
         # verify: every node sees the committed prefix and its own ancestors
         ancestors_BNN = ancestors(tree.parents_BN)
         depth_BN = ancestors_BNN.sum(-1) - 1  # the root's is 0
         view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, self.cache)
         before = self.cache.recurrent_states() if self.nodes > 1 else []
         out = self.target.forward(tokens_BN, view, self.layers, self.final_norm)
-        p_BNV, noise = self.target.logits(out.final_BTH), NO_NOISE  # logits will do where the likeliest token counts
+        # logits will do where the likeliest token counts
+        p_BNV = self.target.logits(out.final_BTH)
+        noise = NO_NOISE
         if not isinstance(self.rule, Greedy):
             p_BNV = self.sampling.probs(p_BNV)
-            noise = acceptance_noise(self.seed_B, length_B, tokens_BN.shape[1], self.path, p_BNV.shape[-1])
+            noise = acceptance_noise(
+                self.seed_B, length_B, tokens_BN.shape[1], self.path, p_BNV.shape[-1]
+            )
         # accept: a path from the root, and the target's own token after it
         accepted = self.rule.accept(tree, p_BNV, noise)
         nodes_BP = nodes_in_order(accepted.path_BN, self.path)
@@ -108,10 +123,13 @@ class PlainRound(nn.Module):
         # commit: the path's keys move to where the next pass looks for them
         if not self.in_order:
             self.cache.commit(length_B, nodes_BP)
-        if before and (count := int(count_B)) < tokens_BN.shape[1]:  # a recurrent state goes back and on again
+        # a recurrent state goes back and on again
+        if before and (count := int(count_B)) < tokens_BN.shape[1]:
             self.cache.restore(before)
             if count:
-                self.target.forward(tokens_BN[:, :count], View.chain(length_B, count, self.capacity, self.cache), ())
+                self.target.forward(
+                    tokens_BN[:, :count], View.chain(length_B, count, self.capacity, self.cache), ()
+                )
         self.length_B.add_(count_B)
         self.count_B.copy_(count_B)
         self.fresh_BP.copy_(fresh_BP)
@@ -126,21 +144,33 @@ class SpeculativeRound(PlainRound):
     graphs = 2  # drafting and verification
 
     def __init__(
-        self, target: Target, drafter: Drafter, shape: DraftShape, sampling: Sampling, longest: int, batch: int = 1
+        self,
+        target: Target,
+        drafter: Drafter,
+        shape: DraftShape,
+        sampling: Sampling,
+        longest: int,
+        batch: int = 1,
     ) -> None:
-        self.nodes, self.path = shape.nodes_drafted + 1, min(shape.depth, shape.nodes_drafted) + 1
-        self.name, self.in_order = shape.name, shape.in_order
-        self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.fusion.final_norm
+        self.nodes = shape.nodes_drafted + 1
+        self.path = min(shape.depth, shape.nodes_drafted) + 1
+        self.name = shape.name
+        self.in_order = shape.in_order
+        self.layers = drafter.config.aux_layers
+        self.final_norm = drafter.config.fusion.final_norm
         super().__init__(target, sampling, longest, batch)
         self.proposer = Proposer(drafter, shape, longest, batch)
 
     def prefill_drafter(self, b: int, ids_1T: Tensor, aux_1TLH: Tensor) -> None:
-        if ids_1T.shape[1] > 1:  # row i pairs feature i with token i + 1, which the last token does not have yet
+        # row i pairs feature i with token i + 1, which the last token does not have yet
+        if ids_1T.shape[1] > 1:
             self.proposer.prefill(b, ids_1T[:, 1:], aux_1TLH[:, :-1])
 
     def draft(self) -> DraftTree:
         # the drafter reads what was committed last, with the target's true features ...
-        start = self.proposer.extend(self.length_B - self.count_B, self.fresh_BP, self.aux_BPLH, self.count_B)
+        start = self.proposer.extend(
+            self.length_B - self.count_B, self.fresh_BP, self.aux_BPLH, self.count_B
+        )
         # ... and proposes what may follow
         temperature = self.sampling.draft_temperature or self.sampling.temperature or 1.0
         children = ChildSampling(self.rule, temperature, self.seed_B, self.length_B)

@@ -45,9 +45,17 @@ class LogitsProcessor:
     def __post_init__(self) -> None:
         most = float("inf")
         for name, good, wanted in (
-            ("temperature", self.temperature == 0 or COLDEST <= self.temperature < most, f"0 (greedy) or >= {COLDEST}"),
+            (
+                "temperature",
+                self.temperature == 0 or COLDEST <= self.temperature < most,
+                f"0 (greedy) or >= {COLDEST}",
+            ),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1], 1 for all tokens"),
-            ("top_k", isinstance(self.top_k, int) and self.top_k >= 0, "a whole number, 0 for all tokens"),
+            (
+                "top_k",
+                isinstance(self.top_k, int) and self.top_k >= 0,
+                "a whole number, 0 for all tokens",
+            ),
             ("min_p", 0 <= self.min_p <= 1, "in [0, 1], 0 for all tokens"),
         ):
             if not good:
@@ -72,12 +80,15 @@ class LogitsProcessor:
             x_BNV = x_BNV.masked_fill(self._outside_nucleus(x_BNV), float("-inf"))
         if self.min_p > 0:
             p_BNV = x_BNV.softmax(-1)
-            x_BNV = x_BNV.masked_fill(p_BNV < self.min_p * p_BNV.amax(-1, keepdim=True), float("-inf"))
+            x_BNV = x_BNV.masked_fill(
+                p_BNV < self.min_p * p_BNV.amax(-1, keepdim=True), float("-inf")
+            )
         return x_BNV.softmax(-1)
 
     def _outside_nucleus(self, x_BNV: Tensor) -> Tensor:
         order = torch.sort(x_BNV, descending=True, stable=True)
-        rising_BNV, index_BNV = order.values.flip(-1), order.indices.flip(-1)
+        rising_BNV = order.values.flip(-1)
+        index_BNV = order.indices.flip(-1)
         drop_BNV = rising_BNV.softmax(-1).cumsum(-1) <= 1 - self.top_p
         drop_BNV[..., -1] = False  # rounding must not drop them all
         return torch.zeros_like(drop_BNV).scatter(-1, index_BNV, drop_BNV)
@@ -91,21 +102,30 @@ class AcceptanceNoise(NamedTuple):
     """All randomness in accepting, independent of the randomness in drafting."""
 
     uniform_BN: Tensor  # in [0, 1), one for each node
-    exponential_BLV: Tensor  # Exp(1), for :func:`draw`; one a level: the root's draws the token after the root
+    exponential_BLV: (
+        Tensor  # Exp(1), for :func:`draw`; one a level: the root's draws the token after the root
+    )
 
 
 NO_NOISE = AcceptanceNoise(torch.empty(0), torch.empty(0))  # for a rule that reads none
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
+) -> tuple[Tensor, ...]:
     """Philox 4x32-10 (https://doi.org/10.1145/2063384.2063405): four 32-bit words from four and a key of two, int64."""
     a, b, c, d = counter
     j, k = key
     for _ in range(10):
         # a product of two words fills 64 bits; the sign it may get wrong is masked away
-        left, right = a * 0xD2511F53, c * 0xCD9E8D57
-        a, b, c, d = (right >> 32 & WORD) ^ b ^ j, right & WORD, (left >> 32 & WORD) ^ d ^ k, left & WORD
-        j, k = j + 0x9E3779B9 & WORD, k + 0xBB67AE85 & WORD
+        left = a * 0xD2511F53
+        right = c * 0xCD9E8D57
+        a = (right >> 32 & WORD) ^ b ^ j
+        b = right & WORD
+        c = (left >> 32 & WORD) ^ d ^ k
+        d = left & WORD
+        j = j + 0x9E3779B9 & WORD
+        k = k + 0xBB67AE85 & WORD
     return a, b, c, d
 
 
@@ -141,7 +161,9 @@ def token_noise(seed_B: Tensor, place_BP: Tensor, vocab_size: int) -> Tensor:
     return exponential(seed_B, place_BP, TOKEN, vocab_size)
 
 
-def acceptance_noise(seed_B: Tensor, root_B: Tensor, nodes: int, levels: int, vocab_size: int) -> AcceptanceNoise:
+def acceptance_noise(
+    seed_B: Tensor, root_B: Tensor, nodes: int, levels: int, vocab_size: int
+) -> AcceptanceNoise:
     """The noise of a pass whose root stands at place ``root_B``."""
     place_BL = root_B[:, None] + 1 + torch.arange(levels, device=root_B.device)
     uniform_BN = uniform(seed_B, root_B[:, None], ACCEPTANCE, nodes)[:, 0]

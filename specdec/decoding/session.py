@@ -41,7 +41,9 @@ class Compilation:
         made = compiling()
         self.seconds.append(time.perf_counter() - begin)
         if done + 1 == self.graphs:
-            log.info("compiled %s in %s", how_many(self.graphs, "graph"), duration(sum(self.seconds)))
+            log.info(
+                "compiled %s in %s", how_many(self.graphs, "graph"), duration(sum(self.seconds))
+            )
         return made
 
 
@@ -59,7 +61,9 @@ class DecodeSession:
         ValueError: a round cannot be compiled.
     """
 
-    def __init__(self, round_: PlainRound, compiled: bool = False, compilation: Compilation | None = None) -> None:
+    def __init__(
+        self, round_: PlainRound, compiled: bool = False, compilation: Compilation | None = None
+    ) -> None:
         self.round = round_
         self.draft: Callable[[], DraftTree] = round_.draft
         self.verify: Callable[[DraftTree], Tensor] = round_.verify
@@ -67,7 +71,8 @@ class DecodeSession:
             self._compile(compilation or Compilation(round_.graphs))
 
     def _compile(self, compilation: Compilation) -> None:
-        round_, device = self.round, self.round.target.device
+        round_ = self.round
+        device = self.round.target.device
         options: dict[str, Any] = {
             "triton.cudagraphs": device.type == "cuda",
             # nothing a graph relies on changes in a session but numbers in place, and checking takes a tenth of a round
@@ -81,23 +86,37 @@ class DecodeSession:
 
         def graph(function: Callable[..., Any]) -> Any:
             # isolated: of other sessions' graphs of the same function none is taken for this one's
-            return compile_(function, fullgraph=True, dynamic=False, isolate_recompiles=True, options=options)
+            return compile_(
+                function, fullgraph=True, dynamic=False, isolate_recompiles=True, options=options
+            )
 
-        round_.prefill(0, [0, 0], 0)  # makes the target's key buffers; a second token for the drafter
+        # makes the target's key buffers; a second token for the drafter
+        round_.prefill(0, [0, 0], 0)
         round_.end(0)
         propose = graph(round_.draft) if round_.nodes > 1 else round_.draft
 
         def draft() -> DraftTree:
             if device.type == "cuda":
-                torch.compiler.cudagraph_mark_step_begin()  # until the next, graphs leave each other's results alone
+                # until the next, graphs leave each other's results alone
+                torch.compiler.cudagraph_mark_step_begin()
             return propose()
 
-        self.draft, self.verify = draft, graph(round_.verify)
+        self.draft = draft
+        self.verify = graph(round_.verify)
         what = round_.name
         try:
-            tree = self.draft() if propose == round_.draft else compilation.run(f"drafting, {what}", self.draft)
-            compilation.run(what if propose == round_.draft else f"verification, {what}", lambda: self.verify(tree))
+            tree = (
+                self.draft()
+                if propose == round_.draft
+                else compilation.run(f"drafting, {what}", self.draft)
+            )
+            compilation.run(
+                what if propose == round_.draft else f"verification, {what}",
+                lambda: self.verify(tree),
+            )
         except RuntimeError as error:  # all of the compiler's errors are
             reason = " ".join(str(error).split("\n\n")[0].split())
             size = f"{len(round_.live_B)} x {round_.capacity} tokens"
-            raise ValueError(f"{what} of {size} cannot be compiled: {reason}; use --compile off") from error
+            raise ValueError(
+                f"{what} of {size} cannot be compiled: {reason}; use --compile off"
+            ) from error

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from specdec.decoding.accept import DraftTree
-from specdec.decoding.proposal import Chain, ChildSampling, DraftShape, DynamicTree, Expand, Frontier
+from specdec.decoding.proposal import (
+    Chain,
+    ChildSampling,
+    DraftShape,
+    DynamicTree,
+    Expand,
+    Frontier,
+)
 from specdec.drafter import DrafterConfig, DraftVocab
 from specdec.utils.imports import FLAG, ensure
 
@@ -22,7 +29,9 @@ Ranks = tuple[int, ...]
 """A static tree's node, by the rank of every child on the way from the root: 0 is its parent's most likely."""
 
 # https://arxiv.org/abs/2401.15077, as its authors' code has it under the name mc_sim_7b_63
-_EAGLE1 = "0 1 2 3  00 01 02 10 11 20 21 30  000 001 002 010 011 020 021 100  0000 0001 0002  00000 00001"
+_EAGLE1 = (
+    "0 1 2 3  00 01 02 10 11 20 21 30  000 001 002 010 011 020 021 100  0000 0001 0002  00000 00001"
+)
 EAGLE1: tuple[Ranks, ...] = tuple(tuple(map(int, path)) for path in _EAGLE1.split())
 """EAGLE-1's own tree: 25 nodes, with the root 26 tokens to verify."""
 
@@ -60,11 +69,15 @@ class StaticTree(DraftShape):
     def __post_init__(self) -> None:
         known = {tuple(path) for path in self.paths}
         if not known or () in known or min(map(min, known)) < 0:
-            raise ValueError("shape: a static tree is a list of paths of child ranks from 0 up, as [[0], [1], [0, 0]]")
+            raise ValueError(
+                "shape: a static tree is a list of paths of child ranks from 0 up, as [[0], [1], [0, 0]]"
+            )
         for path in sorted(known):
             before = (*path[:-1], path[-1] - 1) if path[-1] else path[:-1]
             if before and before not in known:
-                raise ValueError(f"shape: a static tree with the path {list(path)} has {list(before)} too: add it")
+                raise ValueError(
+                    f"shape: a static tree with the path {list(path)} has {list(before)} too: add it"
+                )
         # level by level: so parents come first, and trees of the same nodes are equal
         paths = tuple(sorted(known, key=lambda path: (len(path), path)))
         object.__setattr__(self, "paths", paths)
@@ -95,21 +108,32 @@ class StaticTree(DraftShape):
                 self._made[device] = _levels(self.paths, device)
 
     def grow(
-        self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: ChildSampling
+        self,
+        root_B: Tensor,
+        start: Frontier,
+        expand: Expand,
+        vocab: DraftVocab,
+        children: ChildSampling,
     ) -> DraftTree:
         parents_N, levels = self._made[root_B.device]
         parents_BN = parents_N.expand(len(root_B), -1)
-        tokens, frontier, q_BND = [root_B[:, None]], start, None
+        tokens = [root_B[:, None]]
+        frontier = start
+        q_BND = None
         for depth, level in enumerate(levels):
             best_BKR, q_BKD = children.find(frontier.logits_BKD, level.ranks, depth)
             if q_BKD is not None:
-                q_BND = q_BKD.new_zeros(*parents_BN.shape, q_BKD.shape[-1]) if q_BND is None else q_BND
+                q_BND = (
+                    q_BKD.new_zeros(*parents_BN.shape, q_BKD.shape[-1]) if q_BND is None else q_BND
+                )
                 q_BND[:, level.expanded_K] = q_BKD
             tokens.append(vocab.to_target(best_BKR[:, level.row_L, level.rank_L]))
             if len(level.inner_K):
                 h_BKH = frontier.h_BKH[:, level.row_L[level.inner_K]]
                 frontier = expand(tokens[-1][:, level.inner_K], h_BKH, level.seen_KQ, level.depth_Q)
-        return DraftTree(torch.cat(tokens, 1), parents_BN, q_BND, None if q_BND is None else vocab.target_ids_D)
+        return DraftTree(
+            torch.cat(tokens, 1), parents_BN, q_BND, None if q_BND is None else vocab.target_ids_D
+        )
 
 
 def _levels(paths: tuple[Ranks, ...], device: torch.device) -> tuple[Tensor, list[_StaticLevel]]:

@@ -48,15 +48,21 @@ def answered_texts(
     for number, made in PlainDecoder(target, batch=batch).generate_all(requests, end):
         answers[number] = made.ids
         on_answer()
-    return [AnsweredText(name, [*ids, *answers[n]], len(ids)) for n, (name, ids) in enumerate(prompts)]
+    return [
+        AnsweredText(name, [*ids, *answers[n]], len(ids)) for n, (name, ids) in enumerate(prompts)
+    ]
 
 
 class Chains(NamedTuple):
     """What A chains of K greedy drafts did."""
 
     tokens_AK: Tensor  # int64, the drafted tokens, as ids of the target
-    log_probs_AKD: Tensor  # float32 at least: the distribution that each draft is the likeliest token of
-    features_AJH: Tensor  # what each step read, the fused true states first; and what the last step handed on
+    log_probs_AKD: (
+        Tensor  # float32 at least: the distribution that each draft is the likeliest token of
+    )
+    features_AJH: (
+        Tensor  # what each step read, the fused true states first; and what the last step handed on
+    )
 
 
 class AnchoredText:
@@ -68,18 +74,34 @@ class AnchoredText:
     """
 
     def __init__(
-        self, target: Target, drafter: Drafter, ids: Sequence[int], depth: int, chains: int = CHAINS_SIDE_BY_SIDE
+        self,
+        target: Target,
+        drafter: Drafter,
+        ids: Sequence[int],
+        depth: int,
+        chains: int = CHAINS_SIDE_BY_SIDE,
     ) -> None:
-        self.target, self.drafter, self.depth = target, drafter, depth
+        self.target = target
+        self.drafter = drafter
+        self.depth = depth
         nodes = 1 + max(depth, drafter.config.recurrence.masks)  # of a chain, its root with them
-        self.rows = len(ids) - 1  # the drafter's, of the text: every token but the first has a feature before it
-        most = min(chains, CHAINS_SIDE_BY_SIDE, LOG_PROBS_AT_ONCE // (depth * drafter.config.draft_vocab_size))
+        # the drafter's, of the text: every token but the first has a feature before it
+        self.rows = len(ids) - 1
+        most = min(
+            chains,
+            CHAINS_SIDE_BY_SIDE,
+            LOG_PROBS_AT_ONCE // (depth * drafter.config.draft_vocab_size),
+        )
         self.side_by_side = max(1, most)  # A
         self.ids_1T = torch.tensor([list(ids)], device=target.device)
         config = drafter.config
         with torch.no_grad():
-            view = View.chain(torch.zeros_like(self.ids_1T[0, :1]), len(ids), len(ids), target.new_cache(len(ids)))
-            self.out = target.forward(self.ids_1T, view, config.aux_layers, config.fusion.final_norm)
+            view = View.chain(
+                torch.zeros_like(self.ids_1T[0, :1]), len(ids), len(ids), target.new_cache(len(ids))
+            )
+            self.out = target.forward(
+                self.ids_1T, view, config.aux_layers, config.fusion.final_norm
+            )
             self._proposer = Proposer(drafter, Chain(depth), len(ids) + self.side_by_side * nodes)
             self._proposer.prefill(0, self.ids_1T[:, 1:], self.out.aux_BTNH[:, :-1])
 
@@ -113,9 +135,12 @@ class AnchoredText:
         prefix_1 = torch.full_like(self.ids_1T[0, :1], before)
         feature_1AH = self.drafter.fuse(self.out.aux_BTNH[:, anchor_A - 1])
         ids_1A = self.ids_1T[:, anchor_A]
-        tokens, log_probs, features = [], [], [feature_1AH[0]]
+        tokens = []
+        log_probs = []
+        features = [feature_1AH[0]]
         for level in range(self.depth):
-            seen, depth_Q = branches.seen(level, level + 1), branches.depth(level + 1)
+            seen = branches.seen(level, level + 1)
+            depth_Q = branches.depth(level + 1)
             frontier = self._proposer.expand(prefix_1, ids_1A, feature_1AH, seen, depth_Q[None])
             feature_1AH = frontier.h_BKH
             features.append(feature_1AH[0])
@@ -132,23 +157,38 @@ class AnchoredText:
 
         All steps come of one call: those of step k are its nodes from ``(k + 1) A`` on.
         """
-        before, masks, chains = int(anchor_A.min()), self.drafter.config.recurrence.masks, len(anchor_A)
-        levels, drafts = masks + 1, slice(chains, (self.depth + 1) * chains)
+        before = int(anchor_A.min())
+        masks = self.drafter.config.recurrence.masks
+        chains = len(anchor_A)
+        levels = masks + 1
+        drafts = slice(chains, (self.depth + 1) * chains)
         branches = _Branches(self.rows - before, anchor_A - before)
         prefix_1 = torch.full_like(self.ids_1T[0, :1], before)
         seen = branches.seen(0, levels, whole=True)
-        view = View.append(prefix_1, seen, branches.depth(levels)[None], self._proposer.capacity, self._proposer.cache)
+        view = View.append(
+            prefix_1,
+            seen,
+            branches.depth(levels)[None],
+            self._proposer.capacity,
+            self._proposer.cache,
+        )
         root_1A = self.ids_1T[:, anchor_A]
         ids_1Q = torch.cat([root_1A, self.drafter.following(root_1A).repeat(1, masks)], 1)
         feature_AH = self.drafter.fuse(self.out.aux_BTNH[:, anchor_A - 1])[0]
         step = self.drafter.step(ids_1Q, feature_AH[None, :0], view)
         for level in range(self.depth):
             on_step(level)
-        logits_KAD = self.drafter.logits(step.normed_BTH[0, drafts]).unflatten(0, (self.depth, chains))
+        logits_KAD = self.drafter.logits(step.normed_BTH[0, drafts]).unflatten(
+            0, (self.depth, chains)
+        )
         tokens_AK = self.drafter.vocab.to_target(logits_KAD.argmax(-1)).T
         handed_KAH = step.h_BTH[0, drafts].unflatten(0, (self.depth, chains))
         features_AJH = torch.cat([feature_AH[None], handed_KAH]).transpose(0, 1)
-        return Chains(tokens_AK, logits_KAD.to(wide(logits_KAD.dtype)).log_softmax(-1).transpose(0, 1), features_AJH)
+        return Chains(
+            tokens_AK,
+            logits_KAD.to(wide(logits_KAD.dtype)).log_softmax(-1).transpose(0, 1),
+            features_AJH,
+        )
 
 
 class _Branches(NamedTuple):
@@ -164,12 +204,15 @@ class _Branches(NamedTuple):
     def seen(self, first: int, last: int, whole: bool = False) -> Tensor:
         """What the nodes of the levels from ``first`` up to before ``last`` see, (1, nodes, Q) bool; ``whole``: the
         later ones of their chain too."""
-        device, chains = self.at_A.device, len(self.at_A)
+        device = self.at_A.device
+        chains = len(self.at_A)
         column_Q = torch.arange(self.trunk + last * chains, device=device)
         on_trunk_Q = column_Q < self.trunk
-        level_Q, chain_Q = (column_Q - self.trunk) // chains, (column_Q - self.trunk) % chains
+        level_Q = (column_Q - self.trunk) // chains
+        chain_Q = (column_Q - self.trunk) % chains
         node = torch.arange(first * chains, last * chains, device=device)[:, None]
-        level, chain = node // chains, node % chains
+        level = node // chains
+        chain = node % chains
         before = on_trunk_Q & (column_Q < self.at_A[chain])
         own = ~on_trunk_Q & (chain_Q == chain) & ((level_Q <= level) | whole)
         return (before | own)[None]

@@ -37,8 +37,13 @@ FILLER_CHARACTERS = 32  # of text for every token of filler, more than any token
 class CleanRun:
     """The undisturbed run, that every condition changes one thing of; ``nodes`` of the largest tree, root included."""
 
-    def __init__(self, target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int) -> None:
-        self.target, self.prompts, self.max_new_tokens, self.nodes = target, prompts, max_new_tokens, nodes
+    def __init__(
+        self, target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int
+    ) -> None:
+        self.target = target
+        self.prompts = prompts
+        self.max_new_tokens = max_new_tokens
+        self.nodes = nodes
 
     def first_ids(self, conversation: PromptConversation) -> list[int] | Skipped | None:
         """What the target is asked first, or why that cannot be decoded."""
@@ -47,7 +52,10 @@ class CleanRun:
     @cached_property
     def asked(self) -> dict[str, list[int] | Skipped | None]:
         """What the target is asked first, by the prompt's id, or why it cannot be."""
-        return {one.prompt_id: self.first_ids(PromptConversation(one, self.target.tokenizer)) for one in self.prompts}
+        return {
+            one.prompt_id: self.first_ids(PromptConversation(one, self.target.tokenizer))
+            for one in self.prompts
+        }
 
     @cached_property
     def documents(self) -> Sequence[str]:
@@ -56,13 +64,17 @@ class CleanRun:
 
     def filler(self, tokens: int, without: str) -> str:
         """The first ``tokens`` tokens of the documents that do not hold a text; ValueError if they have fewer."""
-        text = "\n\n".join(text for text in self.documents if without not in text)[: FILLER_CHARACTERS * tokens]
+        text = "\n\n".join(text for text in self.documents if without not in text)[
+            : FILLER_CHARACTERS * tokens
+        ]
         ids = self.target.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if len(ids) < tokens:
             raise ValueError(
                 f"the filler has {how_many(len(ids), 'token')} beside the prompt's own text, fewer than {tokens}"
             )
-        return str(self.target.tokenizer.decode(ids[:tokens], skip_special_tokens=False)).rstrip("\ufffd")
+        return str(self.target.tokenizer.decode(ids[:tokens], skip_special_tokens=False)).rstrip(
+            "\ufffd"
+        )
 
 
 class WithoutStart:
@@ -93,7 +105,11 @@ def with_template(tokenizer: Any, template: str) -> Any:
 
 
 def _without_system(prompt: Prompt) -> Prompt:
-    messages = [message for message in prompt.messages or [] if message["role"] not in ("system", "developer")]
+    messages = [
+        message
+        for message in prompt.messages or []
+        if message["role"] not in ("system", "developer")
+    ]
     return prompt if prompt.messages is None else prompt._replace(messages=messages)
 
 
@@ -113,7 +129,8 @@ class ConditionKind(NamedTuple):
     """What conditions of a name have in common."""
 
     parameter: str = ""
-    values: tuple[Any, ...] = (None,)  # measured where none is named; all that there are, unless it is a number
+    # measured where none is named; all that there are, unless it is a number
+    values: tuple[Any, ...] = (None,)
     number: type[int] | type[float] | None = None
     least: float = 0  # of a number
     of_text: bool = True  # whether it changes what is asked
@@ -143,7 +160,9 @@ class Condition:
 
     def __post_init__(self) -> None:
         if self.of.number and not self.of.least <= self.value < float("inf"):
-            raise ValueError(f"{self.kind}: {self.of.parameter} must be at least {self.of.least:g}, not {self.value}")
+            raise ValueError(
+                f"{self.kind}: {self.of.parameter} must be at least {self.of.least:g}, not {self.value}"
+            )
 
     @property
     def of(self) -> ConditionKind:
@@ -153,11 +172,16 @@ class Condition:
     @property
     def name(self) -> str:
         """As on the command line: ``context:tokens=512``."""
-        return f"{self.kind}:{self.of.parameter}={_spelled(self.value)}" if self.of.parameter else self.kind
+        return (
+            f"{self.kind}:{self.of.parameter}={_spelled(self.value)}"
+            if self.of.parameter
+            else self.kind
+        )
 
     def conversation(self, prompt: Prompt, clean: CleanRun) -> PromptConversation:
         """What the target is asked; ValueError where this prompt cannot be asked so."""
-        tokenizer, system = clean.target.tokenizer, None
+        tokenizer = clean.target.tokenizer
+        system = None
         match self.kind:
             case "no_bos":  # https://arxiv.org/abs/2605.09992
                 tokenizer = WithoutStart(tokenizer)
@@ -170,11 +194,16 @@ class Condition:
             case "system" if prompt.text is not None:  # raw text has no place for one but in front
                 prompt = prompt._replace(text=f"{SYSTEM_PROMPTS[self.value]}\n\n{prompt.text}")
             case "system":
-                prompt, system = _without_system(prompt), SYSTEM_PROMPTS[self.value]
+                prompt = _without_system(prompt)
+                system = SYSTEM_PROMPTS[self.value]
             case "language":
-                prompt = with_first_words(prompt, lambda words: f"{LANGUAGES[self.value]}\n\n{words}")
+                prompt = with_first_words(
+                    prompt, lambda words: f"{LANGUAGES[self.value]}\n\n{words}"
+                )
             case "context":  # unrelated text, that does not hold the prompt's own
-                prompt = with_first_words(prompt, lambda words: f"{clean.filler(self.value, words.strip())}\n\n{words}")
+                prompt = with_first_words(
+                    prompt, lambda words: f"{clean.filler(self.value, words.strip())}\n\n{words}"
+                )
         return PromptConversation(prompt, tokenizer, system=system)
 
     def sampling(self, sampling: Sampling) -> Sampling:
@@ -184,7 +213,11 @@ class Condition:
     def drafter(self, drafter: Drafter, seed: int) -> Drafter:
         """Who drafts."""
         streams = {"noise_hidden": HIDDEN, "noise_embedding": EMBEDDING}
-        return NoisyDrafter(drafter, self.value, seed, streams[self.kind]) if self.kind in streams else drafter
+        return (
+            NoisyDrafter(drafter, self.value, seed, streams[self.kind])
+            if self.kind in streams
+            else drafter
+        )
 
 
 def parse_conditions(texts: Sequence[str]) -> list[Condition]:
@@ -200,7 +233,9 @@ def _parse(text: str) -> list[Condition]:
     name, colon, given = text.partition(":")
     if name not in CONDITIONS:
         every = ", ".join(CONDITIONS)
-        raise ValueError(f"condition {text!r}: expected one of {every}, with parameters as noise_hidden:alpha=0.5")
+        raise ValueError(
+            f"condition {text!r}: expected one of {every}, with parameters as noise_hidden:alpha=0.5"
+        )
     of = CONDITIONS[name]
     if not colon:
         return [Condition(name, value) for value in of.values]
@@ -212,7 +247,9 @@ def _parse(text: str) -> list[Condition]:
         value = None
     if value is None or key != of.parameter:
         form = f"{of.parameter}={'NUMBER' if of.number else '|'.join(known)}"
-        raise ValueError(f"condition {text!r}: expected {form if of.parameter else 'no parameter'}, not {given!r}")
+        raise ValueError(
+            f"condition {text!r}: expected {form if of.parameter else 'no parameter'}, not {given!r}"
+        )
     return [Condition(name, value)]
 
 
@@ -221,7 +258,9 @@ def _spelled(value: object) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value).lower()
 
 
-HIDDEN, EMBEDDING = 11, 12  # streams of noise of their own beside decoding's
+# streams of noise of their own beside decoding's
+HIDDEN = 11
+EMBEDDING = 12
 
 
 def gaussian(seed: int, ids_BT: Tensor, place_BT: Tensor, stream: int, width: int) -> Tensor:
@@ -251,17 +290,27 @@ class NoisyDrafter(Drafter):
         nn.Module.__init__(self)
         for name, part in drafter.named_children():
             self.add_module(name, part)
-        self.config, self.alpha, self.seed, self.stream = drafter.config, alpha, seed, stream
+        self.config = drafter.config
+        self.alpha = alpha
+        self.seed = seed
+        self.stream = stream
 
     def step(self, ids_BT: Tensor, h_BTH: Tensor, view: View) -> Step:
-        tokens_BT, at_BT, C = ids_BT, view.positions_BT, h_BTH.shape[1]
-        if self.config.entry.context:  # C features, which have no token beside them, and then the tokens
+        tokens_BT = ids_BT
+        at_BT = view.positions_BT
+        C = h_BTH.shape[1]
+        # C features, which have no token beside them, and then the tokens
+        if self.config.entry.context:
             hidden = self.stream == HIDDEN
-            tokens_BT, at_BT = (torch.zeros_like(at_BT[:, :C]), at_BT[:, :C]) if hidden else (ids_BT, at_BT[:, C:])
+            tokens_BT, at_BT = (
+                (torch.zeros_like(at_BT[:, :C]), at_BT[:, :C]) if hidden else (ids_BT, at_BT[:, C:])
+            )
         z_BTH = gaussian(self.seed, tokens_BT, at_BT, self.stream, self.config.hidden_size)
         if self.stream == HIDDEN:
             return super().step(ids_BT, blurred(h_BTH, self.alpha, z_BTH), view)
-        hook = self.embed_tokens.register_forward_hook(lambda _, __, e_BTH: blurred(e_BTH, self.alpha, z_BTH))
+        hook = self.embed_tokens.register_forward_hook(
+            lambda _, __, e_BTH: blurred(e_BTH, self.alpha, z_BTH)
+        )
         try:
             return super().step(ids_BT, h_BTH, view)
         finally:

@@ -29,7 +29,15 @@ from rich.text import Text
 from specdec.data import Document, TokenData
 from specdec.diagnostics.doctor_first import first_findings
 from specdec.diagnostics.doctor_model import agreement, gradient, inputs, overfit
-from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, masks, set_up, taps, vocabulary
+from specdec.diagnostics.doctor_setup import (
+    CheckResult,
+    Finding,
+    SetUp,
+    masks,
+    set_up,
+    taps,
+    vocabulary,
+)
 from specdec.diagnostics.doctor_template import template
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
@@ -43,7 +51,8 @@ CHECKS: dict[str, Callable[[SetUp], Iterator[Finding]]] = {
     "overfit": overfit,  # trains the drafter, so nothing comes after it
 }  # fmt: skip
 FIRST = "setup"  # before the target is loaded
-SUPERVISED, PLAIN = "bold green", "dim"
+SUPERVISED = "bold green"
+PLAIN = "dim"
 SHOWN = 600  # tokens of a sample
 
 
@@ -55,9 +64,15 @@ def main(argv: list[str]) -> int:
     """
     parser = OwnOptions("doctor", __doc__, "all other options are specdec fit's")
     parser.add_argument("--drafter", metavar="DIR", help="a saved drafter to examine")
-    parser.add_argument("--samples", type=int, metavar="N", help="show N training documents, and check nothing")
-    parser.add_argument("--only", nargs="+", choices=[FIRST, *CHECKS], help="checks to make, whatever setup finds")
-    parser.add_argument("--seconds", type=float, default=40.0, help="for the overfitted sample, at most")
+    parser.add_argument(
+        "--samples", type=int, metavar="N", help="show N training documents, and check nothing"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=[FIRST, *CHECKS], help="checks to make, whatever setup finds"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="for the overfitted sample, at most"
+    )
     own, args = parser.parse_known_args(argv)
     if (own.samples or 0) < 0:
         raise ValueError(f"--samples is {own.samples}: it must be 0 or more")
@@ -75,8 +90,13 @@ def main(argv: list[str]) -> int:
     stops = own.only is None and faulty(findings)
     later = [] if stops else [name for name in CHECKS if own.only is None or name in own.only]
     if later:
-        setup = set_up(cli.model, cli.datamodule, cli.config["fit"].trainer, own.drafter, own.seconds)
-        with contextlib.closing(setup.module.source), progress("checks", "check", len(later)) as done:
+        setup = set_up(
+            cli.model, cli.datamodule, cli.config["fit"].trainer, own.drafter, own.seconds
+        )
+        with (
+            contextlib.closing(setup.module.source),
+            progress("checks", "check", len(later)) as done,
+        ):
             for name in later:
                 done(0, name)
                 findings += run_check(name, setup)
@@ -108,7 +128,9 @@ def named_findings(name: str, made: Iterator[Finding]) -> list[Finding]:
         for finding in made:
             findings.append(finding._replace(check=name))
     except ValueError as error:
-        findings.append(Finding("the check could be made", CheckResult.FAULTY, note=str(error), check=name))
+        findings.append(
+            Finding("the check could be made", CheckResult.FAULTY, note=str(error), check=name)
+        )
     return findings
 
 
@@ -118,11 +140,16 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     for one in findings:
         remark = f"; {one.note}" if one.note and one.result is CheckResult.SOUND else ""
         figure = "" if one.figure is None else f"{one.figure:.4g}"
-        table.add_row(one.check, escape(printable(one.what + remark)), figure, one.wanted, one.result)
+        table.add_row(
+            one.check, escape(printable(one.what + remark)), figure, one.wanted, one.result
+        )
     console.print(table)
-    for one in sorted(findings, key=lambda one: one.result is CheckResult.UNCHECKED):  # faults first
+    # faults first
+    for one in sorted(findings, key=lambda one: one.result is CheckResult.UNCHECKED):
         if one.result is not CheckResult.SOUND:
-            console.print(printable(f"{one.check}: {one.result}: {one.what}: {one.note}"), markup=False)
+            console.print(
+                printable(f"{one.check}: {one.result}: {one.what}: {one.note}"), markup=False
+            )
     sound, faulty, rest = (sum(one.result is result for one in findings) for result in CheckResult)
     end = how_many(faulty, "fault") if faulty else "no fault was found"
     console.print(f"{end}: {sound} sound, {rest} could not be checked")
@@ -148,7 +175,8 @@ def show_samples(data: TokenData, tokenizer: Any, count: int, console: Console) 
 
 def marked(document: Document, tokenizer: Any, marks: tuple[str, str]) -> Text:
     """A document's first tokens, the supervised ones in colour and between the marks."""
-    text, pairs = Text(), list(zip(document.ids_T.tolist(), document.loss_mask_T.tolist(), strict=True))
+    text = Text()
+    pairs = list(zip(document.ids_T.tolist(), document.loss_mask_T.tolist(), strict=True))
     for supervised, run in groupby(pairs[:SHOWN], key=lambda pair: pair[1]):
         words = printable(tokenizer.decode([token for token, _ in run]))
         text.append(words.join(marks) if supervised else words, SUPERVISED if supervised else PLAIN)
@@ -161,14 +189,19 @@ def _figures(documents: Sequence[Document], data: TokenData, tokenizer: Any) -> 
     """A split's sizes; what was cut or dropped of it is logged where it is read."""
     sizes_2N = torch.tensor([(len(one.ids_T), int(one.loss_mask_T.sum())) for one in documents]).T
     tokens, supervised = sizes_2N.sum(1).tolist()
-    quantiles_Q2 = sizes_2N.double().quantile(torch.tensor([0, 0.5, 0.95, 1]).double(), 1, interpolation="nearest")
+    quantiles_Q2 = sizes_2N.double().quantile(
+        torch.tensor([0, 0.5, 0.95, 1]).double(), 1, interpolation="nearest"
+    )
     each = [", ".join(f"{value:,.0f}" for value in column) for column in quantiles_Q2.T.tolist()]
     ends = Counter[int]()
-    for one in documents:  # a run's last token is followed by one that is not supervised, or by none
+    # a run's last token is followed by one that is not supervised, or by none
+    for one in documents:
         following_T = torch.cat([one.loss_mask_T[1:], one.loss_mask_T.new_zeros(1)])
         ends.update(one.ids_T[one.loss_mask_T & ~following_T].tolist())
     rows = data.pack(list(documents))
-    shares = (f"{tokenizer.decode([token])!r} {n / ends.total():.0%}" for token, n in ends.most_common(5))
+    shares = (
+        f"{tokenizer.decode([token])!r} {n / ends.total():.0%}" for token, n in ends.most_common(5)
+    )
     return {
         "documents": f"{len(documents):,}",
         "packed rows": f"{len(rows.ids_BT):,}, {float((rows.documents_BT < 0).double().mean()):.1%} padding",

@@ -31,7 +31,9 @@ def first_findings(module: DrafterModule, data: TokenData, saved: str | None) ->
         """Keeps the drafter's config where design and target have one."""
         config = load_drafter(saved).config if saved else early_config(module.spec, hf_config)
         if config is None:
-            raise ValueError(f"{source.source}: its config names no attention heads: it is of no family for a target")
+            raise ValueError(
+                f"{source.source}: its config names no attention heads: it is of no family for a target"
+            )
         configs.append(config)
         check_shapes(config)
         heads = f"{config.num_attention_heads} heads of {config.head_dim}, {config.num_key_value_heads} for keys"
@@ -85,9 +87,11 @@ def _tokenizer(tokenizer: Any, data: TokenData) -> Iterator[Finding]:
     what = f"texts begin with the BOS token {bos}, which the tokenizer names"
     if isinstance(data, ChatData):
         source = str(tokenizer.chat_template)
-        added, where = "bos_token" in source or bos in source, "chat template writes"
+        added = "bos_token" in source or bos in source
+        where = "chat template writes"
     else:
-        added, where = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id], "post-processor adds"
+        added = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
+        where = "post-processor adds"
     if added:
         yield Finding(what, CheckResult.SOUND)
         return

@@ -18,7 +18,15 @@ from torch import Tensor
 from specdec.data import Batch
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.anchors import AnsweredText
-from specdec.diagnostics.doctor_setup import SAMPLE, Finding, SetUp, documents, judged, logits_of, unchecked
+from specdec.diagnostics.doctor_setup import (
+    SAMPLE,
+    Finding,
+    SetUp,
+    documents,
+    judged,
+    logits_of,
+    unchecked,
+)
 from specdec.diagnostics.parity_compare import compare
 from specdec.drafter import TargetLayer
 from specdec.drafter.recurrence import FeedMask
@@ -36,7 +44,9 @@ STEP = 1e-5  # of a finite difference, as a share of each parameter's size
 EXACT = 1e-4  # by which gradient and finite difference may differ in float64
 SEEN = 1e-9  # of the logits' range, in float64: less is no change
 # of the sample that is learnt
-PROMPT, ANSWER = 32, 64  # tokens
+# tokens
+PROMPT = 32
+ANSWER = 64
 PROMPTS = 4  # the one is taken whose answer tells most
 EVERY = 5  # steps between decodings
 LEARNT = 0.98  # of the drafts right in training: then decoding must show it
@@ -46,7 +56,9 @@ PATIENCE = 200  # steps without progress: in drafts, or by a hundredth of the lo
 
 def gradient(setup: SetUp) -> Iterator[Finding]:
     """Who has a gradient, what a step of the set-up's optimizer moves, and whether the gradient is the loss's."""
-    sample, drafter, module = setup.sample(), copy.deepcopy(setup.drafter).train(), setup.module
+    sample = setup.sample()
+    drafter = copy.deepcopy(setup.drafter).train()
+    module = setup.module
     outputs = target_outputs(setup.target, drafter, sample, setup.objective, False)
     out = TrainStep(drafter, setup.objective)(sample, outputs, False)
     if not float(out.rows):
@@ -76,7 +88,10 @@ def gradient(setup: SetUp) -> Iterator[Finding]:
         else:
             continue
         faults.setdefault(fault, []).append(name)
-    told = [f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}: {fault}" for fault, names in faults.items()]
+    told = [
+        f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}: {fault}"
+        for fault, names in faults.items()
+    ]
     what = f"of {len(named)} parameters those that a step of {type(optimizer).__name__} trains otherwise than asked"
     yield judged(what, sum(map(len, faults.values())), "<=", 0, "; ".join(told))
     yield _finite_difference(setup)
@@ -86,8 +101,12 @@ def _finite_difference(setup: SetUp) -> Finding:
     """In float64, along a random direction; what holds weights of its own constant is replaced."""
     what = "the gradient along a random direction is the finite difference, in float64"
     if isinstance(setup.drafter.config.attention, TargetLayer):
-        return unchecked(what, "norms of the target's own layer compute in float32, whatever they are given")
-    objective, sample, drafter = setup.objective, setup.sample(), setup.precise().train()
+        return unchecked(
+            what, "norms of the target's own layer compute in float32, whatever they are given"
+        )
+    objective = setup.objective
+    sample = setup.sample()
+    drafter = setup.precise().train()
     told = []
     if any(isinstance(term.loss, LKLambda) for term in terms(objective.loss)):
         objective = dataclasses.replace(objective, loss=SoftCrossEntropy())
@@ -100,7 +119,9 @@ def _finite_difference(setup: SetUp) -> Finding:
     outputs = target_outputs(setup.target, drafter, sample, objective, False)
 
     def probs(final_CH: Tensor) -> TargetProbs:
-        return TargetProbs(*(x.double() if x.is_floating_point() else x for x in outputs.probs(final_CH)))
+        return TargetProbs(
+            *(x.double() if x.is_floating_point() else x for x in outputs.probs(final_CH))
+        )
 
     def loss() -> Tensor:
         return TrainStep(drafter, objective)(sample, outputs._replace(probs=probs), False).loss
@@ -110,8 +131,13 @@ def _finite_difference(setup: SetUp) -> Finding:
         return judged(what, math.nan, "<=", EXACT, "no parameter is trained")
     grads = torch.autograd.grad(loss(), values, materialize_grads=True, allow_unused=True)
     generator = torch.Generator().manual_seed(0)
-    ways = [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device) for p in values]
-    ways = [way * p.detach().square().mean().sqrt().clamp_min(1e-3) for way, p in zip(ways, values, strict=True)]
+    ways = [
+        torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device) for p in values
+    ]
+    ways = [
+        way * p.detach().square().mean().sqrt().clamp_min(1e-3)
+        for way, p in zip(ways, values, strict=True)
+    ]
     slope = float(sum((g * way).sum() for g, way in zip(grads, ways, strict=True)))
     with torch.no_grad():
         at = []
@@ -128,45 +154,63 @@ def _finite_difference(setup: SetUp) -> Finding:
 @torch.no_grad()
 def inputs(setup: SetUp) -> Iterator[Finding]:
     """Tokens, each of the target's states and what a step hands on are read: changed, they change the logits."""
-    drafter, ids_1T, K = setup.lively(), setup.sample().ids_BT, 3
+    drafter = setup.lively()
+    ids_1T = setup.sample().ids_BT
+    K = 3
     aux_1TNH = setup.aux(ids_1T)
     own_KTD = logits_of(drafter, ids_1T, aux_1TNH, K)
 
     def read(what: str, one: Tensor, other: Tensor, cause: str) -> Finding:
         moved = float((one - other).abs().max() / (one.max() - one.min()).clamp_min(1e-30))
-        return judged(f"{what}, changed, changes the logits", moved, ">", SEEN, f"not read: {cause}")
+        return judged(
+            f"{what}, changed, changes the logits", moved, ">", SEEN, f"not read: {cause}"
+        )
 
     other_KTD = logits_of(drafter, (ids_1T + 1) % drafter.config.vocab_size, aux_1TNH, K)
     yield read("the tokens", own_KTD, other_KTD, "the embedding does not reach the first layer")
     generator = torch.Generator().manual_seed(1)
     for n, b in enumerate(drafter.config.aux_layers):
         moved = aux_1TNH.clone()
-        noise = torch.randn(moved[:, :, n].shape, generator=generator, dtype=torch.float64).to(moved.device)
+        noise = torch.randn(moved[:, :, n].shape, generator=generator, dtype=torch.float64).to(
+            moved.device
+        )
         moved[:, :, n] += noise * moved[:, :, n].std()
         other_KTD = logits_of(drafter, ids_1T, moved, K)
-        yield read(f"the target's state at boundary {b}", own_KTD, other_KTD, "the fusion leaves it out")
-    if isinstance(drafter.recurrence, FeedMask):  # hands on a constant, by design, which must be read
+        yield read(
+            f"the target's state at boundary {b}", own_KTD, other_KTD, "the fusion leaves it out"
+        )
+    # hands on a constant, by design, which must be read
+    if isinstance(drafter.recurrence, FeedMask):
         kept = drafter.recurrence.hidden.weight.clone()
         drafter.recurrence.hidden.weight.copy_(kept.roll(1, -1))
         other_KTD = logits_of(drafter, ids_1T, aux_1TNH, K)
         drafter.recurrence.hidden.weight.copy_(kept)
-        yield read("the mask's learned states", own_KTD, other_KTD, "the recurrence does not hand them on")
+        yield read(
+            "the mask's learned states", own_KTD, other_KTD, "the recurrence does not hand them on"
+        )
         return
     if drafter.config.recurrence.masks:  # hands on nothing
         return
     view = View.packed(torch.zeros_like(ids_1T[:, 2:]))
     handed_1TH = drafter.step(ids_1T[:, 1:-1], drafter.fuse(aux_1TNH[:, :-2]), view).h_BTH
     one, other = (
-        drafter.logits(drafter.step(ids_1T[:, 2:], h, view).normed_BTH) for h in (handed_1TH, handed_1TH.roll(1, 1))
+        drafter.logits(drafter.step(ids_1T[:, 2:], h, view).normed_BTH)
+        for h in (handed_1TH, handed_1TH.roll(1, 1))
     )
-    yield read("what a step hands on to the next", one, other, "the recurrence hands on zeros or a constant")
+    yield read(
+        "what a step hands on to the next",
+        one,
+        other,
+        "the recurrence hands on zeros or a constant",
+    )
 
 
 @torch.no_grad()
 def agreement(setup: SetUp) -> Iterator[Finding]:
     """Unrolled training and cached decoding give the same distributions: ``specdec parity`` at a few places."""
     masks = setup.drafter.config.recurrence.masks
-    depth, texts = (masks or max(2, setup.objective.steps)) - 1, list[AnsweredText]()
+    depth = (masks or max(2, setup.objective.steps)) - 1
+    texts = list[AnsweredText]()
     for document in documents(setup.batch):
         ids = document.ids_T[:64].tolist()
         begin = int(document.loss_mask_T[:64].long().argmax()) or len(ids) // 2
@@ -174,9 +218,13 @@ def agreement(setup: SetUp) -> Iterator[Finding]:
             texts.append(AnsweredText(str(len(texts)), ids, begin))
     what = f"training's logits are cached decoding's at depths 0 to {depth}, of {len(texts)} real texts"
     if not texts:
-        yield unchecked(what, f"no document goes on for {depth + 4} tokens behind its first supervised one")
+        yield unchecked(
+            what, f"no document goes on for {depth + 4} tokens behind its first supervised one"
+        )
         return
-    drafter = setup.decoding() if setup.saved else setup.lively().to(setup.target.embedding_weight())
+    drafter = (
+        setup.decoding() if setup.saved else setup.lively().to(setup.target.embedding_weight())
+    )
     worst = max(compare(setup.target, drafter, texts, depth).rows, key=lambda row: row.share)
     fault = f"{worst.verdict}, at depth {worst.depth} ({worst.place}): what is trained is not what is decoded"
     yield judged(what, worst.share, "<=", worst.allowed, fault)
@@ -189,29 +237,48 @@ def overfit(setup: SetUp) -> Iterator[Finding]:
     The step, loss and precision are the set-up's, without noise or clipping; AdamW's rate is one for a single sample.
     """
     telling, prompt, answer, known = _sample(setup)
-    drafter, K, begin = setup.drafter.train(), setup.objective.steps, time.monotonic()
-    what = f"share accepted of one sample's drafts ({len(prompt)} + {ANSWER} tokens, a chain of {K})"
+    drafter = setup.drafter.train()
+    K = setup.objective.steps
+    begin = time.monotonic()
+    what = (
+        f"share accepted of one sample's drafts ({len(prompt)} + {ANSWER} tokens, a chain of {K})"
+    )
     if telling < ANSWER / 8:
         why = "the target's answers are one token over and over, or of tokens that the draft vocabulary lacks"
-        yield unchecked(what, f"{why}: such drafts are accepted, or refused, whatever is wrong", telling)
+        yield unchecked(
+            what, f"{why}: such drafts are accepted, or refused, whatever is wrong", telling
+        )
         return
     ids_1T = torch.tensor([[*prompt, *answer]], device=setup.target.device)
-    batch = Batch(ids_1T, torch.arange(ids_1T.shape[1], device=ids_1T.device)[None] >= len(prompt), 0 * ids_1T)
+    batch = Batch(
+        ids_1T, torch.arange(ids_1T.shape[1], device=ids_1T.device)[None] >= len(prompt), 0 * ids_1T
+    )
     known_1T = torch.tensor([[False] * len(prompt) + known], device=ids_1T.device)
-    reached = [reachable(batch.loss_mask_BT, batch.documents_BT, k) & shift(known_1T, 2 + k) for k in range(K)]
+    reached = [
+        reachable(batch.loss_mask_BT, batch.documents_BT, k) & shift(known_1T, 2 + k)
+        for k in range(K)
+    ]
     can = max(sum(int(reached_1T.sum()) for reached_1T in reached), 1)
     outputs = target_outputs(setup.target, drafter, batch, setup.objective)
     trainable = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
     optimizer: Any = AdamW(trainable, lr=min(1e-2, max(2e-4, 0.5 / drafter.config.hidden_size)))
-    fabric = Fabric(accelerator=setup.trainer.accelerator, devices=1, precision=setup.trainer.precision)
+    fabric = Fabric(
+        accelerator=setup.trainer.accelerator, devices=1, precision=setup.trainer.precision
+    )
     train_step, optimizer = fabric.setup(TrainStep(drafter, setup.objective), optimizer)
-    losses, most_right, idle, tries = list[float](), 0.0, 0, 0
+    losses = list[float]()
+    most_right = 0.0
+    idle = 0
+    tries = 0
     while True:
-        with fabric.autocast():  # its forward would convert the target's states too, which the training step does not
+        # its forward would convert the target's states too, which the training step does not
+        with fabric.autocast():
             out = train_step.module(batch, outputs, True)
-        right, loss = float(out.counts.hits_K.sum()) / can, float(out.loss.detach())
+        right = float(out.counts.hits_K.sum()) / can
+        loss = float(out.loss.detach())
         idle = 0 if right > most_right or loss < 0.99 * min(losses, default=math.inf) else idle + 1
-        most_right, late = max(most_right, right), time.monotonic() - begin >= setup.seconds
+        most_right = max(most_right, right)
+        late = time.monotonic() - begin >= setup.seconds
         losses.append(loss)
         if (ended := late or idle >= PATIENCE) or (right >= LEARNT and len(losses) % EVERY == 0):
             accepted, refused, parted = _decode(setup, prompt, answer, known)
@@ -221,7 +288,8 @@ def overfit(setup: SetUp) -> Iterator[Finding]:
         optimizer.zero_grad()
         fabric.backward(out.loss)
         optimizer.step()
-    share, fault = accepted / max(accepted + refused, 1), ""
+    share = accepted / max(accepted + refused, 1)
+    fault = ""
     counted = f"{accepted} accepted, {refused} refused; right in training {right:.1%}; loss from {losses[0]:.3g} to "
     counted += f"{losses[-1]:.3g} in {how_many(len(losses), 'step')}"
     if parted < ANSWER / 4:
@@ -233,7 +301,9 @@ def overfit(setup: SetUp) -> Iterator[Finding]:
     elif idle >= PATIENCE:
         fault = "learning stopped by itself before the sample was learnt: a part is missing, or cut off from learning"
     if refused and not fault:
-        yield unchecked(what, f"the time was over ({setup.seconds:g} s): {counted}; give --seconds more", share)
+        yield unchecked(
+            what, f"the time was over ({setup.seconds:g} s): {counted}; give --seconds more", share
+        )
     else:
         yield judged(what, share, ">=", 1, f"{counted}. {fault}", counted)
 
@@ -244,7 +314,9 @@ def _sample(setup: SetUp) -> tuple[int, list[int], list[int], list[bool]]:
     Gives how many of the answer's tokens the draft vocabulary has and are not the one before (what repeats itself is
     right by chance), prompt, answer, and which of its tokens the draft vocabulary has.
     """
-    target, vocab, length = setup.target, setup.drafter.vocab, ANSWER + setup.objective.steps + 2
+    target = setup.target
+    vocab = setup.drafter.vocab
+    length = ANSWER + setup.objective.steps + 2
     room = min(2 * SAMPLE, target.config.max_position_embeddings - length)
     found = []
     for document in islice(documents(setup.batch), PROMPTS):
@@ -259,7 +331,9 @@ def _sample(setup: SetUp) -> tuple[int, list[int], list[int], list[bool]]:
 
 
 @torch.no_grad()
-def _decode(setup: SetUp, prompt: list[int], answer: list[int], known: list[bool]) -> tuple[int, int, int]:
+def _decode(
+    setup: SetUp, prompt: list[int], answer: list[int], known: list[bool]
+) -> tuple[int, int, int]:
     """Decode with a chain as deep as the unroll: drafts accepted, and refused though the drafter knows the token.
 
     They are counted as far as the text is the answer that was trained on, the last figure's number of tokens: in 16
@@ -267,7 +341,10 @@ def _decode(setup: SetUp, prompt: list[int], answer: list[int], known: list[bool
     """
     K = setup.objective.steps
     made = SpeculativeDecoder(setup.target, setup.decoding(), Chain(K)).generate(prompt, ANSWER, ())
-    parted = next((n for n, (one, other) in enumerate(zip(made.ids, answer, strict=False)) if one != other), ANSWER)
+    parted = next(
+        (n for n, (one, other) in enumerate(zip(made.ids, answer, strict=False)) if one != other),
+        ANSWER,
+    )
     accepted = refused = at = 0
     for count in made.accepted:
         at += count + 1  # the target's own token of this pass

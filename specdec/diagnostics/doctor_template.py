@@ -12,7 +12,14 @@ from specdec.data.layouts import ChatConversation
 from specdec.data.rendering import ChatTemplateError
 from specdec.data.said import TurnError
 from specdec.data.template import Template, template_of
-from specdec.diagnostics.doctor_setup import ALIKE, Finding, SetUp, first_conversations, judged, unchecked
+from specdec.diagnostics.doctor_setup import (
+    ALIKE,
+    Finding,
+    SetUp,
+    first_conversations,
+    judged,
+    unchecked,
+)
 
 CONVERSATIONS = 256  # that are rendered here
 LONGEST = 2**20  # tokens: nothing is cut
@@ -25,11 +32,16 @@ def template(setup: SetUp) -> Iterator[Finding]:
         return
     left_out: list[str] | None = [] if data.broken == "drop" else None
     conversations = list(first_conversations(data, CONVERSATIONS, left_out))
-    yield from template_findings(conversations, setup.module.tokenizer, setup.target.eos_token_ids, data.turns)
+    yield from template_findings(
+        conversations, setup.module.tokenizer, setup.target.eos_token_ids, data.turns
+    )
 
 
 def template_findings(
-    conversations: Sequence[ChatConversation], tokenizer: Any, end_ids: Collection[int], turns: Any = "auto"
+    conversations: Sequence[ChatConversation],
+    tokenizer: Any,
+    end_ids: Collection[int],
+    turns: Any = "auto",
 ) -> Iterator[Finding]:
     """The findings for some conversations.
 
@@ -45,7 +57,9 @@ def template_findings(
     what = f"share of the {report.said:,} tokens that assistants say in the first conversations that is supervised"
     share = report.supervised / max(report.said, 1)
     report.left_out = left_out
-    reasons = [line.strip() for line in report.lines() if ", first " in line] or ["nobody answers in them"]
+    reasons = [line.strip() for line in report.lines() if ", first " in line] or [
+        "nobody answers in them"
+    ]
     yield judged(what, share, ">=", ALIKE, "; ".join(reasons[:3]))
     if not documents:
         return
@@ -54,7 +68,10 @@ def template_findings(
         following_T = torch.cat([document.loss_mask_T[1:], document.loss_mask_T.new_zeros(1)])
         ends.update(document.ids_T[document.loss_mask_T & ~following_T].tolist())
     wrong = {token: count for token, count in ends.items() if token not in end_ids}
-    names = ", ".join(repr(tokenizer.decode([token])) for token in sorted(wrong, key=lambda token: -wrong[token])[:3])
+    names = ", ".join(
+        repr(tokenizer.decode([token]))
+        for token in sorted(wrong, key=lambda token: -wrong[token])[:3]
+    )
     yield judged(
         "share of turns that end with a token at which the target stops",
         1 - sum(wrong.values()) / max(ends.total(), 1), ">=", ALIKE,

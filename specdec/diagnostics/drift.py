@@ -18,7 +18,13 @@ from matplotlib.ticker import MaxNLocator
 
 from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.drift_measure import Document, document, summary
-from specdec.diagnostics.waterfall import draw_waterfall, measure_levels, verdict, waterfall, waterfall_table
+from specdec.diagnostics.waterfall import (
+    draw_waterfall,
+    measure_levels,
+    verdict,
+    waterfall,
+    waterfall_table,
+)
 from specdec.evaluation.benchmark import cpu_matmul_backend
 from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
 from specdec.evaluation.prompts import first_turns
@@ -41,13 +47,16 @@ from specdec.utils.numbers import Depth
 from specdec.utils.progress import progress
 from specdec.utils.text import how_many
 
-RESULT, REPORT, FIGURE = "drift.json", "report.md", "drift.png"
+RESULT = "drift.json"
+REPORT = "report.md"
+FIGURE = "drift.png"
 BY_PLACE = ("massive_ratio", "median_rms")
 BY_STEP = (
     "out_rms", "state_rms", "sink_mass", "own_mass", "drafted_mass", "recent_mass", "prompt_mass", "entropy",
     "kl", "conditional_acceptance", "feature_cosine", "cosine",
 )  # fmt: skip
-OF_TARGET = {"sink_mass": "target_sink_mass", "own_mass": "target_own_mass"}  # drawn beside the drafters'
+# drawn beside the drafters'
+OF_TARGET = {"sink_mass": "target_sink_mass", "own_mass": "target_own_mass"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +75,13 @@ class DriftConfig(MeasurementConfig):
 
     def __post_init__(self) -> None:
         if self.depths >= self.max_new_tokens:
-            raise ValueError(f"depths is {self.depths}: it must be below max_new_tokens, {self.max_new_tokens}")
+            raise ValueError(
+                f"depths is {self.depths}: it must be below max_new_tokens, {self.max_new_tokens}"
+            )
         if not self.drafter or len({*self.drafter}) < len(self.drafter):
-            raise ValueError(f"drafter names {how_many(len(self.drafter), 'drafter')}: give one or more, each once")
+            raise ValueError(
+                f"drafter names {how_many(len(self.drafter), 'drafter')}: give one or more, each once"
+            )
 
 
 def drift(config: DriftConfig) -> int:
@@ -86,28 +99,45 @@ def drift(config: DriftConfig) -> int:
         for one in config.drafter:
             source = pairs[0].target if pairs else config.target
             pairs.append(load_pair(source, one, config.device, config.other_target))
-        target, new = pairs[0].target, config.max_new_tokens
+        target = pairs[0].target
+        new = config.max_new_tokens
         ids, skipped = first_turns(target, prompts, new + config.depths, config.depths + 1)
         left_out = {one.prompt_id: one.reason for one in skipped}
         kept = [prompt.prompt_id for prompt in prompts if prompt.prompt_id not in left_out]
         found: list[Document] = []
         # every prompt: the target's answer; and for each drafter, drafts at all places and decoding
-        with progress("drift", "part", (1 + 2 * len(pairs)) * len(kept)) as advance, cpu_matmul_backend(target):
+        with (
+            progress("drift", "part", (1 + 2 * len(pairs)) * len(kept)) as advance,
+            cpu_matmul_backend(target),
+        ):
             asked = list(zip(kept, ids, strict=True))
-            answers = answered_texts(target, asked, new + config.depths, on_answer=lambda: advance(1))
+            answers = answered_texts(
+                target, asked, new + config.depths, on_answer=lambda: advance(1)
+            )
             for name, pair, depth in zip(config.drafter, pairs, trained, strict=True):
-                levels, texts = measure_levels(target, pair.drafter, answers, new, config.depths, advance)
-                names, aux_layers = [one.prompt_id for one in texts], pair.drafter.config.aux_layers
-                sums, inputs = [one.sums_FK2 for one in texts], [one.inputs_FR2 for one in texts]
+                levels, texts = measure_levels(
+                    target, pair.drafter, answers, new, config.depths, advance
+                )
+                names = [one.prompt_id for one in texts]
+                aux_layers = pair.drafter.config.aux_layers
+                sums = [one.sums_FK2 for one in texts]
+                inputs = [one.inputs_FR2 for one in texts]
                 own = document(names, sums, inputs, aux_layers, depth, config.depths)
-                own |= {"summary": summary(own), "waterfall": {**waterfall(levels), "prompts": names}}
+                own |= {
+                    "summary": summary(own),
+                    "waterfall": {**waterfall(levels), "prompts": names},
+                }
                 found.append(own | {"drafter": drafter_facts(name, pair)})
         too_short = f"its answer is too short for a chain of {how_many(config.depths, 'token')}"
         left_out |= {name: too_short for name in kept if name not in found[0]["prompts"]}
         told = [{"prompt_id": name, "reason": reason} for name, reason in left_out.items()]
         context = config.context(target, prompts)
         notes = few_prompts(len(found[0]["waterfall"]["prompts"]))
-        tables = [ReportTable("Left out", ["Prompt", "Reason"], [list(one.values()) for one in told], left=2)]
+        tables = [
+            ReportTable(
+                "Left out", ["Prompt", "Reason"], [list(one.values()) for one in told], left=2
+            )
+        ]
         for name, own in reversed([*zip(names_of(found), found, strict=True)]):
             about = f"{name}: " if len(found) > 1 else ""
             notes = [about + verdict(own["waterfall"]), *notes]
@@ -130,7 +160,8 @@ def depth_of_training(directory: Path, given: int | None) -> int | None:
     run = directory.resolve().parent
     if not (run / "provenance.json").is_file():
         return given
-    times = {path: path.name.split(".")[1] for path in run.glob("config.*yaml")}  # config.yaml, resumed config.1.yaml
+    # config.yaml, resumed config.1.yaml
+    times = {path: path.name.split(".")[1] for path in run.glob("config.*yaml")}
     newest = max(times, key=lambda path: int(times[path]) if times[path].isdigit() else 0)
     found = (read_yaml(str(newest)).get("model") or {}).get("ttt_steps")
     return found if isinstance(found, int) else given
@@ -139,7 +170,10 @@ def depth_of_training(directory: Path, given: int | None) -> int | None:
 def report_tables(found: Document) -> list[ReportTable]:
     """The waterfall, the summary, and every mean by step and by place, of one drafter."""
     trained = found["trained_depth"]
-    steps = [f"{k}{'' if trained is None or k <= trained else '*'}" for k in range(1, found["depths"] + 1)]
+    steps = [
+        f"{k}{'' if trained is None or k <= trained else '*'}"
+        for k in range(1, found["depths"] + 1)
+    ]
     figures = [[one["title"], shown(one, _number)] for one in found["summary"].values()]
     about = f"{how_many(sum(found['chains']), 'chain')} of {how_many(len(found['prompts']), 'prompt')}, "
     about += f"trained depth {trained or 'unknown'}"
@@ -147,17 +181,25 @@ def report_tables(found: Document) -> list[ReportTable]:
     return [
         waterfall_table(found["waterfall"], found["depths"]),
         ReportTable("Drift", ["Figure", ""], figures),
-        ReportTable(about, ["Mean at step (*: beyond the trained depth)", *steps], _means(found["series"])),
-        ReportTable("What the target gives", ["Mean at place", *inputs["places"]], _means(inputs["series"])),
+        ReportTable(
+            about, ["Mean at step (*: beyond the trained depth)", *steps], _means(found["series"])
+        ),
+        ReportTable(
+            "What the target gives", ["Mean at place", *inputs["places"]], _means(inputs["series"])
+        ),
     ]
 
 
 def _means(series: Document) -> list[list[str]]:
-    return [[f"{one['title']} ({one['unit']})", *map(_number, one["mean"])] for one in series.values()]
+    return [
+        [f"{one['title']} ({one['unit']})", *map(_number, one["mean"])] for one in series.values()
+    ]
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:#.3g}".rstrip(".") if abs(value) >= 1 else f"{value:.3f}"
+    return (
+        "-" if value is None else f"{value:#.3g}".rstrip(".") if abs(value) >= 1 else f"{value:.3f}"
+    )
 
 
 def plot_drift(found: Sequence[Document], path: Path) -> None:
@@ -172,11 +214,23 @@ def plot_drift(found: Sequence[Document], path: Path) -> None:
         _by_place(found, name, figure.add_subplot(grid[0, column]))
     for number, name in enumerate(BY_STEP):
         _by_step(found, name, figure.add_subplot(grid[1 + number // 4, number % 4]))
-    hollow: dict[str, Any] = {"color": "#404040", "marker": "o", "markerfacecolor": "white", "linestyle": ""}
-    handles = [Line2D([], [], label=short(name, 70), **style(number)) for number, name in enumerate(names_of(found))]
+    hollow: dict[str, Any] = {
+        "color": "#404040",
+        "marker": "o",
+        "markerfacecolor": "white",
+        "linestyle": "",
+    }
+    handles = [
+        Line2D([], [], label=short(name, 70), **style(number))
+        for number, name in enumerate(names_of(found))
+    ]
     handles.append(Line2D([], [], label="beyond the trained depth", **hollow))
-    handles.append(Line2D([], [], label="the target's, where its states are fused", color=GREY, linestyle="--"))
-    figure.legend(handles=handles, loc="outside lower center", frameon=False, ncols=min(4, len(handles)))
+    handles.append(
+        Line2D([], [], label="the target's, where its states are fused", color=GREY, linestyle="--")
+    )
+    figure.legend(
+        handles=handles, loc="outside lower center", frameon=False, ncols=min(4, len(handles))
+    )
     save_figure(figure, path)
 
 
@@ -185,18 +239,30 @@ def _by_step(found: Sequence[Document], name: str, axes: Axes) -> None:
     for number, own in enumerate(found):
         trained = own["trained_depth"] or own["depths"]
         shift = 0.08 * (number - (len(found) - 1) / 2)
-        _points([(k + shift, each, k > trained) for k, each in _each(own["series"][name])], number, axes, "-")
+        _points(
+            [(k + shift, each, k > trained) for k, each in _each(own["series"][name])],
+            number,
+            axes,
+            "-",
+        )
     if name in OF_TARGET:
         masses: dict[str, float] = {}
         for own in found:
             at = own["inputs"]["places"]
-            masses |= {at[row - 1]: each["mean"] for row, each in _each(own["inputs"]["series"][OF_TARGET[name]])}
+            masses |= {
+                at[row - 1]: each["mean"]
+                for row, each in _each(own["inputs"]["series"][OF_TARGET[name]])
+            }
         for place, mass in masses.items():
             axes.axhline(mass, color=GREY, linestyle="--", linewidth=1, zorder=0)
             axes.annotate(place, (0.99, mass), xycoords=("axes fraction", "data"), fontsize=7, ha="right", va="bottom",
                           color="#606060")  # fmt: skip
     one = found[0]["series"][name]
-    axes.set(ylabel=one["unit"], xlabel="draft step", xlim=(0.5, max(own["depths"] for own in found) + 0.5))
+    axes.set(
+        ylabel=one["unit"],
+        xlabel="draft step",
+        xlim=(0.5, max(own["depths"] for own in found) + 0.5),
+    )
     axes.set_title(one["title"], fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
@@ -210,7 +276,12 @@ def _by_place(found: Sequence[Document], name: str, axes: Axes) -> None:
     for number, own in enumerate(found):
         shift = 0.1 * (number - (len(found) - 1) / 2)
         at = [places.index(place) + shift for place in own["inputs"]["places"]]
-        _points([(at[row - 1], each, False) for row, each in _each(own["inputs"]["series"][name])], number, axes, "")
+        _points(
+            [(at[row - 1], each, False) for row, each in _each(own["inputs"]["series"][name])],
+            number,
+            axes,
+            "",
+        )
     axes.set(yscale="log", ylabel=found[0]["inputs"]["series"][name]["unit"])
     axes.set_title(found[0]["inputs"]["series"][name]["title"], fontsize=10)
     axes.set_xticks(range(len(places)), [label(place, 8) for place in places], fontsize=8)
@@ -224,11 +295,27 @@ def _each(series: Document) -> list[tuple[int, dict[str, Any]]]:
     return [(number, each) for number, each in enumerate(told, start=1) if each["mean"] is not None]
 
 
-def _points(points: Sequence[tuple[float, dict[str, Any], bool]], number: int, axes: Axes, line: str) -> None:
+def _points(
+    points: Sequence[tuple[float, dict[str, Any], bool]], number: int, axes: Axes, line: str
+) -> None:
     """Means with intervals in a drafter's look, hollow where said so, on a line if any."""
     look = style(number)
-    axes.plot([x for x, *_ in points], [each["mean"] for _, each, _ in points], color=look["color"], linestyle=line)
+    axes.plot(
+        [x for x, *_ in points],
+        [each["mean"] for _, each, _ in points],
+        color=look["color"],
+        linestyle=line,
+    )
     for x, each, hollow in points:
         ends = [[end] for end in whiskers(each)]
         fill = "white" if hollow else look["color"]
-        axes.errorbar(x, each["mean"], yerr=ends, capsize=2, elinewidth=1, markerfacecolor=fill, markersize=5, **look)
+        axes.errorbar(
+            x,
+            each["mean"],
+            yerr=ends,
+            capsize=2,
+            elinewidth=1,
+            markerfacecolor=fill,
+            markersize=5,
+            **look,
+        )

@@ -26,11 +26,18 @@ class Observed:
     """
 
     cache: StaticCache = field(init=False)
-    weights_BhTS: dict[int, Tensor] = field(default_factory=dict)  # by layer, float32 at least; 0 for a hidden key
+    # by layer, float32 at least; 0 for a hidden key
+    weights_BhTS: dict[int, Tensor] = field(default_factory=dict)
     out_BTH: Tensor | None = None  # what the last layer gave, before the output norm
 
     def attend(
-        self, layer: int, q_BhTd: Tensor, k: Tensor, v: Tensor, visibility: Visibility, slots: Tensor | None
+        self,
+        layer: int,
+        q_BhTd: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visibility: Visibility,
+        slots: Tensor | None,
     ) -> Tensor:
         """See :class:`specdec.nn.cache.KVCache`."""
         out = self.cache.attend(layer, q_BhTd, k, v, visibility, slots)  # also writes the keys
@@ -76,13 +83,18 @@ def attention_weights(target: Target, layers: Sequence[int]) -> Iterator[Mapping
     Raises:
         ValueError: a layer left none.
     """
-    model, found = target.model, dict[int, Tensor]()
+    model = target.model
+    found = dict[int, Tensor]()
     before = target.config._attn_implementation
     with contextlib.ExitStack() as undo:
         for number in {*layers} - {-1}:
 
             def keep(module: nn.Module, args: Any, output: Any, number: int = number) -> None:
-                if isinstance(output, tuple) and len(output) > 1 and getattr(output[1], "ndim", 0) == 4:
+                if (
+                    isinstance(output, tuple)
+                    and len(output) > 1
+                    and getattr(output[1], "ndim", 0) == 4
+                ):
                     found[number] = output[1]
 
             for module in model_parts(model).layers[number].modules():

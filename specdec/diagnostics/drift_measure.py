@@ -20,7 +20,16 @@ from torch.nn import functional as F
 from specdec.diagnostics.anchors import AnchoredText, Chains
 from specdec.diagnostics.drift_attention import attention_weights, observing
 from specdec.drafter import Drafter
-from specdec.evaluation.statistics import ANY, Array, Statistic, less, measured, over, possible, ratio
+from specdec.evaluation.statistics import (
+    ANY,
+    Array,
+    Statistic,
+    less,
+    measured,
+    over,
+    possible,
+    ratio,
+)
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.utils.text import how_many
@@ -44,8 +53,10 @@ SERIES = ATTENTION | {
     "joint_acceptance": ("Joint acceptance", "share of chains"),
     "conditional_acceptance": ("Conditional acceptance", "share of chains"),
 }
-FED_BACK = {"state_rms", "cosine", "feature_cosine"}  # of which a block drafter, that feeds nothing back, has none
-INPUTS = {  # by place: the fused states, all of them side by side, the same behind ``norms.aux``, the feature
+# of which a block drafter, that feeds nothing back, has none
+FED_BACK = {"state_rms", "cosine", "feature_cosine"}
+# by place: the fused states, all of them side by side, the same behind ``norms.aux``, the feature
+INPUTS = {
     "target_sink_mass": ("Target: attention on the sink", "share of weight"),
     "target_own_mass": ("Target: attention on the own row", "share of weight"),
     "sink_rms": ("RMS at the sink", "RMS"),
@@ -75,17 +86,27 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
         The chains, as decoding drafts them; and (F, K, 2) float64: of every one of :data:`SERIES`, at every step, the
         sum over chains and how many chains count.
     """
-    drafter, anchor_A = one.drafter, torch.tensor(anchors, device=one.ids_1T.device)
-    A, block = len(anchors), drafter.config.recurrence.masks > 0
+    drafter = one.drafter
+    anchor_A = torch.tensor(anchors, device=one.ids_1T.device)
+    A = len(anchors)
+    block = drafter.config.recurrence.masks > 0
     attention: list[Tensor] = []  # (A, M) of each step
     outs: list[Tensor] = []  # (A, H), the state before the output norm
     with observing(drafter) as seen:
 
         def look(level: int) -> None:
-            at = slice((level + 1) * A, (level + 2) * A) if block else slice(None)  # a block's steps are one call
-            weights = [seen.weights_BhTS[layer][0, :, at].transpose(0, 1) for layer in sorted(seen.weights_BhTS)]
+            # a block's steps are one call
+            at = slice((level + 1) * A, (level + 2) * A) if block else slice(None)
+            weights = [
+                seen.weights_BhTS[layer][0, :, at].transpose(0, 1)
+                for layer in sorted(seen.weights_BhTS)
+            ]
             regions_ARS = _regions(one.rows, prompt, anchor_A, weights[0].shape[-1])
-            attention.append(torch.stack([_masses(each_AhS, regions_ARS) for each_AhS in weights]).double().mean(0))
+            attention.append(
+                torch.stack([_masses(each_AhS, regions_ARS) for each_AhS in weights])
+                .double()
+                .mean(0)
+            )
             assert seen.out_BTH is not None
             outs.append(seen.out_BTH[0, at])
 
@@ -98,18 +119,25 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
     anchor_A = anchor_A[: len(counted)]
     accepted_A = torch.ones_like(anchor_A, dtype=torch.float64)
     for k in range(one.depth):
-        before_AH, state_AH = (chains.features_AJH[: len(counted), at].double() for at in (k, k + 1))
+        before_AH, state_AH = (
+            chains.features_AJH[: len(counted), at].double() for at in (k, k + 1)
+        )
         true_AH = drafter.fuse(one.out.aux_BTNH[:, anchor_A + k])[0].double()
-        logits_AD = one.target.logits(one.out.final_BTH[:, anchor_A + k], drafter.vocab.target_ids_D)[0]
+        logits_AD = one.target.logits(
+            one.out.final_BTH[:, anchor_A + k], drafter.vocab.target_ids_D
+        )[0]
         right_A = chains.tokens_AK[: len(counted), k] == one.ids_1T[0, anchor_A + k + 1]
-        reached_A, accepted_A = accepted_A, accepted_A * right_A
+        reached_A = accepted_A
+        accepted_A = accepted_A * right_A
         found = dict(zip(ATTENTION, attention[k][: len(counted)].unbind(1), strict=True))
         found |= {
             "sink_own_mass": found["sink_mass"] + found["own_mass"],
             "state_rms": _rms(state_AH),
             "out_rms": _rms(outs[k][: len(counted)]),
             "cosine": F.cosine_similarity(state_AH, before_AH, dim=-1),
-            "feature_cosine": F.cosine_similarity(taught.features_AJH[:, k + 1].double(), true_AH, dim=-1),
+            "feature_cosine": F.cosine_similarity(
+                taught.features_AJH[:, k + 1].double(), true_AH, dim=-1
+            ),
             "kl": _kl(logits_AD, taught.log_probs_AKD[:, k]),
             "joint_acceptance": accepted_A,
             "conditional_acceptance": accepted_A,
@@ -117,7 +145,11 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
         for row, name in enumerate(SERIES):
             if block and name in FED_BACK:
                 continue
-            count = reached_A.sum() if name == "conditional_acceptance" else reached_A.new_tensor(len(counted))
+            count = (
+                reached_A.sum()
+                if name == "conditional_acceptance"
+                else reached_A.new_tensor(len(counted))
+            )
             sums_FK2[row, k] = torch.stack([found[name].sum(), count])
     return chains, sums_FK2
 
@@ -133,8 +165,10 @@ def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
     The first five are disjoint and cover all that a chain sees. The first ``text`` slots are the text's rows; behind
     them stand the chains', level by level; a chain's level 0 is the row of its anchor.
     """
-    slot_S, before_A1 = torch.arange(slots, device=anchor_A.device), anchor_A[:, None] - 1
-    own_S, sink_S = slot_S >= text, slot_S < SINK
+    slot_S = torch.arange(slots, device=anchor_A.device)
+    before_A1 = anchor_A[:, None] - 1
+    own_S = slot_S >= text
+    sink_S = slot_S < SINK
     recent_AS = ~own_S & ~sink_S & (slot_S >= before_A1 - RECENT)
     prompt_AS = ~own_S & ~sink_S & ~recent_AS & (slot_S < prompt)
     rest_AS = ~own_S & ~sink_S & ~recent_AS & ~prompt_AS
@@ -145,7 +179,9 @@ def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
 
 def _masses(weights_AhS: Tensor, regions_ARS: Tensor) -> Tensor:
     """What one layer attends to, (A, M + 1) in the order of :data:`ATTENTION`: means over heads."""
-    mass_AM = torch.einsum("ahs,ams->am", weights_AhS, regions_ARS.to(weights_AhS)) / weights_AhS.shape[1]
+    mass_AM = (
+        torch.einsum("ahs,ams->am", weights_AhS, regions_ARS.to(weights_AhS)) / weights_AhS.shape[1]
+    )
     return torch.cat([mass_AM, torch.special.entr(weights_AhS).sum(-1).mean(1, keepdim=True)], 1)
 
 
@@ -164,14 +200,25 @@ def read_inputs(target: Target, drafter: Drafter, ids: Sequence[int], prompt: in
         (F, R, 2) float64: of every one of :data:`INPUTS`, at every place, the text's value and 1, or 0 and 0 where
         there is none. Attention is a mean over heads and over the queries of the answer.
     """
-    config, ids_1T = drafter.config, torch.tensor([list(ids)], device=target.device)
+    config = drafter.config
+    ids_1T = torch.tensor([list(ids)], device=target.device)
     # boundary b is what layer b - 1 gives; the embeddings and a layer that does not attend have no attention to measure
-    makers = [boundary - 1 if boundary and target.attends[boundary - 1] else -1 for boundary in config.aux_layers]
+    makers = [
+        boundary - 1 if boundary and target.attends[boundary - 1] else -1
+        for boundary in config.aux_layers
+    ]
     with attention_weights(target, makers) as weights_BhTT:
         view = View.packed(torch.zeros_like(ids_1T))
-        aux_TNH = target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm).aux_BTNH[0]
+        aux_TNH = target.forward(
+            ids_1T, view, config.aux_layers, config.fusion.final_norm
+        ).aux_BTNH[0]
     normed_TNH = drafter.norms.aux(aux_TNH[None])[0]
-    places = [*aux_TNH.unbind(1), aux_TNH.flatten(1), normed_TNH.flatten(1), drafter.fuse(aux_TNH[None])[0]]
+    places = [
+        *aux_TNH.unbind(1),
+        aux_TNH.flatten(1),
+        normed_TNH.flatten(1),
+        drafter.fuse(aux_TNH[None])[0],
+    ]
     sums_FR2 = torch.zeros(len(INPUTS), len(places), 2, dtype=torch.float64)
     for row, maker in enumerate(makers):
         if maker >= 0:
@@ -181,7 +228,8 @@ def read_inputs(target: Target, drafter: Drafter, ids: Sequence[int], prompt: in
             sums_FR2[:2, row, 1] = 1
     for row, state_TH in enumerate(places):
         rms_T = _rms(state_TH)
-        sink, median = rms_T[:SINK].max(), rms_T[SINK:].median()
+        sink = rms_T[:SINK].max()
+        median = rms_T[SINK:].median()
         sums_FR2[2:, row, 0] = torch.stack([sink, median, sink / median])
         sums_FR2[2:, row, 1] = 1
     return sums_FR2
@@ -218,8 +266,12 @@ def document(
 def _told(titles: Mapping[str, tuple[str, str]], sums: Sequence[Tensor]) -> dict[str, Document]:
     """Series by name: of each step or place (a row) every prompt's value and weight, the mean and its interval."""
     found: dict[str, Document] = {}
-    for (name, (title, unit)), sums_RP2 in zip(titles.items(), torch.stack([*sums], 2).numpy(), strict=True):
-        values = [[float(total / weight) if weight else None for total, weight in row] for row in sums_RP2]
+    for (name, (title, unit)), sums_RP2 in zip(
+        titles.items(), torch.stack([*sums], 2).numpy(), strict=True
+    ):
+        values = [
+            [float(total / weight) if weight else None for total, weight in row] for row in sums_RP2
+        ]
         told = [measured(sums_P2, bounds=possible(unit)) for sums_P2 in sums_RP2]
         means = {key: [one[key] for one in told] for key in ("mean", "low", "high")}
         weights = sums_RP2[..., 1].astype(int).tolist()
@@ -231,7 +283,9 @@ def sums_of(found: Document, name: str) -> Array:
     """The sums over chains of a document's series, and over how many, (K, P, 2)."""
     one = found["series"][name]
     weights_KP = np.array(one["weights"], dtype=np.float64)
-    values_KP = np.array([[0.0 if value is None else value for value in row] for row in one["values"]])
+    values_KP = np.array(
+        [[0.0 if value is None else value for value in row] for row in one["values"]]
+    )
     return np.stack([values_KP * weights_KP, weights_KP], axis=-1)
 
 
@@ -256,25 +310,37 @@ class DriftFigure(NamedTuple):
 
 def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigure]:
     """What is told of a measurement of so many steps."""
-    first, last = range(1), range(depths - 1, depths)
-    both, at_last = (last, first), f", step {depths}"
+    first = range(1)
+    last = range(depths - 1, depths)
+    both = (last, first)
+    at_last = f", step {depths}"
     for name in ("out_rms", "state_rms"):
         title = f"{SERIES[name][0]}{at_last} over step 1"
         yield DriftFigure(f"{name}_growth", title, name, both, "ratio", "ratio", 1.0)
     for name in ("sink_mass", "own_mass"):
         title, unit = SERIES[name]
         yield DriftFigure(f"{name}_last", f"{title}{at_last}", name, (last,), unit)
-        title, unit = f"{title}, step 1 to {depths}", f"difference of {unit.replace('share', 'shares')}"
+        title = f"{title}, step 1 to {depths}"
+        unit = f"difference of {unit.replace('share', 'shares')}"
         yield DriftFigure(f"{name}_change", title, name, both, unit, "difference", 0.0)
     title, unit = SERIES["sink_own_mass"]
     yield DriftFigure("sink_own_mass_last", f"{title}{at_last}", "sink_own_mass", (last,), unit)
     for when, step in (("first", first), ("last", last)):
-        yield DriftFigure(f"kl_{when}", f"{SERIES['kl'][0]}, step {step.stop}", "kl", (step,), "nats")
-    title, acceptance, unit = "Conditional acceptance", "conditional_acceptance", "share of chains"
-    yield DriftFigure("acceptance", f"{title}, steps 1 to {depths}", acceptance, (range(depths),), unit)
+        yield DriftFigure(
+            f"kl_{when}", f"{SERIES['kl'][0]}, step {step.stop}", "kl", (step,), "nats"
+        )
+    title = "Conditional acceptance"
+    acceptance = "conditional_acceptance"
+    unit = "share of chains"
+    yield DriftFigure(
+        "acceptance", f"{title}, steps 1 to {depths}", acceptance, (range(depths),), unit
+    )
     if trained_depth is not None and trained_depth < depths:
-        within, beyond = range(trained_depth), range(trained_depth, depths)
-        yield DriftFigure("acceptance_beyond", f"{title}, beyond the trained depth", acceptance, (beyond,), unit)
+        within = range(trained_depth)
+        beyond = range(trained_depth, depths)
+        yield DriftFigure(
+            "acceptance_beyond", f"{title}, beyond the trained depth", acceptance, (beyond,), unit
+        )
         yield DriftFigure(
             "acceptance_change", f"{title}, beyond the trained depth less within", acceptance, (beyond, within),
             "difference of shares of chains", "difference",
@@ -286,5 +352,7 @@ def summary(found: Document) -> dict[str, dict[str, Any]]:
     out = {}
     for one in drift_figures(found["depths"], found["trained_depth"]):
         bounds = ANY if one.how == "difference" else possible(one.unit)
-        out[one.name] = {"title": one.title} | measured(one.columns(sums_of(found, one.series)), HOW[one.how], bounds)
+        out[one.name] = {"title": one.title} | measured(
+            one.columns(sums_of(found, one.series)), HOW[one.how], bounds
+        )
     return out

@@ -26,18 +26,25 @@ from specdec.training.building import config_for
 SAMPLE = 64  # tokens of the random text by which states are brought to one size
 UNEVEN = 0.5  # standard deviation of the logarithm of a norm's weights
 QUERIES_KEYS = 1.6  # standard deviation of their entries, for scores of 2.6
-SMALL = 0.01  # size of a fused feature, and so of a residual path that begins there: its square is near usual epsilons
+# size of a fused feature, and so of a residual path that begins there: its square is near usual epsilons
+SMALL = 0.01
 ATTENTION = 2.0  # what it adds to the residual path, as a multiple of that path
-FEED_FORWARD = 4.0  # the same, as its down projection is drawn: two products of random states are small
+# the same, as its down projection is drawn: two products of random states are small
+FEED_FORWARD = 4.0
 # where no norm keeps states, and rounding with them, from growing step by step: shares of both, and of queries
-QUIETER, CALMER = 0.5, 0.8
+QUIETER = 0.5
+CALMER = 0.8
 LOGITS = 3.0  # standard deviation
 EAGLE3_DEPTH = 7  # layers from which EAGLE-3's usual boundaries exist
 
 
 def check_design(name: str) -> DrafterSpec:
     """A shipped design by name, or that of a YAML file; ValueError if there is none, or no random drafter of it."""
-    spec = DrafterSpec.read(name) if Path(name).suffix in (".yaml", ".yml") else DrafterSpec.preset(name)
+    spec = (
+        DrafterSpec.read(name)
+        if Path(name).suffix in (".yaml", ".yml")
+        else DrafterSpec.preset(name)
+    )
     if isinstance(spec.attention, TargetLayer):
         raise ValueError(
             f"--design {name}: such a drafter (MTP) reuses the target's own layer, so no random one can be made: "
@@ -59,7 +66,9 @@ def loud_spec(target: Target, name: str) -> DrafterSpec:
         chosen = size if spec.draft_vocab_size == "all" else min(size, spec.draft_vocab_size)
         spec = replace(spec, draft_vocab_size=chosen)
     if spec.fusion.mixes and spec.aux_layers == "default" and target.num_layers < EAGLE3_DEPTH:
-        middle = {1, target.num_layers // 2, target.num_layers - 1} & set(range(1, target.num_layers + 1))
+        middle = {1, target.num_layers // 2, target.num_layers - 1} & set(
+            range(1, target.num_layers + 1)
+        )
         spec = replace(spec, aux_layers=sorted(middle))
     try:
         rope_parameters(target.config)
@@ -79,7 +88,11 @@ def loud_drafter(target: Target, spec: DrafterSpec, seed: int = 0) -> Drafter:
     """
     config = config_for(spec, target)
     generator = torch.Generator().manual_seed(seed)
-    ids_D = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size].sort().values
+    ids_D = (
+        torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size]
+        .sort()
+        .values
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         drafter = Drafter(config, ids_D).to(target.device, target.dtype)
@@ -90,7 +103,8 @@ def loud_drafter(target: Target, spec: DrafterSpec, seed: int = 0) -> Drafter:
     else:
         _draw(drafter.lm_head.weight, LOGITS / math.sqrt(config.hidden_size), generator)
     feature_size = _level_features(drafter, target, generator)
-    raw = isinstance(drafter.entry, NarrowEntry) and not config.norms.input  # no norm before the attention
+    # no norm before the attention
+    raw = isinstance(drafter.entry, NarrowEntry) and not config.norms.input
     entered = feature_size / CALMER if raw else 1.0
     path = _path_size(drafter, feature_size) * (QUIETER if raw else 1.0)
     for module in drafter.modules():
@@ -113,18 +127,28 @@ def _make_loud(module: nn.Module, path: float, generator: torch.Generator) -> No
         _draw(module.weight, UNEVEN, generator)
         module.weight.exp_()
     elif isinstance(module, WideEntry):  # half of what queries, keys and values are made of
-        _draw(module.token_qkv_proj.weight, QUERIES_KEYS / math.sqrt(2 * module.token_qkv_proj.in_features), generator)
+        _draw(
+            module.token_qkv_proj.weight,
+            QUERIES_KEYS / math.sqrt(2 * module.token_qkv_proj.in_features),
+            generator,
+        )
     elif isinstance(module, Attention):
         for projection in (part for part in module.children() if isinstance(part, nn.Linear)):
             _draw(projection.weight, QUERIES_KEYS / math.sqrt(projection.in_features), generator)
             if projection.bias is not None:
                 _draw(projection.bias, UNEVEN, generator)
-        _draw(module.o_proj.weight, path * ATTENTION / math.sqrt(module.o_proj.in_features), generator)
+        _draw(
+            module.o_proj.weight, path * ATTENTION / math.sqrt(module.o_proj.in_features), generator
+        )
         if module.o_proj.bias is not None:
             _draw(module.o_proj.bias, path * UNEVEN, generator)
     elif isinstance(module, SwiGLU):
         _draw(module.gate_up_proj.weight, 1 / math.sqrt(module.gate_up_proj.in_features), generator)
-        _draw(module.down_proj.weight, path * FEED_FORWARD / math.sqrt(module.down_proj.in_features), generator)
+        _draw(
+            module.down_proj.weight,
+            path * FEED_FORWARD / math.sqrt(module.down_proj.in_features),
+            generator,
+        )
 
 
 def _level_features(drafter: Drafter, target: Target, generator: torch.Generator) -> float:
@@ -143,10 +167,15 @@ def _level_features(drafter: Drafter, target: Target, generator: torch.Generator
     feature_1TH = drafter.fuse(aux_1TNH)
     if isinstance(drafter.entry, NarrowEntry):  # embedding and feature have half of its output each
         read_1TH = drafter.norms.embed(drafter.embed_tokens(ids_1T))
-        halves = (drafter.entry.token_fc, read_1TH), (drafter.entry.feature_fc, drafter.norms.hidden(feature_1TH))
+        halves = (
+            (drafter.entry.token_fc, read_1TH),
+            (drafter.entry.feature_fc, drafter.norms.hidden(feature_1TH)),
+        )
         for half, x_1TH in halves:
             _draw(half.weight, 1.0, generator)
-            half.weight.mul_(_size(feature_1TH) / _size(nn.functional.linear(x_1TH, half.weight)) / math.sqrt(2))
+            half.weight.mul_(
+                _size(feature_1TH) / _size(nn.functional.linear(x_1TH, half.weight)) / math.sqrt(2)
+            )
     return _size(feature_1TH)
 
 

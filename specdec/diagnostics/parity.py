@@ -101,18 +101,26 @@ def parity(
     Raises:
         ValueError: an argument, a file or the pair of drafter and target is wrong; or the engine cannot be asked.
     """
-    _check_options(drafter, design, exported, engine, draft_tokens, vllm_args, target, max_new_tokens, depth)
+    _check_options(
+        drafter, design, exported, engine, draft_tokens, vllm_args, target, max_new_tokens, depth
+    )
     making = contextlib.nullcontext() if out is None else claimed(out)
     with making, scratch_folder() as scratch:
         pair = _load(drafter, design, target, device)
         drafts, depth = _depths(pair, engine, draft_tokens, depth)
-        built_in = [Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(PROMPTS[:limit])]
+        built_in = [
+            Prompt(f"built-in-{n}", None, None, None, text)
+            for n, text in enumerate(PROMPTS[:limit])
+        ]
         chosen = load_prompts(prompts, limit) if prompts else built_in
         asked, _ = first_turns(pair.target, chosen, max_new_tokens + drafts)
         export = _export(pair, exported, scratch)
-        check_pair(pair.target, pair.drafter.to(pair.target.device, pair.target.dtype))  # the export keeps its own
+        # the export keeps its own
+        check_pair(pair.target, pair.drafter.to(pair.target.device, pair.target.dtype))
         compared, texts = _compare(pair, export, asked, max_new_tokens, depth)
-        console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
+        console = Console(
+            file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False
+        )
         _show_compared(console, compared, pair.dtype)
         proposals = name = None
         if engine is not None and compared.not_compared is None:
@@ -125,8 +133,17 @@ def parity(
             _show_proposals(console, proposals, name)
         fault = verdict(compared, proposals)
         if out is not None:
-            about: dict[str, Any] = {"drafter": drafter, "design": design, "exported": exported and str(exported)}
-            about |= {"target": pair.target.identity, "method": export.method, "dtype": pair.dtype, "texts": len(texts)}
+            about: dict[str, Any] = {
+                "drafter": drafter,
+                "design": design,
+                "exported": exported and str(exported),
+            }
+            about |= {
+                "target": pair.target.identity,
+                "method": export.method,
+                "dtype": pair.dtype,
+                "texts": len(texts),
+            }
             with staged_directory(out, replace=True) as folder:
                 report = as_json(compared, proposals, name, fault) | about
                 write_json(folder / REPORT, report | {"provenance": provenance()})
@@ -148,12 +165,16 @@ def _check_options(
     options = {"--draft_tokens": draft_tokens, "flags after --": vllm_args}
     given = [name for name, value in options.items() if value]
     if engine is None and given:
-        raise ValueError(f"{', '.join(given)} would go to vLLM, which is not asked without --engine vllm")
+        raise ValueError(
+            f"{', '.join(given)} would go to vLLM, which is not asked without --engine vllm"
+        )
     if engine is not None:
         find_vllm()
         check_flags(vllm_args)
         if "--dtype" in map(flag_of, vllm_args):
-            raise ValueError("--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype")
+            raise ValueError(
+                "--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype"
+            )
         if target.dtype == "float64":
             raise ValueError("vLLM has no float64: give --target.dtype float32 with --engine vllm")
     if exported is not None:
@@ -161,7 +182,9 @@ def _check_options(
             raise ValueError(f"{exported}: no such directory")
         check_unchanged(exported)
     if max_new_tokens < depth + 3:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}: depth {depth} needs at least {depth + 3}")
+        raise ValueError(
+            f"max_new_tokens is {max_new_tokens}: depth {depth} needs at least {depth + 3}"
+        )
 
 
 class _Pair(NamedTuple):
@@ -200,7 +223,9 @@ def _load(drafter: str | None, design: str | None, source: TargetSource, device:
     return _Pair(target, loud_drafter(target, loud_spec(target, design)))
 
 
-def _depths(pair: _Pair, engine: str | None, draft_tokens: int | None, depth: int) -> tuple[int, int]:
+def _depths(
+    pair: _Pair, engine: str | None, draft_tokens: int | None, depth: int
+) -> tuple[int, int]:
     """Drafts a pass of the engine, 0 without one, and the deepest draft compared."""
     masks = pair.drafter.config.recurrence.masks
     drafts = drafts_of(masks, draft_tokens) if engine else 0
@@ -229,10 +254,14 @@ def _compare(
     """Training, decoding and the files on the target's own answers."""
     numbered = [(str(n), ids) for n, ids in enumerate(asked)]
     with progress("the target's answers", "text", len(asked)) as done:
-        texts = answered_texts(pair.target, numbered, max_new_tokens, to_end=False, on_answer=lambda: done(1))
+        texts = answered_texts(
+            pair.target, numbered, max_new_tokens, to_end=False, on_answer=lambda: done(1)
+        )
     directory = None if export.refused else export.directory
     with progress("comparing", "text", len(texts)) as done:
-        compared = compare(pair.target, pair.drafter, texts, depth, directory, export.method, lambda: done(1))
+        compared = compare(
+            pair.target, pair.drafter, texts, depth, directory, export.method, lambda: done(1)
+        )
     return compared._replace(not_compared=export.refused or compared.not_compared), texts
 
 
@@ -257,7 +286,9 @@ def _compare_proposals(
 ) -> ProposalComparison:
     files = reference.read_files(export.directory)
     with progress("comparing proposals", "text", len(answers)) as done:
-        return compare_proposals(pair.target, pair.drafter, answers, share, files, export.method, lambda: done(1))
+        return compare_proposals(
+            pair.target, pair.drafter, answers, share, files, export.method, lambda: done(1)
+        )
 
 
 def _show_compared(console: Console, compared: Compared, dtype: str) -> None:
@@ -276,7 +307,9 @@ def comparison_table(compared: Compared, dtype: str) -> Table:
     allowed = f"a difference of up to {compared.rows[0].allowed:g} of their range is rounding"
     table = Table("pair", "the text", "depth", "difference", "of the range", "agreement", "verdict")
     table.title = f"log-probabilities in {dtype}: {allowed}"
-    for (pair, place, outcome), group in itertools.groupby(compared.rows, attrgetter("pair", "place", "verdict")):
+    for (pair, place, outcome), group in itertools.groupby(
+        compared.rows, attrgetter("pair", "place", "verdict")
+    ):
         run = list(group)
         depths = str(run[0].depth) if len(run) == 1 else f"{run[0].depth} to {run[-1].depth}"
         figures = f"{max(row.gap for row in run):.1e}", f"{max(row.share for row in run):.1e}"
@@ -287,13 +320,23 @@ def comparison_table(compared: Compared, dtype: str) -> Table:
 
 def proposal_tables(comparison: ProposalComparison, name: str) -> list[Table]:
     """What was compared by place in the pass; the first differences; and what the proposals could show."""
-    counts = Table("draft", "proposals", "near-ties", "different", "accepted by vLLM", "by this drafter", "verdict")
+    counts = Table(
+        "draft",
+        "proposals",
+        "near-ties",
+        "different",
+        "accepted by vLLM",
+        "by this drafter",
+        "verdict",
+    )
     counts.title = f"what {name} proposes and what this drafter says"
     for position in comparison.positions:
         counts.add_row(*map(str, position), position.verdict)
     tables = [counts]
     if comparison.differences:
-        examples = Table("text", "place", "draft", "vLLM's token", "this drafter's", "margin, of the range")
+        examples = Table(
+            "text", "place", "draft", "vLLM's token", "this drafter's", "margin, of the range"
+        )
         examples.title = "the first differences"
         for difference in comparison.differences:
             *places, margin = difference
@@ -303,7 +346,9 @@ def proposal_tables(comparison: ProposalComparison, name: str) -> list[Table]:
     seen.title = "faults that this comparison would have caught"
     for probe in comparison.probes:
         if not probe.has_no_place:
-            figure = "not tried" if probe.changed is None else f"{probe.changed} of {probe.proposals}"
+            figure = (
+                "not tried" if probe.changed is None else f"{probe.changed} of {probe.proposals}"
+            )
             seen.add_row(probe.fault, figure)
     return [*tables, seen]
 
@@ -329,10 +374,16 @@ def conclusion(proposals: ProposalComparison | None, name: str | None) -> str:
     if proposals is None:
         return "PASS: training, decoding and the exported files agree; no engine was run"
     context = proposals.probes[0]
-    unseen = f"; this would not have caught: {', '.join(proposals.unseen)}" if proposals.unseen else ""
+    unseen = (
+        f"; this would not have caught: {', '.join(proposals.unseen)}" if proposals.unseen else ""
+    )
     unseen += f"; not tried: {', '.join(proposals.not_tried)}" if proposals.not_tried else ""
     ties = proposals.near_ties
-    margin = f", {ties} of them near-ties of at most {proposals.largest_near_tie:.0e} of the range" if ties else ""
+    margin = (
+        f", {ties} of them near-ties of at most {proposals.largest_near_tie:.0e} of the range"
+        if ties
+        else ""
+    )
     return (
         f"PASS: training, decoding and {name} agree on all {proposals.proposals:,} proposals{margin}; "
         f"{context.changed} of {context.proposals} depend on more than the last token{unseen}"
@@ -346,7 +397,9 @@ def as_json(
     rows = [row._asdict() | {"equal": row.equal, "verdict": row.verdict} for row in compared.rows]
     asked = None
     if proposals is not None:
-        positions = [{**position._asdict(), "verdict": position.verdict} for position in proposals.positions]
+        positions = [
+            {**position._asdict(), "verdict": position.verdict} for position in proposals.positions
+        ]
         asked = {
             **proposals._asdict(), "name": name, "positions": positions,
             "probes": [probe._asdict() for probe in proposals.probes],
@@ -361,6 +414,9 @@ def as_json(
         "holds": fault is None,
         "verdict": fault,
         "export_not_compared": compared.not_compared,
-        "rows": [{key: None if value == NO_NUMBER else value for key, value in row.items()} for row in rows],
+        "rows": [
+            {key: None if value == NO_NUMBER else value for key, value in row.items()}
+            for row in rows
+        ],
         "engine": asked,
     }

@@ -35,13 +35,16 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torc
 LEAST = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 TIMES = 4
 NO_NUMBER = float("inf")
-DECODED, EXPORTED = "training and cached decoding", "training and export"
+DECODED = "training and cached decoding"
+EXPORTED = "training and export"
 
 
 class DraftOutputs(NamedTuple):
     """What a drafter reads and predicts at every slot and depth."""
 
-    features_AKH: Tensor  # at depth 0 the target's states as one, further on what the step before handed on
+    features_AKH: (
+        Tensor  # at depth 0 the target's states as one, further on what the step before handed on
+    )
     log_probs_AKV: Tensor  # of the token after next, float32 at least; -inf for tokens that the drafter does not know
 
 
@@ -51,25 +54,40 @@ def trained(
     """Training's unroll, the texts packed into one row; the slots are the row's."""
     config = drafter.config
     ids_1T = torch.tensor([[token for text in texts for token in text]], device=target.device)
-    documents_1T = torch.tensor([[n for n, text in enumerate(texts) for _ in text]], device=target.device)
-    aux_1TNH = target.forward(ids_1T, View.packed(documents_1T), config.aux_layers, config.fusion.final_norm).aux_BTNH
-    h_1TH, at_A = drafter.fuse(aux_1TNH), torch.tensor(slots, device=target.device)
-    features, log_probs = [], []
+    documents_1T = torch.tensor(
+        [[n for n, text in enumerate(texts) for _ in text]], device=target.device
+    )
+    aux_1TNH = target.forward(
+        ids_1T, View.packed(documents_1T), config.aux_layers, config.fusion.final_norm
+    ).aux_BTNH
+    h_1TH = drafter.fuse(aux_1TNH)
+    at_A = torch.tensor(slots, device=target.device)
+    features = []
+    log_probs = []
     for step in ttt_unroll(drafter, ids_1T, aux_1TNH, documents_1T, depth + 1, Blocked()):
         logits_AD = drafter.logits(step.normed_BTH[0, at_A])
         features.append(h_1TH[0, at_A])
-        log_probs.append(logits_AD.log_softmax(-1, dtype=torch.promote_types(logits_AD.dtype, torch.float32)))
+        log_probs.append(
+            logits_AD.log_softmax(-1, dtype=torch.promote_types(logits_AD.dtype, torch.float32))
+        )
         h_1TH = step.h_BTH
-    return DraftOutputs(torch.stack(features, 1), _over_vocabulary(drafter, torch.stack(log_probs, 1)))
+    return DraftOutputs(
+        torch.stack(features, 1), _over_vocabulary(drafter, torch.stack(log_probs, 1))
+    )
 
 
-def decoded(target: Target, drafter: Drafter, ids: Sequence[int], slots: Sequence[int], depth: int) -> DraftOutputs:
+def decoded(
+    target: Target, drafter: Drafter, ids: Sequence[int], slots: Sequence[int], depth: int
+) -> DraftOutputs:
     """Decoding: chains of drafts in the drafter's cache, each step given the text's own token."""
     text = AnchoredText(target, drafter, ids, depth + 1)
     groups = text.groups([slot + 1 for slot in slots])
     found = [text.draft(group, text.behind(group)) for group in groups]
     features_AKH = torch.cat([chains.features_AJH[:, :-1] for chains in found])
-    return DraftOutputs(features_AKH, _over_vocabulary(drafter, torch.cat([chains.log_probs_AKD for chains in found])))
+    return DraftOutputs(
+        features_AKH,
+        _over_vocabulary(drafter, torch.cat([chains.log_probs_AKD for chains in found])),
+    )
 
 
 def reported_states(target: Target, ids_T: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -81,18 +99,25 @@ def reported_states(target: Target, ids_T: Tensor) -> tuple[list[Tensor], Tensor
     finally:
         hook.remove()
     *states, final_1TH = out.hidden_states
-    states.append(entered[-1])  # what leaves the last layer, which transformers reports after the final norm only
+    # what leaves the last layer, which transformers reports after the final norm only
+    states.append(entered[-1])
     return [state_1TH[0] for state_1TH in states], final_1TH[0]
 
 
-def fused_features(served_by: reference.ServedDrafter, states: Sequence[Tensor], final_TH: Tensor) -> Tensor:
+def fused_features(
+    served_by: reference.ServedDrafter, states: Sequence[Tensor], final_TH: Tensor
+) -> Tensor:
     """What the export makes of a text's states, (T, H); see :func:`reported_states`."""
     named = served_by.settings.aux_ids
     return reference.fuse(served_by, [states[i] for i in named] if named else [final_TH])
 
 
 def served(
-    target: Target, served_by: reference.ServedDrafter, ids: Sequence[int], slots: Sequence[int], depth: int
+    target: Target,
+    served_by: reference.ServedDrafter,
+    ids: Sequence[int],
+    slots: Sequence[int],
+    depth: int,
 ) -> DraftOutputs:
     """The export as vLLM is documented to run it, on states that transformers reports."""
     ids_T = torch.tensor(ids, device=target.device)
@@ -101,7 +126,9 @@ def served(
 
 
 def _over_vocabulary(drafter: Drafter, log_probs_AKD: Tensor) -> Tensor:
-    wide = log_probs_AKD.new_full((*log_probs_AKD.shape[:2], drafter.config.vocab_size), float("-inf"))
+    wide = log_probs_AKD.new_full(
+        (*log_probs_AKD.shape[:2], drafter.config.vocab_size), float("-inf")
+    )
     return wide.index_copy(2, drafter.vocab.target_ids_D, log_probs_AKD)
 
 
@@ -115,7 +142,9 @@ class ParityRow(NamedTuple):
     agree: int  # slots at which both have the same most likely token
     gap: float  # largest difference of a log-probability; infinite if the two know other tokens, or one is no number
     share: float  # the same, as a share of the range of the log-probabilities
-    feature_share: float  # largest difference in what was read, as a share of the largest number there
+    feature_share: (
+        float  # largest difference in what was read, as a share of the largest number there
+    )
     allowed: float  # of a share
 
     @property
@@ -129,30 +158,49 @@ class ParityRow(NamedTuple):
         if self.equal:
             return "equal"
         if self.feature_share > self.allowed:
-            where = "what the step before handed on" if self.depth else "the target's states, or how they are fused"
+            where = (
+                "what the step before handed on"
+                if self.depth
+                else "the target's states, or how they are fused"
+            )
         else:
             known = self.gap != NO_NUMBER
-            where = "the layer, its positions or the head" if known else "the tokens that the head knows"
+            where = (
+                "the layer, its positions or the head"
+                if known
+                else "the tokens that the head knows"
+            )
         return f"DIFFERENT: {where}"
 
     def joined(self, other: "ParityRow") -> "ParityRow":
         """The slots of both texts, at the same place and depth."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in ("slots", "agree")}
-        worst = {name: max(getattr(self, name), getattr(other, name)) for name in ("gap", "share", "feature_share")}
+        worst = {
+            name: max(getattr(self, name), getattr(other, name))
+            for name in ("gap", "share", "feature_share")
+        }
         return self._replace(**counts, **worst)
 
 
-def compare_outputs(pair: str, place: str, one: DraftOutputs, two: DraftOutputs) -> Iterator[ParityRow]:
+def compare_outputs(
+    pair: str, place: str, one: DraftOutputs, two: DraftOutputs
+) -> Iterator[ParityRow]:
     """A row for each depth."""
     allowed = TOLERANCE[one.features_AKH.dtype]
     for k in range(one.log_probs_AKV.shape[1]):
-        ours, theirs = one.log_probs_AKV[:, k], two.log_probs_AKV[:, k]
-        known, gap, share = ours.isfinite(), NO_NUMBER, NO_NUMBER
+        ours = one.log_probs_AKV[:, k]
+        theirs = two.log_probs_AKV[:, k]
+        known = ours.isfinite()
+        gap = NO_NUMBER
+        share = NO_NUMBER
         if not bool(ours.isnan().any() | theirs.isnan().any() | (known != theirs.isfinite()).any()):
             gap = float((ours - theirs)[known].abs().max())
             share = gap / max(float(ours[known].max() - ours[known].min()), 1e-30)
-        read, other = one.features_AKH[:, k], two.features_AKH[:, k]
-        feature_share = float(((read - other).abs().max() / read.abs().max().clamp_min(1e-30)).nan_to_num(NO_NUMBER))
+        read = one.features_AKH[:, k]
+        other = two.features_AKH[:, k]
+        feature_share = float(
+            ((read - other).abs().max() / read.abs().max().clamp_min(1e-30)).nan_to_num(NO_NUMBER)
+        )
         agree = int((ours.argmax(-1) == theirs.argmax(-1)).sum())
         yield ParityRow(pair, place, k, len(ours), agree, gap, share, feature_share, allowed)
 
@@ -183,7 +231,8 @@ def compare(
         method: ``eagle``, ``eagle3`` or ``dflash``, as the checkpoint is served.
         on_text: called as each text is done.
     """
-    export, not_compared = None, "nothing was exported" if exported is None else None
+    export = None
+    not_compared = "nothing was exported" if exported is None else None
     if exported is not None:
         try:
             export = reference.load(
@@ -193,7 +242,8 @@ def compare(
             not_compared = f"{exported}: {error}"
     rows: dict[tuple[str, str, int], ParityRow] = {}
     for number, text in enumerate(texts):
-        slots, other = places(text, depth), texts[number - 1].ids
+        slots = places(text, depth)
+        other = texts[number - 1].ids
         behind = [len(other) + slot for slot in slots]
         unrolled = {
             "alone": trained(target, drafter, [text.ids], slots, depth),
@@ -220,10 +270,17 @@ def rounding(rows: Sequence[ParityRow], dtype: torch.dtype) -> float:
 
 def places(text: AnsweredText, depth: int) -> list[int]:
     """Slots with ``depth`` more tokens behind them: in the prompt, around its end, in the answer."""
-    start, end = text.prompt - 2, len(text.ids) - 1 - depth
-    return [*spaced(range(start)), *range(max(0, start), text.prompt + 1), *spaced(range(text.prompt + 1, end))]
+    start = text.prompt - 2
+    end = len(text.ids) - 1 - depth
+    return [
+        *spaced(range(start)),
+        *range(max(0, start), text.prompt + 1),
+        *spaced(range(text.prompt + 1, end)),
+    ]
 
 
 def spaced(slots: range) -> list[int]:
     """At most :data:`EACH` of them, the first and the last among them."""
-    return np.linspace(slots.start, slots.stop - 1, min(EACH, len(slots))).round().astype(int).tolist()
+    return (
+        np.linspace(slots.start, slots.stop - 1, min(EACH, len(slots))).round().astype(int).tolist()
+    )

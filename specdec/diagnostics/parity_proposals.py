@@ -26,9 +26,12 @@ from specdec.engines.proposals import RecordedAnswer, RecordedPass
 from specdec.target import Target
 
 MOST_PROBED = 128  # passes that each fault is tried on
-LEAST_PROPOSALS = 50  # without which, and without so many that the context decides, nothing is concluded
+# without which, and without so many that the context decides, nothing is concluded
+LEAST_PROPOSALS = 50
 LEAST_BY_CONTEXT = 10
-TIES_TIMES, TIES_MORE = 2, 3  # how many more near-ties an engine may have than the reference
+# how many more near-ties an engine may have than the reference
+TIES_TIMES = 2
+TIES_MORE = 3
 EXAMPLES = 5
 CONTEXT = "attention limited to the current token"
 
@@ -67,7 +70,9 @@ class Probe(NamedTuple):
 
     fault: str
     proposals: int  # that it was tried on
-    changed: int | None  # of them, those that it makes tokens beyond a near-tie; None where it was not tried
+    changed: (
+        int | None
+    )  # of them, those that it makes tokens beyond a near-tie; None where it was not tried
     not_tried: str | None = None  # why
 
     @property
@@ -162,7 +167,9 @@ class ProposalComparison(NamedTuple):
     @property
     def not_tried(self) -> list[str]:
         """The faults of parts that the drafter has, which nothing is known of."""
-        return [probe.fault for probe in self.probes if probe.changed is None and not probe.has_no_place]
+        return [
+            probe.fault for probe in self.probes if probe.changed is None and not probe.has_no_place
+        ]
 
 
 class _Readings(NamedTuple):
@@ -205,13 +212,17 @@ def compare_proposals(
         wrong_T = ~(short_T <= allowed)  # so that NaN is none of the target's
         near_tokens += int(((short_T > 0) & ~wrong_T).sum())
         wrong_tokens += int(wrong_T.sum())
-        inside = [recorded for recorded in read if recorded.place < len(answer.prompt) + len(answer.ids)]
+        inside = [
+            recorded for recorded in read if recorded.place < len(answer.prompt) + len(answer.ids)
+        ]
         left_out += len(read) - len(inside)
         if inside:
             readings.append(_read(target, drafter, number, answer, inside))
         on_text()
     if not readings:
-        raise ValueError("the engine proposed nothing inside its answers: give more --max_new_tokens")
+        raise ValueError(
+            "the engine proposed nothing inside its answers: give more --max_new_tokens"
+        )
     margins_NK = torch.cat([reading.margin_AK for reading in readings])
     near_NK = (margins_NK > 0) & (margins_NK <= allowed)
     probes: list[Probe] = []
@@ -238,7 +249,9 @@ def _passes_of_text(target: Target, answer: RecordedAnswer) -> list[RecordedPass
     """The passes of an answer but the misread ones; ValueError if tokens or a pass are not of this text."""
     text = [*answer.prompt, *answer.ids]
     if not all(0 <= token < target.vocab_size for token in text):
-        raise ValueError(f"the engine's tokens are none of {target.source}'s: does it serve another target?")
+        raise ValueError(
+            f"the engine's tokens are none of {target.source}'s: does it serve another target?"
+        )
     misread = _misread(answer)
     passes = [recorded for recorded in answer.passes if recorded not in misread]
     for recorded in passes:
@@ -276,20 +289,27 @@ def _shortfall_of_text(target: Target, answer: RecordedAnswer) -> Tensor:
 
 
 def _read(
-    target: Target, drafter: Drafter, number: int, answer: RecordedAnswer, passes: Sequence[RecordedPass]
+    target: Target,
+    drafter: Drafter,
+    number: int,
+    answer: RecordedAnswer,
+    passes: Sequence[RecordedPass],
 ) -> _Readings:
     """Run the drafter behind every recorded place, on the engine's drafts and on the text's own tokens."""
     ids = [*answer.prompt, *answer.ids]
     places = [recorded.place for recorded in passes]
     depths = {len(recorded.drafts) for recorded in passes}
     if len(depths) > 1:
-        raise ValueError(f"the engine proposes {sorted(depths)} tokens a pass: serve one number of drafts")
+        raise ValueError(
+            f"the engine proposes {sorted(depths)} tokens a pass: serve one number of drafts"
+        )
     (depth,) = depths
     proposed_AK = torch.tensor([recorded.drafts for recorded in passes], device=target.device)
     # behind the end of the text the engine's own drafts stand for it: no pass there is accepted by anybody
     longer_T = torch.tensor(ids + [0] * depth, device=target.device)
     due_AK = longer_T[
-        torch.tensor(places, device=target.device)[:, None] + torch.arange(1, depth + 1, device=target.device)
+        torch.tensor(places, device=target.device)[:, None]
+        + torch.arange(1, depth + 1, device=target.device)
     ]
     text = AnchoredText(target, drafter, ids, depth)
     margins_of_groups = []
@@ -341,8 +361,11 @@ def _positions(readings: Sequence[_Readings], allowed: float) -> list[DraftPosit
     for k, margins_N in enumerate(margins_NK.unbind(1)):
         different = int((~(margins_N <= allowed)).sum())  # NaN is no rounding
         near_ties = int((margins_N > 0).sum()) - int((margins_N > allowed).sum())
-        accepted, expected = int((accepted_N > k).sum()), int((expected_N > k).sum())
-        positions.append(DraftPosition(k + 1, len(margins_N), near_ties, different, accepted, expected))
+        accepted = int((accepted_N > k).sum())
+        expected = int((expected_N > k).sum())
+        positions.append(
+            DraftPosition(k + 1, len(margins_N), near_ties, different, accepted, expected)
+        )
     return positions
 
 
@@ -353,12 +376,18 @@ def _differences(readings: Sequence[_Readings], allowed: float) -> list[Differen
         for row, k in (~(reading.margin_AK <= allowed)).nonzero().tolist():
             place = int(reading.places_A[row]) + 1 + k
             tokens = int(reading.proposed_AK[row, k]), int(reading.likeliest_AK[row, k])
-            differences.append(Difference(reading.text, place, k + 1, *tokens, float(reading.margin_AK[row, k])))
+            differences.append(
+                Difference(reading.text, place, k + 1, *tokens, float(reading.margin_AK[row, k]))
+            )
     return differences
 
 
 def _probe(
-    target: Target, readings: Sequence[_Readings], files: reference.Files, method: str, allowed: float
+    target: Target,
+    readings: Sequence[_Readings],
+    files: reference.Files,
+    method: str,
+    allowed: float,
 ) -> tuple[list[Probe], Rounding]:
     """How many proposals each fault changes beyond a near-tie, on up to :data:`MOST_PROBED` passes over all answers."""
     most = max(1, MOST_PROBED // len(readings))
@@ -366,7 +395,9 @@ def _probe(
     states = [reported_states(target, reading.ids_T) for reading in shares]
 
     def read(changed: reference.Files) -> reference.ServedDrafter:
-        return reference.interpret(changed, method, target.embedding_weight(), target.head_weight(), target.num_layers)
+        return reference.interpret(
+            changed, method, target.embedding_weight(), target.head_weight(), target.num_layers
+        )
 
     sound = read(files)
     sound_NK = _proposals_of(sound, shares, states)
@@ -376,7 +407,9 @@ def _probe(
         faulty_NK = _proposals_of(faulty, shares, states)
         return int((_margins_of(sound, shares, states, faulty_NK) > allowed).sum())
 
-    alone = sound._replace(settings=sound.settings._replace(windows=(1,) * len(sound.settings.windows)))
+    alone = sound._replace(
+        settings=sound.settings._replace(windows=(1,) * len(sound.settings.windows))
+    )
     probes = [Probe(CONTEXT, sound_NK.numel(), count(alone))]
     for name in FAULTS:
         changed = planted(name, files, target.head_weight(), target.num_layers)
@@ -389,7 +422,8 @@ def _probe(
     return probes, Rounding(int((engine_NK > 0).sum()), int((sound_NK != likeliest_NK).sum()))
 
 
-States = tuple[list[Tensor], Tensor]  # of a text, at the boundaries and the final one; see reported_states
+# of a text, at the boundaries and the final one; see reported_states
+States = tuple[list[Tensor], Tensor]
 
 
 def _reference_log_probs(
@@ -404,19 +438,31 @@ def _reference_log_probs(
     for start in range(0, passes, at_once):
         rows = slice(start, start + at_once)
         slots = (reading.places_A[rows] - 1).tolist()
-        yield rows, reference.draft(served, reading.ids_T, features_TH, slots, depth - 1, given_AK[rows])[1]
+        yield (
+            rows,
+            reference.draft(served, reading.ids_T, features_TH, slots, depth - 1, given_AK[rows])[
+                1
+            ],
+        )
 
 
-def _proposals_of(served: reference.ServedDrafter, shares: Sequence[_Readings], states: Sequence[States]) -> Tensor:
+def _proposals_of(
+    served: reference.ServedDrafter, shares: Sequence[_Readings], states: Sequence[States]
+) -> Tensor:
     """The reference's likeliest tokens, (N, K)."""
     tokens = []
     for reading, of_text in zip(shares, states, strict=True):
-        tokens += [log_probs.argmax(-1) for _, log_probs in _reference_log_probs(served, reading, of_text)]
+        tokens += [
+            log_probs.argmax(-1) for _, log_probs in _reference_log_probs(served, reading, of_text)
+        ]
     return torch.cat(tokens)
 
 
 def _margins_of(
-    served: reference.ServedDrafter, shares: Sequence[_Readings], states: Sequence[States], tokens_NK: Tensor
+    served: reference.ServedDrafter,
+    shares: Sequence[_Readings],
+    states: Sequence[States],
+    tokens_NK: Tensor,
 ) -> Tensor:
     """What tokens lack of the reference's likeliest ones, (N, K); infinite for those that it does not know."""
     margins_NK = []
@@ -432,6 +478,8 @@ def _margins_of(
 def _spread(reading: _Readings, most: int) -> _Readings:
     """At most so many of its passes, the first and the last among them."""
     passes = len(reading.places_A)
-    rows = torch.linspace(0, passes - 1, min(most, passes)).round().long().to(reading.places_A.device)
+    rows = (
+        torch.linspace(0, passes - 1, min(most, passes)).round().long().to(reading.places_A.device)
+    )
     of_passes = ("places_A", "proposed_AK", "likeliest_AK", "margin_AK")
     return reading._replace(**{name: getattr(reading, name)[rows] for name in of_passes})

@@ -101,7 +101,11 @@ def _rope_style(files: ExportFiles) -> Outcome:
     """Channels reordered so that turning those half a head apart is what turning neighbors was."""
     if files.latent:
         return NOT_TRIED
-    parts = [f"{name}_{kind}" for name in ("q", "k") for kind in ("proj.weight", "proj.bias", "norm.weight")]
+    parts = [
+        f"{name}_{kind}"
+        for name in ("q", "k")
+        for kind in ("proj.weight", "proj.bias", "norm.weight")
+    ]
     for name in [name for part in parts for name in files.names(part)]:
         by_head = files.weights[name].unflatten(0, (-1, files.layer["head_dim"]))
         files.weights[name] = torch.cat([by_head[:, 0::2], by_head[:, 1::2]], 1).flatten(0, 1)
@@ -117,17 +121,26 @@ def _position(files: ExportFiles) -> Outcome:
         rows_hdi = files.weights[name].unflatten(0, (-1, files.layer["head_dim"]))
         r = 2 * len(inverse)
         cos_r1, sin_r1 = (f(inverse).to(rows_hdi.dtype)[:, None] for f in (torch.cos, torch.sin))
-        low_hri, high_hri = rows_hdi[:, : r // 2], rows_hdi[:, r // 2 : r]
-        turned = [low_hri * cos_r1 - high_hri * sin_r1, high_hri * cos_r1 + low_hri * sin_r1, rows_hdi[:, r:]]
+        low_hri = rows_hdi[:, : r // 2]
+        high_hri = rows_hdi[:, r // 2 : r]
+        turned = [
+            low_hri * cos_r1 - high_hri * sin_r1,
+            high_hri * cos_r1 + low_hri * sin_r1,
+            rows_hdi[:, r:],
+        ]
         files.weights[name] = torch.cat(turned, 1).flatten(0, 1)
     return PLANTED
 
 
 def _boundary(files: ExportFiles) -> Outcome:
     """One boundary a layer off, wherever there is room for it; of DFlash the outputs of layers, from 0 to the last."""
-    holder, key, last = files.raw, IDS, files.target_layers
+    holder = files.raw
+    key = IDS
+    last = files.target_layers
     if files.block:
-        holder, key, last = files.raw.get("dflash_config", {}), "target_layer_ids", files.target_layers - 1
+        holder = files.raw.get("dflash_config", {})
+        key = "target_layer_ids"
+        last = files.target_layers - 1
     if key not in holder:
         return NOT_TRIED if files.block else NO_SUCH_PART
     ids = list(holder[key])
@@ -142,7 +155,9 @@ def _boundary(files: ExportFiles) -> Outcome:
 
 def _order(files: ExportFiles) -> Outcome:
     """The columns of fc moved on by one state."""
-    states = len(files.raw.get(IDS, ()) or files.raw.get("dflash_config", {}).get("target_layer_ids", ()))
+    states = len(
+        files.raw.get(IDS, ()) or files.raw.get("dflash_config", {}).get("target_layer_ids", ())
+    )
     if states < 2:
         return NO_SUCH_PART
     width = files.weights["fc.weight"].shape[1] // states
@@ -172,7 +187,9 @@ def _map(files: ExportFiles) -> Outcome:
     if MAP not in files.weights:
         return NO_SUCH_PART
     ids_D = torch.arange(len(files.weights[MAP])) + files.weights[MAP]
-    files.weights[MAP] = files.weights[MAP] + (ids_D < len(files.target_head_VH) - 1).to(files.weights[MAP].dtype)
+    files.weights[MAP] = files.weights[MAP] + (ids_D < len(files.target_head_VH) - 1).to(
+        files.weights[MAP].dtype
+    )
     return PLANTED
 
 

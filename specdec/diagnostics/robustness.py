@@ -39,8 +39,11 @@ from specdec.utils.progress import progress
 
 CLEAN = Condition()
 SAME = "the condition changes no prompt"
-SLOTS = 2048  # of the caches, for each sequence of a batch: of longer texts fewer are decoded side by side
-RECORD, REPORT, FIGURE = "robustness.json", "report.md", "robustness.png"
+# of the caches, for each sequence of a batch: of longer texts fewer are decoded side by side
+SLOTS = 2048
+RECORD = "robustness.json"
+REPORT = "report.md"
+FIGURE = "robustness.png"
 Counts = dict[str, tuple[int, int]]  # committed tokens and target passes of every prompt, by its id
 SHARES: dict[str, Callable[[Array], Array]] = {  # of sums under a condition and clean, (..., 4)
     "length_kept": over,
@@ -76,7 +79,8 @@ def robustness(config: RobustnessConfig) -> None:
 
     Example: specdec robustness --target Qwen/Qwen3-4B --drafter runs/a/drafter --prompts mt_bench.jsonl
     """
-    conditions, shape = parse_conditions(config.conditions), parse_shape(config.shape)
+    conditions = parse_conditions(config.conditions)
+    shape = parse_shape(config.shape)
     prompts = config.load_prompts()
     pair = load_pair(config.target, config.drafter, config.device, config.other_target)
     clean = CleanRun(pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1)
@@ -87,8 +91,13 @@ def robustness(config: RobustnessConfig) -> None:
         runs = [plan(condition, clean) for condition in (CLEAN, *conditions)]
         measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
         found = record(runs) | context
-        tables, notes = report_tables(found), few_prompts(len(found["prompts"]))
-        notes += [line for one in found["conditions"] for line in looping_warning(f"Warning: {one['name']}", one)]
+        tables = report_tables(found)
+        notes = few_prompts(len(found["prompts"]))
+        notes += [
+            line
+            for one in found["conditions"]
+            for line in looping_warning(f"Warning: {one['name']}", one)
+        ]
         plot_robustness(found, folder / FIGURE)
         write_report(folder / REPORT, "Robustness", notes, FIGURE, tables, context)
         write_json(folder / RECORD, found)
@@ -101,25 +110,36 @@ class ConditionRun:
 
     condition: Condition
     prompts: list[Prompt] = field(default_factory=list)
-    ids: list[list[int]] = field(default_factory=list)  # what the target is asked first, of every prompt
-    left_out: dict[str, str] = field(default_factory=dict)  # ids of prompts that are not decoded, and why
+    # what the target is asked first, of every prompt
+    ids: list[list[int]] = field(default_factory=list)
+    # ids of prompts that are not decoded, and why
+    left_out: dict[str, str] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
 
     @property
     def skipped(self) -> str | None:
         """Why nothing is decoded at all."""
-        return None if self.prompts else next((why for why in self.left_out.values() if why != SAME), SAME)
+        return (
+            None
+            if self.prompts
+            else next((why for why in self.left_out.values() if why != SAME), SAME)
+        )
 
 
 def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
     """What of the clean run's prompts a condition can be measured on; ValueError if clean none can be decoded."""
     run = ConditionRun(condition)
     for prompt in clean.prompts:
-        name, usual = prompt.prompt_id, clean.asked[prompt.prompt_id]
+        name = prompt.prompt_id
+        usual = clean.asked[prompt.prompt_id]
         if condition != CLEAN and not isinstance(usual, list):
             continue
         try:
-            ids = usual if condition == CLEAN else clean.first_ids(condition.conversation(prompt, clean))
+            ids = (
+                usual
+                if condition == CLEAN
+                else clean.first_ids(condition.conversation(prompt, clean))
+            )
         except ValueError as error:
             ids = Skipped(name, str(error).removeprefix(f"prompt {name}: "))
         if not isinstance(ids, list):
@@ -136,12 +156,18 @@ def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
 
 
 def measure(
-    clean: CleanRun, drafter: Drafter, shape: DraftShape, runs: Sequence[ConditionRun], batch: int = 8, seed: int = 0
+    clean: CleanRun,
+    drafter: Drafter,
+    shape: DraftShape,
+    runs: Sequence[ConditionRun],
+    batch: int = 8,
+    seed: int = 0,
 ) -> None:
     """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out."""
     with progress("robustness", "prompt", sum(len(run.prompts) for run in runs)) as advance:
         for run in (run for run in runs if run.prompts):
-            condition, left_out = run.condition, run.left_out
+            condition = run.condition
+            left_out = run.left_out
             longest = max(map(len, run.ids)) + clean.max_new_tokens + clean.nodes
             (run.answers,) = benchmark(
                 clean.target, condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
@@ -165,7 +191,9 @@ def counts(answers: Sequence[Answer]) -> Counts:
 def kept(under: Counts, clean: Counts) -> dict[str, Any]:
     """What is kept under a condition, with intervals over the prompts that have a target pass in both runs."""
     names = [name for name, (_, passes) in under.items() if passes and clean.get(name, (0, 0))[1]]
-    rows_P4 = np.array([[*under[name], *clean[name]] for name in names], dtype=np.float64).reshape(-1, 4)
+    rows_P4 = np.array([[*under[name], *clean[name]] for name in names], dtype=np.float64).reshape(
+        -1, 4
+    )
     found = {"acceptance_length": measured(rows_P4, bounds=LENGTH)}
     found |= {name: measured(rows_P4, of, POSITIVE) for name, of in SHARES.items()}
     return {"measured_prompts": len(names)} | {
@@ -178,12 +206,19 @@ def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
 
     ``committed`` and ``passes`` are in the order of ``prompts``, 0 for a prompt without a target pass.
     """
-    clean, ids = counts(runs[0].answers), [prompt.prompt_id for prompt in runs[0].prompts]
+    clean = counts(runs[0].answers)
+    ids = [prompt.prompt_id for prompt in runs[0].prompts]
     conditions = []
     for run in runs:
-        own, condition = counts(run.answers), run.condition
+        own = counts(run.answers)
+        condition = run.condition
         columns = list(zip(*(own.get(name, (0, 0)) for name in ids), strict=True))
-        what = {"name": condition.name, "title": condition.name, "skipped": run.skipped, "left_out": run.left_out}
+        what = {
+            "name": condition.name,
+            "title": condition.name,
+            "skipped": run.skipped,
+            "left_out": run.left_out,
+        }
         figures = {**kept(own, clean), **looping(run.answers)}
         conditions.append({**what, "committed": columns[0], "passes": columns[1], **figures})
     return {"version": 1, "prompts": ids, "clean": CLEAN.name, "conditions": conditions}
@@ -191,15 +226,25 @@ def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
 
 def report_tables(found: dict[str, Any]) -> list[ReportTable]:
     """What is kept under every condition, and what was not measured."""
-    rows, skipped = [], []
+    rows = []
+    skipped = []
     for one in found["conditions"]:
         if one["skipped"] is not None:
             skipped.append([one["name"], one["skipped"]])
             continue
         shares = [shown(one[share], lambda value: f"{100 * value:.0f}", " %") for share in SHARES]
         length = shown(one["acceptance_length"], "{:.2f}".format)
-        rows.append([one["name"], length, *shares, str(one["measured_prompts"]), str(len(one["left_out"]))])
-    headings = ["Condition", "Acceptance length", "Length kept", "Drafts kept", "Prompts", "Left out"]
+        rows.append(
+            [one["name"], length, *shares, str(one["measured_prompts"]), str(len(one["left_out"]))]
+        )
+    headings = [
+        "Condition",
+        "Acceptance length",
+        "Length kept",
+        "Drafts kept",
+        "Prompts",
+        "Left out",
+    ]
     left_out = [[name, why] for name, why in found["conditions"][0]["left_out"].items()]
     return [
         ReportTable("What is kept", headings, rows),
@@ -217,7 +262,14 @@ def plot_robustness(found: dict[str, Any], path: Path) -> None:
         for y, one in enumerate(rows):
             if one[share] is not None:
                 below, above = whiskers(one[share])
-                axes.errorbar([one[share]["mean"]], [y], xerr=[[below], [above]], capsize=2, linestyle="", **style(0))
+                axes.errorbar(
+                    [one[share]["mean"]],
+                    [y],
+                    xerr=[[below], [above]],
+                    capsize=2,
+                    linestyle="",
+                    **style(0),
+                )
         axes.axvline(1, color="black", linewidth=1.1, linestyle="--")
         axes.set_xlabel(f"{share.replace('_', ' ')} (share of clean; 95 % interval over prompts)")
         axes.grid(axis="x", alpha=0.3)

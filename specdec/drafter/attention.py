@@ -71,11 +71,15 @@ class GQA(AttentionKind):
         return HeadSizes(h, g, getattr(hf_config, "head_dim", None) or hf_config.hidden_size // h)
 
     def projections(self, config: "DrafterConfig") -> dict[str, int]:
-        queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        queries, keys = (
+            n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
+        )
         return {"q_proj": queries, "k_proj": keys, "v_proj": keys}
 
     def build_layer(self, config: "DrafterConfig", index: int) -> Attention:
-        h, g, norm = config.num_attention_heads, config.num_key_value_heads, config.norms.build_heads(config)
+        h = config.num_attention_heads
+        g = config.num_key_value_heads
+        norm = config.norms.build_heads(config)
         biases = bool(config.attention_bias), config.attention_bias is True
         return GroupedAttention(config.hidden_size, h, g, config.head_dim, index, norm, *biases)
 
@@ -116,14 +120,21 @@ class MLA(AttentionKind):
 
     def check(self, config: Any) -> None:
         """No norms or biases on heads, which the layout has no place for; and heads of these very sizes."""
-        for name, used in (("norms.query_key", config.norms.query_key), ("attention_bias", config.attention_bias)):
+        for name, used in (
+            ("norms.query_key", config.norms.query_key),
+            ("attention_bias", config.attention_bias),
+        ):
             if used:
-                raise ValueError(f"{name} belongs to attention GQA: MLA has norms on its latents, and no bias")
+                raise ValueError(
+                    f"{name} belongs to attention GQA: MLA has norms on its latents, and no bias"
+                )
         if not hasattr(config, "target_hidden_size"):  # a design without a target
             return
         sizes = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         if sizes != (wanted := self.heads(config)):
-            raise ValueError(f"heads, key heads and head_dim are {sizes}, of attention MLA they are {tuple(wanted)}")
+            raise ValueError(
+                f"heads, key heads and head_dim are {sizes}, of attention MLA they are {tuple(wanted)}"
+            )
         if config.rope.get("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError(
                 "attention MLA rotates all of qk_rope_head_dim channels, and the rope says partial_rotary_factor: "
@@ -145,11 +156,25 @@ class MLA(AttentionKind):
 
     def kept(self, config: "DrafterConfig") -> int:
         """Both latents, as they are and normed, and the narrow sum that o_proj reads."""
-        return 2 * (self.q_lora_rank + self.kv_lora_rank) + config.num_attention_heads * self.v_head_dim
+        return (
+            2 * (self.q_lora_rank + self.kv_lora_rank)
+            + config.num_attention_heads * self.v_head_dim
+        )
 
     def build_layer(self, config: "DrafterConfig", index: int) -> Attention:
-        sizes = self.q_lora_rank, self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        sizes = (
+            self.q_lora_rank,
+            self.kv_lora_rank,
+            self.qk_nope_head_dim,
+            self.qk_rope_head_dim,
+            self.v_head_dim,
+        )
         scale = rope_scale(config.rope)
         return LatentAttention(
-            config.hidden_size, config.num_attention_heads, *sizes, index, config.rms_norm_eps, scale
+            config.hidden_size,
+            config.num_attention_heads,
+            *sizes,
+            index,
+            config.rms_norm_eps,
+            scale,
         )

@@ -27,10 +27,17 @@ from specdec.utils.numbers import (
     check_numbers,
 )
 
-SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window
+# the unroll shows a node its own keys of every earlier step, as decoding does inside the window
+SMALLEST_WINDOW = 16
 
-AXES: dict[str, type[Part]] = {"fusion": Fusion, "entry": Entry, "recurrence": Recurrence, "attention": AttentionKind}
-NORM_WORDS = (True, False, "none", "each", "concat", "raw", "normed")  # anything else at a site is a user's own norm
+AXES: dict[str, type[Part]] = {
+    "fusion": Fusion,
+    "entry": Entry,
+    "recurrence": Recurrence,
+    "attention": AttentionKind,
+}
+# anything else at a site is a user's own norm
+NORM_WORDS = (True, False, "none", "each", "concat", "raw", "normed")
 
 
 def _check_window(window: Any, sinks: Any) -> None:
@@ -40,7 +47,9 @@ def _check_window(window: Any, sinks: Any) -> None:
             "own keys of the earlier unroll steps, which a smaller window would hide in decoding"
         )
     if sinks and window == "full":
-        raise ValueError(f"attention_sinks {sinks} keep tokens beyond a window, and attention_window is full: set both")
+        raise ValueError(
+            f"attention_sinks {sinks} keep tokens beyond a window, and attention_window is full: set both"
+        )
 
 
 def _check_boundaries(layers: Sequence[int], last: int | None = None) -> None:
@@ -49,14 +58,18 @@ def _check_boundaries(layers: Sequence[int], last: int | None = None) -> None:
     if odd := [boundary for boundary in given if type(boundary) is not int]:
         raise ValueError(f"aux_layers must be whole numbers, not {odd[0]!r:.60}")
     if not given:
-        raise ValueError("aux_layers [] taps nothing: name at least one boundary of the target, or set default")
+        raise ValueError(
+            "aux_layers [] taps nothing: name at least one boundary of the target, or set default"
+        )
     if given != sorted(set(given)):
         raise ValueError(
             f"aux_layers {given} must be strictly increasing, each boundary once: set {sorted(set(given))}"
         )
     if given[0] < 0 or (last is not None and given[-1] > last):
         reach = "upwards" if last is None else f"to {last}"
-        raise ValueError(f"aux_layers {given}: the target has boundaries 0 {reach}; leave out what lies outside")
+        raise ValueError(
+            f"aux_layers {given}: the target has boundaries 0 {reach}; leave out what lies outside"
+        )
 
 
 def _check_heads(spec: "DrafterSpec") -> None:
@@ -67,9 +80,13 @@ def _check_heads(spec: "DrafterSpec") -> None:
             f"{chosen[0]} {getattr(spec, chosen[0])} belongs to attention GQA: attention "
             f"{type(spec.attention).__name__} {spec.attention.fixed_heads}: leave it out"
         )
-    heads, groups, width = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    heads = spec.num_attention_heads
+    groups = spec.num_key_value_heads
+    width = spec.head_dim
     if width != "target" and width % 2:
-        raise ValueError(f"head_dim must be even, not {width}: rotary positions pair channels; set {width + 1}")
+        raise ValueError(
+            f"head_dim must be even, not {width}: rotary positions pair channels; set {width + 1}"
+        )
     if heads != "target" and groups != "target":
         _check_groups(heads, groups)
 
@@ -143,7 +160,8 @@ class DrafterSpec:
         if self.aux_layers != "default":
             _check_boundaries(self.aux_layers)
         _check_heads(self)
-        for axis in (self.entry, self.norms, self.recurrence, self.attention):  # these look at the other axes alone
+        # these look at the other axes alone
+        for axis in (self.entry, self.norms, self.recurrence, self.attention):
             axis.check(self)
 
     @classmethod
@@ -167,8 +185,12 @@ class DrafterSpec:
             ValueError: the file cannot be read, or is of no design.
         """
         data = read_yaml(path)
-        if not isinstance(data, Mapping) or set(data) - {field.name for field in dataclasses.fields(cls)}:
-            raise ValueError(f"{path}: expected the keys of model.drafter, as the files in conf/drafter have them")
+        if not isinstance(data, Mapping) or set(data) - {
+            field.name for field in dataclasses.fields(cls)
+        }:
+            raise ValueError(
+                f"{path}: expected the keys of model.drafter, as the files in conf/drafter have them"
+            )
         return cls(**_with_parts(data, path))
 
 
@@ -219,11 +241,17 @@ class DrafterConfig:
         check_numbers(DrafterConfig, vars(self))
         _check_window(self.attention_window, self.attention_sinks)
         if type(self.attention_bias) is not bool and self.attention_bias != "qkv":
-            raise ValueError(f"attention_bias must be true, false or qkv, not {self.attention_bias!r:.60}")
+            raise ValueError(
+                f"attention_bias must be true, false or qkv, not {self.attention_bias!r:.60}"
+            )
         if self.head not in ("own", "target"):
             raise ValueError(f"head must be own or target, not {self.head!r:.60}")
-        if odd := [value for value in self.target.values() if not isinstance(value, str | int | None)]:
-            raise ValueError(f"the target's identity holds {odd[0]!r:.60}, wanted words and whole numbers")
+        if odd := [
+            value for value in self.target.values() if not isinstance(value, str | int | None)
+        ]:
+            raise ValueError(
+                f"the target's identity holds {odd[0]!r:.60}, wanted words and whole numbers"
+            )
         if self.attention.rotated(self) % 2:
             raise ValueError(
                 f"head_dim must be even, not {self.head_dim}: rotary positions pair channels; set "
@@ -232,9 +260,13 @@ class DrafterConfig:
         _check_groups(self.num_attention_heads, self.num_key_value_heads)
         _check_boundaries(self.aux_layers, self.num_target_layers)
         if self.draft_vocab_size > self.vocab_size:
-            raise ValueError(f"draft_vocab_size {self.draft_vocab_size} must lie in 1..{self.vocab_size}")
+            raise ValueError(
+                f"draft_vocab_size {self.draft_vocab_size} must lie in 1..{self.vocab_size}"
+            )
         if self.recurrence.of_target(self.vocab_size) != self.recurrence:
-            raise ValueError("the mask token of a drafter's config must be its own number, not one from the end")
+            raise ValueError(
+                "the mask token of a drafter's config must be its own number, not one from the end"
+            )
         if self.head == "target" and self.draft_vocab_size != self.vocab_size:
             raise ValueError("head=target covers the whole vocabulary: set draft_vocab_size=all")
         if self.head == "target" and self.hidden_size != self.target_hidden_size:
@@ -263,7 +295,8 @@ class DrafterConfig:
             vocab_size: rows of the target's output head.
             logit_scale: see :class:`DrafterConfig`; a target's own where the head is the target's.
         """
-        if getattr(hf_config, "is_heterogeneous", False):  # layers of several sizes (Gemma 4): the first one's
+        # layers of several sizes (Gemma 4): the first one's
+        if getattr(hf_config, "is_heterogeneous", False):
             hf_config = hf_config.per_layer_config[0]
         chosen = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
         for width in ("hidden_size", "intermediate_size"):
@@ -273,9 +306,15 @@ class DrafterConfig:
             if chosen[name] == "target":
                 chosen[name] = size
         theta = chosen.pop("rope_theta")
-        rope = rope_parameters(hf_config) if theta == "target" else {"rope_type": "default", "rope_theta": float(theta)}
+        rope = (
+            rope_parameters(hf_config)
+            if theta == "target"
+            else {"rope_type": "default", "rope_theta": float(theta)}
+        )
         default = spec.aux_layers == "default"
-        chosen["aux_layers"] = tuple(spec.fusion.default_layers(num_target_layers) if default else spec.aux_layers)
+        chosen["aux_layers"] = tuple(
+            spec.fusion.default_layers(num_target_layers) if default else spec.aux_layers
+        )
         size = spec.draft_vocab_size
         chosen["draft_vocab_size"] = vocab_size if size == "all" else min(size, vocab_size)
         chosen["recurrence"] = spec.recurrence.of_target(vocab_size)
@@ -284,7 +323,8 @@ class DrafterConfig:
             **chosen,
             logit_scale=logit_scale,
             vocab_size=vocab_size,
-            rms_norm_eps=getattr(hf_config, "rms_norm_eps", 1e-6),  # families without RMSNorm name no such epsilon
+            # families without RMSNorm name no such epsilon
+            rms_norm_eps=getattr(hf_config, "rms_norm_eps", 1e-6),
             rope=rope,
             max_position_embeddings=hf_config.max_position_embeddings,
             target_hidden_size=hf_config.hidden_size,
@@ -294,8 +334,12 @@ class DrafterConfig:
 
     def design(self) -> DrafterSpec:
         """The design that becomes this config for its target again."""
-        names = {f.name for f in dataclasses.fields(DrafterSpec)} & {f.name for f in dataclasses.fields(self)}
-        chosen = {name: getattr(self, name) for name in names} | {"aux_layers": list(self.aux_layers)}
+        names = {f.name for f in dataclasses.fields(DrafterSpec)} & {
+            f.name for f in dataclasses.fields(self)
+        }
+        chosen = {name: getattr(self, name) for name in names} | {
+            "aux_layers": list(self.aux_layers)
+        }
         if self.attention.fixed_heads:
             chosen |= dict.fromkeys(HeadSizes._fields, "target")
         theta = self.rope["rope_theta"]
@@ -305,8 +349,15 @@ class DrafterConfig:
     def to_json(self) -> dict[str, Any]:
         """Lossless JSON-able data."""
         axes = {name: describe(getattr(self, name)) for name in AXES}
-        norms = {site: describe(norm) if isinstance(norm, Norm) else norm for site, norm in vars(self.norms).items()}
-        plain = {"aux_layers": list(self.aux_layers), "rope": dict(self.rope), "target": dict(self.target)}
+        norms = {
+            site: describe(norm) if isinstance(norm, Norm) else norm
+            for site, norm in vars(self.norms).items()
+        }
+        plain = {
+            "aux_layers": list(self.aux_layers),
+            "rope": dict(self.rope),
+            "target": dict(self.target),
+        }
         return {**vars(self), **axes, **plain, "norms": norms}
 
     @classmethod
@@ -322,7 +373,9 @@ class DrafterConfig:
         if missing := sorted(names - set(data)):
             raise ValueError(f"{where}: the drafter's config lacks {', '.join(missing)}")
         if unknown := sorted(set(data) - names):
-            raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown):.300}")
+            raise ValueError(
+                f"{where}: the drafter's config has unknown keys: {', '.join(unknown):.300}"
+            )
         try:
             given = {**_with_parts(data, where), "aux_layers": tuple(data["aux_layers"])}
         except (TypeError, AttributeError) as error:
@@ -336,7 +389,9 @@ class DrafterConfig:
 def _with_parts(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Plain data of a spec or config with its parts in place of their names; ValueError if they are none."""
     parts: dict[str, Any] = {
-        name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items() if name in data
+        name: revive(base, data[name], f"{where}: {name}")
+        for name, base in AXES.items()
+        if name in data
     }
     if "norms" not in data:
         return {**data, **parts}
@@ -345,5 +400,7 @@ def _with_parts(data: Mapping[str, Any], where: str) -> dict[str, Any]:
         for site, value in data["norms"].items()
     }
     if set(norms) != (sites := {field.name for field in dataclasses.fields(Norms)}):
-        raise ValueError(f"{where}: norms must name {', '.join(sorted(sites))}; found {', '.join(norms):.300}")
+        raise ValueError(
+            f"{where}: norms must name {', '.join(sorted(sites))}; found {', '.join(norms):.300}"
+        )
     return {**data, **parts, "norms": Norms(**norms)}

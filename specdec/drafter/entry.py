@@ -19,9 +19,12 @@ class Entered(NamedTuple):
     """What the first layer receives."""
 
     block_BTH: Tensor  # the attention's input
-    beside_BTW: Tensor | None  # added to its projected queries, keys and values, W their width together; or nothing
+    beside_BTW: (
+        Tensor | None
+    )  # added to its projected queries, keys and values, W their width together; or nothing
     residual_BTH: Tensor  # where the residual path starts
-    context_BCH: Tensor | None = None  # of what every layer makes keys and values beside those of the T nodes
+    # of what every layer makes keys and values beside those of the T nodes
+    context_BCH: Tensor | None = None
 
 
 class EntryModule(nn.Module):
@@ -51,7 +54,9 @@ class Wide(Entry):
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """The input norms of a wide entry are those on its two halves."""
         if config.norms.input:
-            raise ValueError("norms.input belongs to entry Narrow; entry Wide is normalised by norms.embed and .hidden")
+            raise ValueError(
+                "norms.input belongs to entry Narrow; entry Wide is normalised by norms.embed and .hidden"
+            )
 
     def build(self, config: "DrafterConfig") -> EntryModule:
         return WideEntry(config)
@@ -134,7 +139,9 @@ class KVInjection(Entry):
         }
         if any(wrong.values()):
             asked = ", ".join(name for name, is_wrong in wrong.items() if is_wrong)
-            raise ValueError(f"entry KVInjection has a norm before every layer, and no window: set {asked}")
+            raise ValueError(
+                f"entry KVInjection has a norm before every layer, and no window: set {asked}"
+            )
 
     def build(self, config: "DrafterConfig") -> EntryModule:
         return InjectionEntry()

@@ -72,7 +72,9 @@ class Concat(Fusion):
 
     def build(self, config: "DrafterConfig") -> nn.Module:
         """One linear layer without bias, for one state too."""
-        fc = nn.Linear(len(config.aux_layers) * config.target_hidden_size, config.hidden_size, bias=False)
+        fc = nn.Linear(
+            len(config.aux_layers) * config.target_hidden_size, config.hidden_size, bias=False
+        )
         return nn.Sequential(OrderedDict(flatten=nn.Flatten(2), fc=fc))
 
 
@@ -85,7 +87,9 @@ class ScalarMix(Fusion):
 
     def build(self, config: "DrafterConfig") -> nn.Module:
         """N scores and one linear layer without bias, for one state too."""
-        return ScalarMixFusion(len(config.aux_layers), config.target_hidden_size, config.hidden_size)
+        return ScalarMixFusion(
+            len(config.aux_layers), config.target_hidden_size, config.hidden_size
+        )
 
 
 class ScalarMixFusion(nn.Module):
@@ -98,5 +102,7 @@ class ScalarMixFusion(nn.Module):
 
     def forward(self, aux_BTNH: Tensor) -> Tensor:
         """(B, T, N, H_target) to (B, T, H)."""
-        weights_N = self.scores_N.softmax(0, dtype=torch.promote_types(self.scores_N.dtype, torch.float32))
+        weights_N = self.scores_N.softmax(
+            0, dtype=torch.promote_types(self.scores_N.dtype, torch.float32)
+        )
         return self.fc((aux_BTNH * weights_N.to(aux_BTNH.dtype)[:, None]).sum(2))

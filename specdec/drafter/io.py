@@ -14,14 +14,30 @@ from safetensors.torch import save as serialized
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.model import Drafter, skeleton_of
 from specdec.utils import hub
-from specdec.utils.files import SUMS, check_sums, explained, read_json, regular, sha256, staged_directory, write_json
+from specdec.utils.files import (
+    SUMS,
+    check_sums,
+    explained,
+    read_json,
+    regular,
+    sha256,
+    staged_directory,
+    write_json,
+)
 from specdec.utils.text import tensor_fault
 
 FORMAT = "specdec-drafter"
 WEIGHTS = "model.safetensors"
 METADATA = {"format": "pt"}
-FLOATS = ("F64", "F32", "F16", "BF16")  # a weight's dtype, as safetensors calls it; any of them will do
-WHOLE = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"}
+# a weight's dtype, as safetensors calls it; any of them will do
+FLOATS = ("F64", "F32", "F16", "BF16")
+WHOLE = {
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 WHOLE |= {torch.bool: "BOOL"}  # these must be as they are
 
 
@@ -42,9 +58,13 @@ def measure(file: Path) -> dict[str, Measured]:
     try:
         with explained(file), safe_open(file, framework="pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  no mapping
-            found = {name: Measured(each.get_dtype(), each.get_shape()) for name, each in slices.items()}
+            found = {
+                name: Measured(each.get_dtype(), each.get_shape()) for name, each in slices.items()
+            }
     except SafetensorError as error:
-        raise ValueError(f"{file}: damaged or cut off ({' '.join(str(error).split()):.120}): fetch it again") from error
+        raise ValueError(
+            f"{file}: damaged or cut off ({' '.join(str(error).split()):.120}): fetch it again"
+        ) from error
     if odd := [name for name in found if not name.isprintable() or len(name) > 500]:
         raise ValueError(f"{file}: {odd[0]!r:.120} is no name of a tensor")
     return found
@@ -56,11 +76,16 @@ def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
         if value.is_floating_point() and value.numel():
             low, high = value.aminmax()  # NaN if any is; takes no memory
             if not (low.isfinite() and high.isfinite()):
-                raise ValueError(f"the weights {name} are not all finite: such a drafter accepts nothing")
+                raise ValueError(
+                    f"the weights {name} are not all finite: such a drafter accepts nothing"
+                )
 
 
 def save_drafter(
-    drafter: Drafter, directory: Path | str, replace: bool = False, about: Mapping[str, Any] | None = None
+    drafter: Drafter,
+    directory: Path | str,
+    replace: bool = False,
+    about: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a drafter's directory, whole or not at all.
 
@@ -78,7 +103,11 @@ def save_drafter(
             save_file(tensors, temporary / WEIGHTS, metadata=METADATA)
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
-        of = {"format": FORMAT, "weights_sha256": sha256(temporary / WEIGHTS), "drafter": drafter.config.to_json()}
+        of = {
+            "format": FORMAT,
+            "weights_sha256": sha256(temporary / WEIGHTS),
+            "drafter": drafter.config.to_json(),
+        }
         write_json(temporary / "config.json", {**(about or {}), **of})
     return directory
 
@@ -98,13 +127,17 @@ def located(drafter: Path | str) -> Path:
     path = Path(drafter)
     if path.is_dir():
         return path
-    if path.parent.exists() or not (name := re.fullmatch(r"(\w[\w.-]*/[\w.-]+)(?:@(.+))?", str(drafter))):
+    if path.parent.exists() or not (
+        name := re.fullmatch(r"(\w[\w.-]*/[\w.-]+)(?:@(.+))?", str(drafter))
+    ):
         raise ValueError(f"{drafter}: no such drafter directory")
     return hub.fetch(name[1], name[2], ("*.json", WEIGHTS, SUMS))
 
 
 def load_drafter(
-    directory: Path | str, dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
+    directory: Path | str,
+    dtype: torch.dtype | None = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> Drafter:
     """Read a drafter's directory, in evaluation mode.
 
@@ -118,23 +151,39 @@ def load_drafter(
             built: no config takes more memory than the file has weights.
     """
     directory = located(directory)
-    hashes = check_sums(directory, f"copy the drafter again or, if you changed it on purpose, remove {SUMS}")
-    where, weights = directory / "config.json", directory / WEIGHTS
+    hashes = check_sums(
+        directory, f"copy the drafter again or, if you changed it on purpose, remove {SUMS}"
+    )
+    where = directory / "config.json"
+    weights = directory / WEIGHTS
     stored = read_json(where)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise ValueError(f"{where}: not a specdec drafter (its format is not {FORMAT!r}): import a checkpoint first")
+        raise ValueError(
+            f"{where}: not a specdec drafter (its format is not {FORMAT!r}): import a checkpoint first"
+        )
     config = DrafterConfig.from_json(stored.get("drafter"), str(where))
     if (hashes.get(WEIGHTS) or sha256(weights)) != stored.get("weights_sha256"):
-        raise ValueError(f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged")
-    found, wanted = measure(weights), skeleton_of(config).state_dict()
+        raise ValueError(
+            f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged"
+        )
+    found = measure(weights)
+    wanted = skeleton_of(config).state_dict()
     shapes = {name: list(tensor.shape) for name, tensor in wanted.items()}
     if fault := tensor_fault({name: each.shape for name, each in found.items()}, shapes):
         raise ValueError(f"{weights}: not as config.json says: {fault}")
     for name, tensor in wanted.items():
-        if found[name].dtype not in (FLOATS if tensor.is_floating_point() else (WHOLE.get(tensor.dtype),)):
-            raise ValueError(f"{weights}: {name} is {found[name].dtype}, wanted {tensor.dtype}".replace("torch.", ""))
+        if found[name].dtype not in (
+            FLOATS if tensor.is_floating_point() else (WHOLE.get(tensor.dtype),)
+        ):
+            raise ValueError(
+                f"{weights}: {name} is {found[name].dtype}, wanted {tensor.dtype}".replace(
+                    "torch.", ""
+                )
+            )
     tensors = load_file(weights)
-    drafter = Drafter(config, torch.arange(config.draft_vocab_size)).to(dtype or tensors["lm_head.weight"].dtype)
+    drafter = Drafter(config, torch.arange(config.draft_vocab_size)).to(
+        dtype or tensors["lm_head.weight"].dtype
+    )
     drafter.load_state_dict(tensors)
     try:
         check_finite(drafter.state_dict())
@@ -145,4 +194,6 @@ def load_drafter(
 
 
 def _tensors(drafter: Drafter) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
+    return {
+        name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()
+    }

@@ -29,7 +29,9 @@ class Layer(nn.Module):
         self.attention = config.attention.build_layer(config, index)
         if not isinstance(self.attention, Attention):
             name = type(config.attention).__name__
-            raise ValueError(f"attention {name}: its build_layer returned no specdec.nn.layers.Attention")
+            raise ValueError(
+                f"attention {name}: its build_layer returned no specdec.nn.layers.Attention"
+            )
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 
@@ -50,10 +52,16 @@ class Layers(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         build = config.attention.build_decoder
-        self.layers = nn.ModuleList(build(config) or Layer(config, index) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            build(config) or Layer(config, index) for index in range(config.num_layers)
+        )
         further = range(1, config.num_layers)
-        self.input_norms = nn.ModuleList(RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in further)
-        self.rope = Rope(config.rope, config.attention.rotated(config), config.max_position_embeddings)
+        self.input_norms = nn.ModuleList(
+            RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in further
+        )
+        self.rope = Rope(
+            config.rope, config.attention.rotated(config), config.max_position_embeddings
+        )
         self.window = None if config.attention_window == "full" else config.attention_window
         self.sinks = config.attention_sinks
 
@@ -105,7 +113,8 @@ class Step(NamedTuple):
     normed_BTH: Tensor  # what the head reads: `Drafter.logits(normed)`
 
 
-FLOAT32 = "e_score_correction_bias"  # of a router, among whose experts it decides by small differences
+# of a router, among whose experts it decides by small differences
+FLOAT32 = "e_score_correction_bias"
 
 
 class Drafter(nn.Module):
@@ -125,34 +134,45 @@ class Drafter(nn.Module):
             raise ValueError(
                 f"{how_many(len(target_ids_D), 'draft token')} given, the config says {config.draft_vocab_size}"
             )
-        seed = int(torch.randint(2**62, (), device="cpu"))  # before any part draws: parts differ in how much they do
+        # before any part draws: parts differ in how much they do
+        seed = int(torch.randint(2**62, (), device="cpu"))
         self.config = config
         self.vocab = DraftVocab(target_ids_D, config.vocab_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.norms = built("norms", config, NormTable)  # every site exists; unused ones are the identity
+        # every site exists; unused ones are the identity
+        self.norms = built("norms", config, NormTable)
         self.fusion = built("fusion", config, nn.Module)  # (B, T, N, H_target) -> (B, T, H)
-        self.entry = built("entry", config, EntryModule)  # token, feature -> first layer's input and residual
+        # token, feature -> first layer's input and residual
+        self.entry = built("entry", config, EntryModule)
         self.layers = (ContextLayers if config.entry.context else Layers)(config)
         self.recurrence = built("recurrence", config, nn.Module)  # out, normed -> next feature
         if isinstance(self.recurrence, FeedMask):
             self.recurrence.fuse = self.fuse
-        self.logit_scale = nn.Identity() if config.logit_scale == 1 else LogitScale(config.logit_scale)
+        self.logit_scale = (
+            nn.Identity() if config.logit_scale == 1 else LogitScale(config.logit_scale)
+        )
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.is_meta:
                 # by module's name and seed: drafters of two designs begin alike in all that they share
                 key = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8])
-                generator, weight = torch.Generator().manual_seed(key), module.weight.data
+                generator = torch.Generator().manual_seed(key)
+                weight = module.weight.data
                 drawn = weight if weight.is_cpu else torch.empty_like(weight, device="cpu")
                 weight.copy_(drawn.normal_(0, 0.02, generator=generator))
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
-            if hasattr(module, FLOAT32) and (bias := getattr(module, FLOAT32)).itemsize < 4:  # built in 16 bits
+            # built in 16 bits
+            if hasattr(module, FLOAT32) and (bias := getattr(module, FLOAT32)).itemsize < 4:
                 setattr(module, FLOAT32, bias.float())
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """As of a module; but :data:`FLOAT32` is not rounded, as it is not in transformers."""
-        kept = [(module, getattr(module, FLOAT32)) for module in self.modules() if hasattr(module, FLOAT32)]
+        kept = [
+            (module, getattr(module, FLOAT32))
+            for module in self.modules()
+            if hasattr(module, FLOAT32)
+        ]
         super().to(*args, **kwargs)
         for module, value in kept:
             if (now := getattr(module, FLOAT32)).itemsize < value.itemsize:
@@ -211,7 +231,8 @@ class Drafter(nn.Module):
         self.embed_tokens.weight.copy_(embedding_VH)
         self.lm_head.weight.copy_(head_VH[self.vocab.target_ids_D.to(head_VH.device)])
         if isinstance(self.norms.output, RMSNorm):
-            variance = self.lm_head.weight.float().var(0, correction=0).sum()  # of a unit-RMS state's logits
+            # of a unit-RMS state's logits
+            variance = self.lm_head.weight.float().var(0, correction=0).sum()
             deviation = self.config.logit_scale * float(variance.sqrt())
             self.norms.output.weight.fill_(float(f"{1 / max(1.0, deviation):.3g}"))
 
@@ -238,7 +259,9 @@ def choose(counts_V: Tensor, size: int, always: Iterable[int] = ()) -> Tensor:
     if forced and not 0 <= forced[0] <= forced[-1] < size_V:
         raise ValueError(f"token ids {forced} do not all lie in 0..{size_V - 1}")
     if not len(forced) <= size <= size_V:
-        raise ValueError(f"a draft vocabulary of {size} must hold {len(forced)} control tokens and at most {size_V}")
+        raise ValueError(
+            f"a draft vocabulary of {size} must hold {len(forced)} control tokens and at most {size_V}"
+        )
     ranked_V = counts_V.to(torch.int64).clone()
     ranked_V[forced] = torch.iinfo(torch.int64).max
     order_V = torch.sort(ranked_V, descending=True, stable=True).indices
@@ -261,14 +284,24 @@ class DraftVocab(nn.Module):
     def __init__(self, target_ids_D: Tensor, vocab_size: int) -> None:
         super().__init__()
         self.register_buffer("target_ids_D", target_ids_D.to(torch.int64))
-        self.register_buffer("draft_ids_V", self.target_ids_D.new_empty(vocab_size), persistent=False)
+        self.register_buffer(
+            "draft_ids_V", self.target_ids_D.new_empty(vocab_size), persistent=False
+        )
         self.refresh()
 
     def refresh(self) -> None:
         """Check the ids and rebuild the map back, after they have been set or loaded."""
-        ids_D, size_V = self.target_ids_D, self.draft_ids_V.shape[0]
-        if len(ids_D) == 0 or bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= size_V:
-            raise ValueError(f"draft vocabulary: the target ids must increase strictly inside 0..{size_V - 1}")
+        ids_D = self.target_ids_D
+        size_V = self.draft_ids_V.shape[0]
+        if (
+            len(ids_D) == 0
+            or bool((ids_D.diff() <= 0).any())
+            or int(ids_D[0]) < 0
+            or int(ids_D[-1]) >= size_V
+        ):
+            raise ValueError(
+                f"draft vocabulary: the target ids must increase strictly inside 0..{size_V - 1}"
+            )
         self.complete = len(ids_D) == size_V  # whether it is the target's whole vocabulary
         self.draft_ids_V.fill_(-1)
         self.draft_ids_V[ids_D] = torch.arange(len(ids_D), device=ids_D.device)

@@ -64,7 +64,9 @@ class Norms:
                 f"{type(config.fusion).__name__} mixes nothing: use fusion Concat or ScalarMix, or norms.aux=none"
             )
         if self.residual == "normed" and not self.hidden:
-            raise ValueError("norms.residual=normed needs norms.hidden=true: there is no normalised feature without it")
+            raise ValueError(
+                "norms.residual=normed needs norms.hidden=true: there is no normalised feature without it"
+            )
 
     def build(self, config: "DrafterConfig") -> "NormTable":
         """Every site outside the layers as a module."""
@@ -83,7 +85,8 @@ class NormTable(nn.Module):
 
     def __init__(self, norms: Norms, config: "DrafterConfig") -> None:
         super().__init__()
-        states, width = len(config.aux_layers), config.target_hidden_size
+        states = len(config.aux_layers)
+        width = config.target_hidden_size
         self.aux: nn.Module
         if norms.aux == "none":
             self.aux = nn.Identity()
@@ -93,7 +96,8 @@ class NormTable(nn.Module):
             each = norms.aux if isinstance(norms.aux, Norm) else True
             self.aux = NormEach(_site(each, config, width) for _ in range(states))
         self.embed, self.hidden, self.input, self.output = (
-            _site(norm, config, config.hidden_size) for norm in (norms.embed, norms.hidden, norms.input, norms.output)
+            _site(norm, config, config.hidden_size)
+            for norm in (norms.embed, norms.hidden, norms.input, norms.output)
         )
 
 
@@ -107,7 +111,9 @@ class NormEach(nn.ModuleList):
     """EAGLE-3.1's ``fc_norm``: a norm of its own for every captured state."""
 
     def forward(self, aux_BTNH: Tensor) -> Tensor:
-        return torch.stack([norm(x) for norm, x in zip(self, aux_BTNH.unbind(2), strict=True)], dim=2)
+        return torch.stack(
+            [norm(x) for norm, x in zip(self, aux_BTNH.unbind(2), strict=True)], dim=2
+        )
 
 
 class NormConcat(RMSNorm):

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 Built = TypeVar("Built", bound=nn.Module)
 
-B, T = 2, 3  # of a dry run
+# of a dry run
+B = 2
+T = 3
 
 
 class Part:
@@ -45,7 +47,9 @@ def describe(part: Any) -> str | dict[str, Any]:
     """
     cls = type(part)
     if not dataclasses.is_dataclass(cls):
-        raise ValueError(f"{cls.__name__} cannot be stored: decorate it with @dataclass(frozen=True)")
+        raise ValueError(
+            f"{cls.__name__} cannot be stored: decorate it with @dataclass(frozen=True)"
+        )
     arguments = dataclasses.asdict(part)
     return {"class_path": class_name(cls), "init_args": arguments} if arguments else class_name(cls)
 
@@ -61,8 +65,11 @@ def revive(base: type[Kind], data: Any, where: str) -> Kind:
     if isinstance(data, str):
         data = {"class_path": data, "init_args": {}}
     if not isinstance(data, dict) or set(data) != {"class_path", "init_args"}:
-        raise ValueError(f"{where}: expected a part's name, or class_path and init_args, found {data!r:.200}")
-    name, given = str(data["class_path"]), data["init_args"]
+        raise ValueError(
+            f"{where}: expected a part's name, or class_path and init_args, found {data!r:.200}"
+        )
+    name = str(data["class_path"])
+    given = data["init_args"]
     if _find(base, name) is None:
         ensure(name)
     if (cls := _find(base, name)) is None:
@@ -74,8 +81,13 @@ def revive(base: type[Kind], data: Any, where: str) -> Kind:
     if not isinstance(given, dict) or set(given) != set(kinds):
         raise ValueError(f"{where}: {cls.__name__} takes {sorted(kinds)}, found {given!r:.200}")
     for argument, kind in kinds.items():
-        if kind in (bool, int, float, str) and type(given[argument]) not in (kind, int if kind is float else kind):
-            raise ValueError(f"{where}: {argument} is {given[argument]!r:.60}, wanted {kind.__name__}")
+        if kind in (bool, int, float, str) and type(given[argument]) not in (
+            kind,
+            int if kind is float else kind,
+        ):
+            raise ValueError(
+                f"{where}: {argument} is {given[argument]!r:.60}, wanted {kind.__name__}"
+            )
     return cls(**given)
 
 
@@ -90,8 +102,12 @@ def built(axis: str, config: Any, kind: type[Built]) -> Built:
     part = getattr(config, axis)
     module = part.build(config)
     if not isinstance(module, kind):
-        name, made, wanted = class_name(type(part)), type(module).__name__, f"{kind.__module__}.{kind.__qualname__}"
-        raise ValueError(f"{axis} {name}: its build returned a {made}, wanted an instance of {wanted}")
+        name = class_name(type(part))
+        made = type(module).__name__
+        wanted = f"{kind.__module__}.{kind.__qualname__}"
+        raise ValueError(
+            f"{axis} {name}: its build returned a {made}, wanted an instance of {wanted}"
+        )
     return module
 
 
@@ -105,16 +121,21 @@ def dry_run(drafter: "Drafter") -> None:
         ValueError: a part fails, or returns another shape or dtype than the drafter needs; the message names the
             part, what it returned and what was wanted.
     """
-    config, weight = drafter.config, drafter.lm_head.weight
+    config = drafter.config
+    weight = drafter.lm_head.weight
     heads = config.num_attention_heads + 2 * config.num_key_value_heads
     projected = sum(config.attention.projections(config).values())
     aux_BTNH = weight.new_zeros(B, T, len(config.aux_layers), config.target_hidden_size)
     h_BTH = weight.new_zeros(B, T, config.hidden_size)
     heads_BTnd = weight.new_zeros(B, T, heads, config.head_dim)
     fusion, entry, recurrence = (
-        f"{axis} {type(getattr(config, axis)).__name__}" for axis in ("fusion", "entry", "recurrence")
+        f"{axis} {type(getattr(config, axis)).__name__}"
+        for axis in ("fusion", "entry", "recurrence")
     )
-    norms = {site: (getattr(drafter.norms, site), h_BTH) for site in ("embed", "hidden", "input", "output")}
+    norms = {
+        site: (getattr(drafter.norms, site), h_BTH)
+        for site in ("embed", "hidden", "input", "output")
+    }
     norms |= {"aux": (drafter.norms.aux, aux_BTNH)}
     if config.norms.query_key:
         norms |= {"query_key": (drafter.layers.layers[0].attention.norm, heads_BTnd)}
@@ -126,11 +147,19 @@ def dry_run(drafter: "Drafter") -> None:
         _check(fusion, _call(fusion, drafter.fusion, drafter.norms.aux(aux_BTNH)), h_BTH)
         read = _call(entry, drafter.entry.read, h_BTH)
         if not isinstance(read, Tensor) or read.shape[:2] != (B, T):
-            made = f"shape {tuple(read.shape)}" if isinstance(read, Tensor) else f"a {type(read).__name__}"
-            raise ValueError(f"{entry} read tokens into {made}, wanted a tensor of shape ({B}, {T}, ...)")
+            made = (
+                f"shape {tuple(read.shape)}"
+                if isinstance(read, Tensor)
+                else f"a {type(read).__name__}"
+            )
+            raise ValueError(
+                f"{entry} read tokens into {made}, wanted a tensor of shape ({B}, {T}, ...)"
+            )
         entered = _call(entry, drafter.entry, read, h_BTH, h_BTH, drafter.norms)
         if not hasattr(entered, "block_BTH"):
-            raise ValueError(f"{entry} returned a {type(entered).__name__}, wanted Entered(block, beside, residual)")
+            raise ValueError(
+                f"{entry} returned a {type(entered).__name__}, wanted Entered(block, beside, residual)"
+            )
         _check(entry, entered.block_BTH, h_BTH, " as block_BTH")
         if entered.beside_BTW is not None:
             _check(entry, entered.beside_BTW, weight.new_zeros(B, T, projected), " as beside_BTW")
@@ -153,7 +182,9 @@ def _call(part: str, module: Callable[..., Any], *inputs: Any) -> Any:
 def _check(part: str, made: Any, like: Tensor, role: str = "") -> None:
     shape = tuple(like.shape)
     if not isinstance(made, Tensor):
-        raise ValueError(f"{part} returned a {type(made).__name__}{role}, wanted a tensor of shape {shape}")
+        raise ValueError(
+            f"{part} returned a {type(made).__name__}{role}, wanted a tensor of shape {shape}"
+        )
     if made.shape != shape or made.dtype != like.dtype:
         raise ValueError(
             f"{part} returned shape {tuple(made.shape)} of {made.dtype}{role}, wanted {shape} of {like.dtype}: "

@@ -67,7 +67,9 @@ class PostNorm(Recurrence):
 
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         if not config.norms.output:
-            raise ValueError("recurrence PostNorm needs norms.output=true: there is no norm to feed back from")
+            raise ValueError(
+                "recurrence PostNorm needs norms.output=true: there is no norm to feed back from"
+            )
 
     def build(self, config: "DrafterConfig") -> nn.Module:
         return FeedNormed()
@@ -90,7 +92,9 @@ class MaskToken(Recurrence):
     def of_target(self, vocab_size: int) -> Self:
         """With the mask's own number; ValueError if the target has no such token."""
         if not -vocab_size <= self.mask_token_id < vocab_size:
-            raise ValueError(f"mask_token_id {self.mask_token_id} is none of the target's {vocab_size} tokens")
+            raise ValueError(
+                f"mask_token_id {self.mask_token_id} is none of the target's {vocab_size} tokens"
+            )
         return replace(self, mask_token_id=self.mask_token_id % vocab_size)  # type: ignore[type-var]
 
 

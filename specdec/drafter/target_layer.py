@@ -24,10 +24,26 @@ if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig
 
 # families whose layer, run as here, was compared with transformers' own
-COMPARED = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "llama", "qwen2", "qwen3", "qwen3_5_text", "qwen3_next")
+COMPARED = (
+    "deepseek_v3",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_5_text",
+    "qwen3_next",
+)
 OURS = "specdec_view"  # what a config says in place of sdpa, and of grouped_mm
 # of a config, what says nothing of a layer, or what is to be run
-_LEFT_OUT = {"architectures", "auto_map", "dtype", "torch_dtype", "quantization_config", "transformers_version"}
+_LEFT_OUT = {
+    "architectures",
+    "auto_map",
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+    "transformers_version",
+}
 
 
 @dataclass(frozen=True)
@@ -45,10 +61,25 @@ class TargetLayer(AttentionKind):
 
     def of_target(self, hf_config: Any) -> Self:
         """With the config of one layer that attends, with experts where the family has any."""
-        kept = {k: v for k, v in hf_config.to_diff_dict().items() if k not in _LEFT_OUT and not k.startswith("_")}
-        kept |= {"model_type": hf_config.model_type, "num_hidden_layers": 1, "vocab_size": 1, "pad_token_id": None}
-        of_one = {"layer_types": ["full_attention"], "first_k_dense_replace": 0, "mlp_layer_types": ["sparse"]}
-        kept |= {key: value for key, value in of_one.items() if getattr(hf_config, key, None) is not None}
+        kept = {
+            k: v
+            for k, v in hf_config.to_diff_dict().items()
+            if k not in _LEFT_OUT and not k.startswith("_")
+        }
+        kept |= {
+            "model_type": hf_config.model_type,
+            "num_hidden_layers": 1,
+            "vocab_size": 1,
+            "pad_token_id": None,
+        }
+        of_one = {
+            "layer_types": ["full_attention"],
+            "first_k_dense_replace": 0,
+            "mlp_layer_types": ["sparse"],
+        }
+        kept |= {
+            key: value for key, value in of_one.items() if getattr(hf_config, key, None) is not None
+        }
         return type(self)(json.loads(json.dumps(kept)))
 
     def check(self, config: Any) -> None:
@@ -59,27 +90,39 @@ class TargetLayer(AttentionKind):
         for name, used in (("norms.input", norms.input), ("norms.query_key", norms.query_key),
                            ("attention_bias", config.attention_bias)):  # fmt: skip
             if used:
-                raise ValueError(f"{name}: with attention TargetLayer the layer has its own, or none: set it to false")
+                raise ValueError(
+                    f"{name}: with attention TargetLayer the layer has its own, or none: set it to false"
+                )
         if config.num_layers != 1:
-            raise ValueError(f"attention TargetLayer is one layer: num_layers is {config.num_layers}")
+            raise ValueError(
+                f"attention TargetLayer is one layer: num_layers is {config.num_layers}"
+            )
         if hasattr(config, "target_hidden_size"):  # no design without a target
             hf = self.text_config()
             theirs = {name: getattr(hf, name) for name in ("hidden_size", "intermediate_size")}
             theirs |= self.heads(hf)._asdict()
             for name, value in theirs.items():
                 if getattr(config, name) != value:
-                    raise ValueError(f"{name} {getattr(config, name)}: the target's layer has {value}")
+                    raise ValueError(
+                        f"{name} {getattr(config, name)}: the target's layer has {value}"
+                    )
             if dict(config.rope) != rope_parameters(hf):
-                raise ValueError(f"rope {dict(config.rope)}: the target's layer has {rope_parameters(hf)}")
+                raise ValueError(
+                    f"rope {dict(config.rope)}: the target's layer has {rope_parameters(hf)}"
+                )
 
     def text_config(self) -> Any:
         """The transformers config; ValueError if there is no such family, or it does not take what is written."""
         from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
         if (kind := self.hf_config.get("model_type")) not in CONFIG_MAPPING:
-            raise ValueError(f"attention TargetLayer: transformers has no model_type {kind!r:.60}, as hf_config says")
+            raise ValueError(
+                f"attention TargetLayer: transformers has no model_type {kind!r:.60}, as hf_config says"
+            )
         if self.hf_config.get("num_hidden_layers") != 1 or not _LEFT_OUT.isdisjoint(self.hf_config):
-            raise ValueError("attention TargetLayer: hf_config must be of one layer, and say nothing of code or dtypes")
+            raise ValueError(
+                "attention TargetLayer: hf_config must be of one layer, and say nothing of code or dtypes"
+            )
         if kind not in COMPARED:
             raise ValueError(
                 f"attention TargetLayer: a layer of {kind} may be more than attention, norms and feed-forward are here "
@@ -97,7 +140,8 @@ class TargetLayer(AttentionKind):
 
         AttentionInterface.register(OURS, _attention)
         ExpertsInterface.register(OURS, _experts)
-        config, ours = self.text_config(), {"attn_implementation": OURS, "experts_implementation": OURS}
+        config = self.text_config()
+        ours = {"attn_implementation": OURS, "experts_implementation": OURS}
         return _explained(AutoModel.from_config, config, trust_remote_code=False, **ours)
 
     def heads(self, hf_config: Any) -> HeadSizes:
@@ -127,7 +171,9 @@ def _explained(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return make(*args, **kwargs)
     except (*ROPE_FAULTS, OSError, ImportError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"attention TargetLayer: hf_config makes no layer: {reason:.200}") from error
+        raise ValueError(
+            f"attention TargetLayer: hf_config makes no layer: {reason:.200}"
+        ) from error
 
 
 class BorrowedLayer(nn.Module):
@@ -141,19 +187,35 @@ class BorrowedLayer(nn.Module):
         """The residual stream after the layer, (B, T, H), or of the nodes that the view asks for."""
         x_BTH = entered.residual_BTH
         cos, sin = (table[:, 0].to(x_BTH.dtype) for table in rope)
-        out_BTH: Tensor = self.block(x_BTH, attention_mask=None, position_embeddings=(cos, sin), view=view)
-        return out_BTH if view.wanted_BM is None else out_BTH.take_along_dim(view.wanted_BM[..., None], dim=1)
+        out_BTH: Tensor = self.block(
+            x_BTH, attention_mask=None, position_embeddings=(cos, sin), view=view
+        )
+        return (
+            out_BTH
+            if view.wanted_BM is None
+            else out_BTH.take_along_dim(view.wanted_BM[..., None], dim=1)
+        )
 
 
 def _attention(
-    layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, *, scaling: float, view: View, **_: Any
+    layer: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: None,
+    *,
+    scaling: float,
+    view: View,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """(B, h, T, d) and twice (B, g, T, d) to (B, T, h, d); values may be narrower, also in what comes out.
 
     Neither cache nor kernels know of that, nor of another scale than theirs.
     """
-    d, narrow = query.shape[-1], value.shape[-1]
-    q, v = query * (scaling * d**0.5), F.pad(value, (0, d - narrow))
+    d = query.shape[-1]
+    narrow = value.shape[-1]
+    q = query * (scaling * d**0.5)
+    v = F.pad(value, (0, d - narrow))
     if view.cache is None:
         out = attend(q, key, v, view.visibility)
     else:
@@ -166,7 +228,9 @@ def _experts(module: nn.Module, x: Tensor, *routes: Tensor) -> Tensor:
     from transformers.integrations.moe import grouped_mm_experts_forward
 
     own = type(module).forward.__wrapped__  # type: ignore[attr-defined]  # what transformers' choice is wrapped around
-    made: Tensor = (own if x.dtype == torch.float64 else grouped_mm_experts_forward)(module, x, *routes)
+    made: Tensor = (own if x.dtype == torch.float64 else grouped_mm_experts_forward)(
+        module, x, *routes
+    )
     return made
 
 
@@ -176,7 +240,9 @@ class TargetNorm(Norm):
 
     def build(self, config: "DrafterConfig", width: int) -> nn.Module:
         if not isinstance(config.attention, TargetLayer):
-            raise ValueError("norms: TargetNorm goes with attention TargetLayer, which knows the target's family")
+            raise ValueError(
+                "norms: TargetNorm goes with attention TargetLayer, which knows the target's family"
+            )
         with torch.device("meta"):
             kind = type(config.attention.model().norm)
         return kind(width, eps=config.rms_norm_eps)

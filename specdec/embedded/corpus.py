@@ -25,7 +25,8 @@ from specdec.data.rows import read_rows
 from specdec.utils.numbers import RowTokens, Seed, Side
 
 SEED = 0  # of the embedded target, and so of which files are held out
-BOS, EOS = "<s>", "</s>"
+BOS = "<s>"
+EOS = "</s>"
 ANSWERS = Path(__file__).with_name("target") / "answers.jsonl"
 HELD_OUT_PERCENT = 5
 LEAST_CHARACTERS = 500
@@ -34,7 +35,16 @@ LEAST_TOKENS = 16  # of a document, or of a piece of one
 LEAST_PROSE = 0.7  # share of letters and white space: tables of numbers and of escapes lie below
 
 _SKIPPED_FOLDERS = frozenset(
-    {"dist-packages", "encodings", "idle_test", "lib2to3", "pydoc_data", "site-packages", "test", "tests"}
+    {
+        "dist-packages",
+        "encodings",
+        "idle_test",
+        "lib2to3",
+        "pydoc_data",
+        "site-packages",
+        "test",
+        "tests",
+    }
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-")  # written by the build of this interpreter
 
@@ -68,7 +78,9 @@ def corpus(seed: int) -> Corpus:
         ValueError: this Python comes without the sources of its standard library.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    sources = [source for path in sorted(root.rglob("*.py")) if (source := _read(root, path)) is not None]
+    sources = [
+        source for path in sorted(root.rglob("*.py")) if (source := _read(root, path)) is not None
+    ]
     sources.sort()
     train = [source for source in sources if not _held_out(seed, source.path)]
     held_out = [source for source in sources if _held_out(seed, source.path)]
@@ -82,7 +94,9 @@ def corpus(seed: int) -> Corpus:
 
 def _read(root: Path, path: Path) -> CorpusFile | None:
     relative = path.relative_to(root)
-    if any(part in _SKIPPED_FOLDERS or part.startswith(_SKIPPED_PREFIXES) for part in relative.parts):
+    if any(
+        part in _SKIPPED_FOLDERS or part.startswith(_SKIPPED_PREFIXES) for part in relative.parts
+    ):
         return None
     try:
         text = path.read_text(encoding="utf-8")
@@ -150,7 +164,9 @@ def functions(text: str) -> list[tuple[int, str]]:
             module = ast.parse(text)
         except (SyntaxError, ValueError):
             return []
-    lines, found, waiting = text.splitlines(keepends=True), [], list(module.body)
+    lines = text.splitlines(keepends=True)
+    found = []
+    waiting = list(module.body)
     for node in waiting:  # which grows
         if isinstance(node, ast.ClassDef):
             waiting += node.body
@@ -175,10 +191,14 @@ def encode_documents(tokenizer: Any, files: Sequence[CorpusFile], longest: int) 
     return encode_pieces(tokenizer, texts, longest)
 
 
-def encode_pieces(tokenizer: Any, texts: Sequence[tuple[str, bool]], longest: int) -> list[Document]:
+def encode_pieces(
+    tokenizer: Any, texts: Sequence[tuple[str, bool]], longest: int
+) -> list[Document]:
     """The same of texts, each with whether ``</s>`` ends it."""
     bare = [text for text, _ in texts]
-    encoded = tokenizer(bare, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    encoded = tokenizer(bare, add_special_tokens=False, return_attention_mask=False, verbose=False)[
+        "input_ids"
+    ]
     documents = []
     for ids, (_, ended) in zip(encoded, texts, strict=True):
         whole = [*ids, tokenizer.eos_token_id] if ended else ids
@@ -198,7 +218,9 @@ class EmbeddedData(TokenData):
             with it, in place of these functions: a drafter is to know its target's text. Validation stays.
     """
 
-    def __init__(self, seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0, answers: bool = False) -> None:
+    def __init__(
+        self, seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0, answers: bool = False
+    ) -> None:
         super().__init__(seq_len, batch_size, seed)
         self.answers = answers
 
@@ -212,7 +234,9 @@ class EmbeddedData(TokenData):
         files = corpus(SEED)
         held_out = encode_documents(tokenizer, files.held_out, self.seq_len)
         if self.answers:
-            texts = list(read_rows(str(ANSWERS), lambda row: (row.values["text"], row.values["ended"])))
+            texts = list(
+                read_rows(str(ANSWERS), lambda row: (row.values["text"], row.values["ended"]))
+            )
             return encode_pieces(tokenizer, texts, self.seq_len), held_out
         return encode_documents(tokenizer, files.train, self.seq_len), held_out
 
@@ -221,7 +245,9 @@ class EmbeddedData(TokenData):
         return pack_whole(documents, self.seq_len)
 
 
-def held_out_prompts(count: int, prompt_tokens: int, seed: int, tokenizer: Any) -> list[dict[str, Any]]:
+def held_out_prompts(
+    count: int, prompt_tokens: int, seed: int, tokenizer: Any
+) -> list[dict[str, Any]]:
     """Cut prompts from the functions and methods of held-out files: how each begins, and no less than as much follows.
 
     They are spread over the files: a file gives its second prompt after every other gave one.
@@ -259,6 +285,12 @@ def _prompts(source: CorpusFile, length: int, tokenizer: Any) -> list[dict[str, 
         ids = tokenizer.encode(function, verbose=False)
         text = tokenizer.decode(ids[:length], skip_special_tokens=True)
         # text cut between two tokens may be tokenised otherwise, and text cut inside a character is spoilt
-        if len(ids) >= 2 * length and function.startswith(text) and len(tokenizer.encode(text)) == length:
-            prompts.append({"prompt_id": f"{source.path}:{line}", "prompt": text, "category": source.path})
+        if (
+            len(ids) >= 2 * length
+            and function.startswith(text)
+            and len(tokenizer.encode(text)) == length
+        ):
+            prompts.append(
+                {"prompt_id": f"{source.path}:{line}", "prompt": text, "category": source.path}
+            )
     return prompts

@@ -20,7 +20,8 @@ from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
-WINDOW = 16  # batches that are sorted by length together: answers come evenly, and few rows wait half done
+# batches that are sorted by length together: answers come evenly, and few rows wait half done
+WINDOW = 16
 QUESTION: Message = {"role": "user", "content": "?"}  # where no question matters
 
 
@@ -72,7 +73,9 @@ class RegenerateConfig:
 
     def __post_init__(self) -> None:
         if (self.url is None) != (self.engine == "transformers"):
-            raise ValueError("--engine vllm and openai need the --url of a running server; transformers takes none")
+            raise ValueError(
+                "--engine vllm and openai need the --url of a running server; transformers takes none"
+            )
         check_numbers(type(self), vars(self))
         self.sampling()
 
@@ -82,7 +85,9 @@ class RegenerateConfig:
 
     def seed_of(self, row: str, turn: int) -> int:
         """Of one answer; 48 bits, which every reader of JSON keeps."""
-        return int.from_bytes(hashlib.blake2b(f"{self.seed} {turn} {row}".encode(), digest_size=6).digest())
+        return int.from_bytes(
+            hashlib.blake2b(f"{self.seed} {turn} {row}".encode(), digest_size=6).digest()
+        )
 
 
 class InProcess:
@@ -97,7 +102,9 @@ class InProcess:
         self.config = config
         self.batch = config.batch_size
         if not target.tokenizer.chat_template:
-            raise ValueError("the target's tokenizer has no chat template: give an instruction-tuned target")
+            raise ValueError(
+                "the target's tokenizer has no chat template: give an instruction-tuned target"
+            )
         self.template = template_of(target.tokenizer)
         if config.thinking is not None:
             self.template.prompt([QUESTION], thinking=config.thinking)
@@ -108,7 +115,10 @@ class InProcess:
         blind = sum(bool(row.tools) for row in dialogues) if not self.template.form.tools else 0
         if blind:
             rows = how_many(blind, "row")
-            log.warning("the chat template does not write the tools of %s: the target does not see them", rows)
+            log.warning(
+                "the chat template does not write the tools of %s: the target does not see them",
+                rows,
+            )
         size = WINDOW * self.batch
         for first in range(0, len(dialogues), size):
             while waiting := [row for row in dialogues[first : first + size] if not row.done]:
@@ -122,10 +132,14 @@ class InProcess:
                 prompts.append((row, self._prompt(row)))
             except ValueError as error:
                 yield row.add(failed=str(error))
-        prompts.sort(key=lambda prompt: len(prompt[1]), reverse=True)  # what does not fit shows at once
+        # what does not fit shows at once
+        prompts.sort(key=lambda prompt: len(prompt[1]), reverse=True)
         most = self.config.max_new_tokens
         ends = self.target.eos_token_ids
-        requests = [Request(ids, most, self.config.seed_of(row.id, len(row.answers))) for row, ids in prompts]
+        requests = [
+            Request(ids, most, self.config.seed_of(row.id, len(row.answers)))
+            for row, ids in prompts
+        ]
         try:
             for number, generation in self.decoder.generate_all(requests, ends):
                 row, prompt = prompts[number]
@@ -146,7 +160,10 @@ class InProcess:
         message = self.template.answer(ids, tools)
         if is_json(message):
             return message
-        return {"role": "assistant", "content": self.target.tokenizer.decode(ids, skip_special_tokens=False)}
+        return {
+            "role": "assistant",
+            "content": self.target.tokenizer.decode(ids, skip_special_tokens=False),
+        }
 
     def _prompt(self, row: Dialogue) -> list[int]:
         ids = self.template.prompt_ids(row.messages(), row.tools, self.config.thinking)

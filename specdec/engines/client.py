@@ -21,9 +21,15 @@ from specdec.utils.text import printable
 KEY = "VLLM_API_KEY"  # vLLM's own variable
 PATIENCE = 600.0  # seconds for an answer, and for one piece of a stream
 STREAM = 6  # patiences for a whole stream
-BODY, LINE, STREAM_BODY, REFUSAL = 2**24, 2**20, 2**26, 2**16  # bytes at most: 16,000 tokens with a line each are 2**22
+# bytes at most: 16,000 tokens with a line each are 2**22
+BODY = 2**24
+LINE = 2**20
+STREAM_BODY = 2**26
+REFUSAL = 2**16
 POSITIONS = 256  # drafts a pass at most
-_METRIC = re.compile(r"^vllm:(generation_tokens|spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})? (\S+)", re.MULTILINE)
+_METRIC = re.compile(
+    r"^vllm:(generation_tokens|spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})? (\S+)", re.MULTILINE
+)
 _POSITION = re.compile(r'(?:^|,)position="(\d+)"')
 
 
@@ -53,9 +59,19 @@ class Endpoint:
             sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:  # half an IPv6 address, a port that is none
             sound = False
-        if not sound or re.search(r"[^!-~]", url) or "@" in parts.netloc or parts.query or parts.fragment:
-            raise ValueError(f"no URL of a server: give one as http://127.0.0.1:8000, and its key in ${KEY}")
-        self.url, self._parts, self._patience = parts.geturl(), parts, patience
+        if (
+            not sound
+            or re.search(r"[^!-~]", url)
+            or "@" in parts.netloc
+            or parts.query
+            or parts.fragment
+        ):
+            raise ValueError(
+                f"no URL of a server: give one as http://127.0.0.1:8000, and its key in ${KEY}"
+            )
+        self.url = parts.geturl()
+        self._parts = parts
+        self._patience = patience
 
     def text(self, path: str) -> str:
         """What ``GET`` gives."""
@@ -70,7 +86,9 @@ class Endpoint:
             if not isinstance(name, str) or name != printable(name):
                 raise ValueError(name)
         except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise ValueError(f"{self.url}/v1/models names no model: is this an OpenAI-compatible server?") from error
+            raise ValueError(
+                f"{self.url}/v1/models names no model: is this an OpenAI-compatible server?"
+            ) from error
         return name
 
     def check_alive(self) -> None:
@@ -93,7 +111,9 @@ class Endpoint:
             while line := response.readline(LINE + 1):
                 left -= len(line)
                 if len(line) > LINE or left < 0:
-                    raise RequestError(f"{self.url}{path}: the stream, or a line of it, is too long", 200)
+                    raise RequestError(
+                        f"{self.url}{path}: the stream, or a line of it, is too long", 200
+                    )
                 if not line.startswith(b"data:"):  # a comment, or the line between two events
                     continue
                 data = line.removeprefix(b"data:").strip()
@@ -103,7 +123,9 @@ class Endpoint:
                 if "error" in event:
                     raise RequestError(f"{self.url}{path}: {_reason(data)}", 200)
                 yield event
-        raise ValueError(f"{self.url}{path}: the stream ended before its end mark: did the server fall?")
+        raise ValueError(
+            f"{self.url}{path}: the stream ended before its end mark: did the server fall?"
+        )
 
     def _body(self, path: str, response: http.client.HTTPResponse) -> bytes:
         body = response.read(BODY + 1)
@@ -117,7 +139,9 @@ class Endpoint:
         try:
             found = _parsed(data)
         except ValueError as error:
-            raise RequestError(f"{self.url}{path}: the answer is no JSON object: {error}", 200) from error
+            raise RequestError(
+                f"{self.url}{path}: the answer is no JSON object: {error}", 200
+            ) from error
         if not isinstance(found, dict):
             raise RequestError(f"{self.url}{path}: the answer is no JSON object", 200)
         return found
@@ -126,11 +150,17 @@ class Endpoint:
     def _response(
         self, method: str, path: str, body: str | None = None, patiences: int = 1
     ) -> Iterator[http.client.HTTPResponse]:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        kind = (
+            http.client.HTTPSConnection
+            if self._parts.scheme == "https"
+            else http.client.HTTPConnection
+        )
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY):
             if re.search(r"[^!-~]", key):  # http.client would print it
-                raise ValueError(f"${KEY} holds a space, a line break or another character that no key has")
+                raise ValueError(
+                    f"${KEY} holds a space, a line break or another character that no key has"
+                )
             headers["Authorization"] = f"Bearer {key}"
         end = time.monotonic() + patiences * self._patience
         connection = kind(self._parts.netloc, timeout=self._patience)
@@ -144,7 +174,9 @@ class Endpoint:
                     raise RequestError(f"{self.url}{path}: {why}", response.status)
                 yield response
         except (OSError, UnicodeError, http.client.HTTPException) as error:
-            raise RequestError(f"{self.url}{path}: {error or type(error).__name__}: is the server up?") from error
+            raise RequestError(
+                f"{self.url}{path}: {error or type(error).__name__}: is the server up?"
+            ) from error
         finally:
             connection.close()
 
@@ -155,14 +187,19 @@ class _Response(http.client.HTTPResponse):
     A socket's own timeout begins anew with every byte.
     """
 
-    def __init__(self, sock: socket.socket, *args: Any, patience: float, end: float, **more: Any) -> None:
+    def __init__(
+        self, sock: socket.socket, *args: Any, patience: float, end: float, **more: Any
+    ) -> None:
         super().__init__(sock, *args, **more)
         self.fp = io.BufferedReader(_UntilEnd(self.fp.detach(), sock, patience, end))
 
 
 class _UntilEnd(io.RawIOBase):
     def __init__(self, raw: Any, sock: socket.socket, patience: float, end: float) -> None:
-        self._raw, self._sock, self._patience, self._end = raw, sock, patience, end
+        self._raw = raw
+        self._sock = sock
+        self._patience = patience
+        self._end = end
 
     def readable(self) -> bool:
         return True
@@ -212,11 +249,14 @@ class SpecDecodeCounters(NamedTuple):
     @classmethod
     def read(cls, endpoint: Endpoint) -> Self:
         """The server's counters now; ValueError if it has not even vLLM's of generated tokens, or cannot be reached."""
-        counts, positions = Counter[str](), set[str]()
+        counts = Counter[str]()
+        positions = set[str]()
         for name, labels, value in _METRIC.findall(endpoint.text("/metrics")):
             number = float(value) if re.fullmatch(r"[\d.eE+]{1,40}", value) else math.nan
             if not number < 2**53:
-                raise ValueError(f"{endpoint.url}/metrics: {name} is {printable(value)[:40]}, no count")
+                raise ValueError(
+                    f"{endpoint.url}/metrics: {name} is {printable(value)[:40]}, no count"
+                )
             counts[name] += int(number)
             positions.update(_POSITION.findall(labels))
         if len(positions) > POSITIONS:
@@ -224,21 +264,28 @@ class SpecDecodeCounters(NamedTuple):
                 f"{endpoint.url}/metrics counts {len(positions):,} drafts a pass, at most {POSITIONS} can be"
             )
         if "generation_tokens" not in counts:
-            raise ValueError("no counter vllm:generation_tokens in /metrics: is this vLLM, with its statistics on?")
+            raise ValueError(
+                "no counter vllm:generation_tokens in /metrics: is this vLLM, with its statistics on?"
+            )
         return cls(counts["generation_tokens"], counts["spec_decode_num_drafts"], len(positions))
 
     def increase(self, endpoint: Endpoint, tokens: int, patience: float = 5.0) -> Self:
         """What came since these, once ``tokens`` generated ones are among it: the server counts a little late."""
         end = time.monotonic() + patience
-        while (now := self.read(endpoint)).generated - self.generated < tokens and time.monotonic() < end:
+        while (
+            now := self.read(endpoint)
+        ).generated - self.generated < tokens and time.monotonic() < end:
             time.sleep(0.05)
-        return now._replace(generated=now.generated - self.generated, passes=now.passes - self.passes)
+        return now._replace(
+            generated=now.generated - self.generated, passes=now.passes - self.passes
+        )
 
 
 def streaming(model: str, max_new_tokens: int) -> dict[str, Any]:
     """What a greedy, streamed request says beside its prompt; it goes on behind the end of a text."""
     return {
         "model": model, "max_tokens": max_new_tokens, "temperature": 0.0, "ignore_eos": True,
-        "cache_salt": uuid.uuid4().hex,  # else a prompt that was asked before would be answered from a cache
+        # else a prompt that was asked before would be answered from a cache
+        "cache_salt": uuid.uuid4().hex,
         "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }  # fmt: skip

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from specdec.data.layouts import ChatConversation, Message
 from specdec.data.said import arguments_of
 
-STOP, LENGTH = "stop", "length"
-END: Message = {"role": "assistant", "content": ""}  # behind the last message, which may be a user's
+STOP = "stop"
+LENGTH = "length"
+# behind the last message, which may be a user's
+END: Message = {"role": "assistant", "content": ""}
 
 # why a conversation ends before the row does; the answer in question is the target's own and is kept
 OTHERWISE = "the target called otherwise than the row"
@@ -22,7 +24,8 @@ SPOKEN = "the target called a tool where the row answers"
 UNREADABLE = "the target named a tool, but its call cannot be read"
 ORPHAN = "a tool's result in the row answers no call"
 # why a row is skipped
-NOBODY, FIRST = "no user's turn", "the assistant speaks before any user does"
+NOBODY = "no user's turn"
+FIRST = "the assistant speaks before any user does"
 
 
 def packed(ids: Sequence[int]) -> str:
@@ -68,7 +71,9 @@ class Turn(NamedTuple):
 def same_value(first: Any, second: Any) -> bool:
     """Whether two values of JSON are equal: ``1`` is ``1.0``, but not ``true``; an object's order does not matter."""
     if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(same_value(value, second[name]) for name, value in first.items())
+        return first.keys() == second.keys() and all(
+            same_value(value, second[name]) for name, value in first.items()
+        )
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(same_value, first, second))
     return isinstance(first, bool) == isinstance(second, bool) and bool(first == second)
@@ -84,10 +89,13 @@ def readable(calls: Sequence[dict[str, Any]]) -> bool:
 
 def same_calls(calls: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> bool:
     """Whether the same tools are called with the same arguments, in the same order."""
-    if [call["function"]["name"] for call in calls] != [call["function"]["name"] for call in others]:
+    if [call["function"]["name"] for call in calls] != [
+        call["function"]["name"] for call in others
+    ]:
         return False
     return readable([*calls, *others]) and all(
-        same_value(arguments_of(call), arguments_of(other)) for call, other in zip(calls, others, strict=True)
+        same_value(arguments_of(call), arguments_of(other))
+        for call, other in zip(calls, others, strict=True)
     )
 
 
@@ -120,11 +128,16 @@ class Dialogue:
                 message = END
             if message["role"] != "assistant":
                 unanswered.append(message)
-            elif any(earlier["role"] != "system" and earlier["role"] != "developer" for earlier in unanswered):
+            elif any(
+                earlier["role"] != "system" and earlier["role"] != "developer"
+                for earlier in unanswered
+            ):
                 turns.append(Turn(unanswered, list(message.get("tool_calls") or [])))
                 unanswered = []
             elif turns:
-                turns[-1] = Turn(turns[-1].messages, [*turns[-1].calls, *(message.get("tool_calls") or [])])
+                turns[-1] = Turn(
+                    turns[-1].messages, [*turns[-1].calls, *(message.get("tool_calls") or [])]
+                )
             elif message is not END:
                 return cls(conversation.id, conversation.place, [], conversation.tools, FIRST)
             if cut:
@@ -157,7 +170,9 @@ class Dialogue:
     @property
     def complete(self) -> bool:
         """Whether every answer is there and has its end."""
-        return self.done and bool(self.answers) and not (self.failed or self.truncated or self.ended)
+        return (
+            self.done and bool(self.answers) and not (self.failed or self.truncated or self.ended)
+        )
 
     def departure(self, answer: TurnAnswer) -> str | None:
         """Why what the row says next does not fit behind the answer; None if it does, or if nothing comes next."""
@@ -173,14 +188,22 @@ class Dialogue:
         return None if same_calls(answer.calls, recorded) else OTHERWISE
 
     def _names_a_tool(self, text: str) -> bool:
-        functions = [tool["function"] if isinstance(tool.get("function"), dict) else tool for tool in self.tools or []]
+        functions = [
+            tool["function"] if isinstance(tool.get("function"), dict) else tool
+            for tool in self.tools or []
+        ]
         names = [str(function["name"]) for function in functions if function.get("name")]
         return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names)
 
     def ends_with(self, answer: TurnAnswer) -> bool:
         """Whether nothing is asked after it."""
         last = answer.turn + 1 == len(self.turns)
-        return bool(answer.failed) or answer.finish == LENGTH or last or self.departure(answer) is not None
+        return (
+            bool(answer.failed)
+            or answer.finish == LENGTH
+            or last
+            or self.departure(answer) is not None
+        )
 
     @property
     def done(self) -> bool:
@@ -215,13 +238,20 @@ class Dialogue:
         """
         if not readable(answer.calls):
             functions = [call["function"] for call in answer.calls if answer.token_ids is None]
-            words = [answer.text, *(f"{function['name']} {function['arguments']}" for function in functions)]
+            words = [
+                answer.text,
+                *(f"{function['name']} {function['arguments']}" for function in functions),
+            ]
             rest = {name: value for name, value in answer.message.items() if name != "tool_calls"}
             return {**rest, "content": "\n".join(filter(None, words))}
         if not answer.calls or not same_calls(answer.calls, turn.calls):
             return answer.message
         calls = [
-            {name: value for name, value in {**call, "id": recorded.get("id")}.items() if value is not None}
+            {
+                name: value
+                for name, value in {**call, "id": recorded.get("id")}.items()
+                if value is not None
+            }
             for call, recorded in zip(answer.calls, turn.calls, strict=True)
         ]
         return {**answer.message, "tool_calls": calls}

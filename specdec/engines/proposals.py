@@ -72,11 +72,14 @@ class ProposalEngine:
             try:
                 yield cls(process, log)
             finally:
-                with contextlib.suppress(ProcessLookupError):  # its workers too, which are of its session
+                # its workers too, which are of its session
+                with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
 
-    def ask(self, serve: Sequence[str], prompts: Sequence[list[int]], tokens: int) -> list[RecordedAnswer]:
+    def ask(
+        self, serve: Sequence[str], prompts: Sequence[list[int]], tokens: int
+    ) -> list[RecordedAnswer]:
         """Generate so many tokens greedily for every prompt, all asked at once.
 
         Args:
@@ -95,7 +98,11 @@ class ProposalEngine:
         if "refused" in answer:
             raise EngineRefusedError(f"vLLM {self.version} refuses: {answer['refused']}")
         return [
-            RecordedAnswer(list(ids), generated["ids"], [RecordedPass(**record) for record in generated["passes"]])
+            RecordedAnswer(
+                list(ids),
+                generated["ids"],
+                [RecordedPass(**record) for record in generated["passes"]],
+            )
             for ids, generated in zip(prompts, answer["answers"], strict=True)
         ]
 
@@ -105,6 +112,8 @@ class ProposalEngine:
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
-            lines = [text for text in self.log.read_text(errors="replace").splitlines() if text.strip()]
+            lines = [
+                text for text in self.log.read_text(errors="replace").splitlines() if text.strip()
+            ]
             raise ValueError(f"vLLM ended by itself: {' | '.join(lines[-TAIL:])}") from None
         return answer

@@ -25,7 +25,8 @@ from specdec.utils.text import how_many
 log = logging.getLogger(__name__)
 
 FORMAT = "specdec.regenerate.v4"  # of the record and of the journal
-ASKING = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "thinking")  # what the answers depend on
+# what the answers depend on
+ASKING = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "thinking")
 MOST_FAILED = 0.1  # of the rows, for the exit status 0
 
 
@@ -43,7 +44,9 @@ def regenerate(config: RegenerateConfig) -> int:
     path = out.with_name(f"{out.name}.journal")
     for place in (out, out.with_suffix(".json")):
         if place.exists() and not path.exists():
-            raise ValueError(f"{place} exists already, without {path.name}: choose another --out or remove it first")
+            raise ValueError(
+                f"{place} exists already, without {path.name}: choose another --out or remove it first"
+            )
     hint = f"what is done is kept in {path}: the same command goes on"
     answering: InProcess | Remote
     try:
@@ -63,26 +66,39 @@ def regenerate(config: RegenerateConfig) -> int:
             conversations = read_conversations(config.data, config.layout, left_out)[: config.limit]
             rows = list(map(Dialogue.of, conversations))
             if left_out:
-                log.warning("left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0])
-            dialogues = "".join(json.dumps([row.id, row.turns, row.tools], sort_keys=True) for row in rows)
+                log.warning(
+                    "left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0]
+                )
+            dialogues = "".join(
+                json.dumps([row.id, row.turns, row.tools], sort_keys=True) for row in rows
+            )
             about: dict[str, Any] = {
                 "format": FORMAT,
                 "target": identity,
                 "asking": {name: getattr(config, name) for name in ASKING},
-                "input": {"rows": len(rows), "sha256": hashlib.sha256(dialogues.encode()).hexdigest()},
+                "input": {
+                    "rows": len(rows),
+                    "sha256": hashlib.sha256(dialogues.encode()).hexdigest(),
+                },
             }
             with Journal(path, "specdec.regenerate", about) as journal:
                 try:
                     _answer(rows, answering, journal)
                 except ValueError as error:
                     raise ValueError(f"{error}; {hint}") from error
-            about |= {"data": config.data, "left_out": left_out or [], "provenance": provenance(seed=config.seed)}
+            about |= {
+                "data": config.data,
+                "left_out": left_out or [],
+                "provenance": provenance(seed=config.seed),
+            }
             counts = _write(rows, out, config.truncated, about)
     except StopRequested as stop:
         sys.stderr.write(f"specdec regenerate: stopped; {hint}\n")
         return stop.status
     if counts["truncated"] and config.truncated == "drop":
-        log.warning("rows that ran out of tokens are left out: raise --max_new_tokens, or give --truncated keep")
+        log.warning(
+            "rows that ran out of tokens are left out: raise --max_new_tokens, or give --truncated keep"
+        )
     if counts["failed"]:
         log.warning("%s failed; the same command tries again", how_many(counts["failed"], "row"))
     sys.stdout.write(_summary(rows, out, counts))
@@ -100,11 +116,15 @@ def _answer(rows: Sequence[Dialogue], answering: InProcess | Remote, journal: Jo
     total = sum(not row.skipped for row in rows)
     with progress("answers", "row", total, total - len(left)) as advance:
         for answer in answering.answers(left):
-            journal.append({name: value for name, value in answer._asdict().items() if value is not None})
+            journal.append(
+                {name: value for name, value in answer._asdict().items() if value is not None}
+            )
             advance(by_id[answer.row].ends_with(answer))
 
 
-def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str, Any]) -> dict[str, int]:
+def _write(
+    rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str, Any]
+) -> dict[str, int]:
     """Write the data set, in the input's order, and then its record; the record's counts."""
     due = [row for row in rows if not row.skipped]
     written = [row for row in due if not row.failed and (truncated == "keep" or not row.truncated)]
@@ -114,7 +134,9 @@ def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str,
         for row in written:
             tools = {"tools": row.tools} if row.tools else {}
             messages = row.messages(ids=True)
-            stream.write(json.dumps({"id": row.id, "messages": messages, **tools}, ensure_ascii=False) + "\n")
+            stream.write(
+                json.dumps({"id": row.id, "messages": messages, **tools}, ensure_ascii=False) + "\n"
+            )
     answers = [answer for row in due for answer in row.answers if not answer.failed]
     counts = {
         "rows": len(rows),
@@ -157,7 +179,9 @@ def _summary(rows: Sequence[Dialogue], out: Path, counts: dict[str, int]) -> str
         for reason, number in _reasons(row.ended for row in rows).items()
     ]
     if counts["truncated"]:
-        lines.append(f"{how_many(counts['truncated'], 'row')} truncated: an answer ran out of tokens")
+        lines.append(
+            f"{how_many(counts['truncated'], 'row')} truncated: an answer ran out of tokens"
+        )
     lines += [
         f"{how_many(number, 'row')} skipped: {reason}"
         for reason, number in _reasons(row.skipped for row in rows).items()

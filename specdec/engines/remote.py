@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 PATH = "/v1/chat/completions"
 PASSING = (408, 425, 429)  # of statuses below 500: it may be answered later
 RETRIES = 6  # tries after the first, where a server is busy or away
-BACKOFF, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, then doubled; and at most
+# seconds before the second try, then doubled; and at most
+BACKOFF = 1.0
+LONGEST_WAIT = 60.0
 CALLED = "tool_calls"  # why an answer ends that calls tools
 PARSER = "--enable-auto-tool-choice"  # in vLLM's refusal of tools, where it cannot read calls
 FREE = "VLLM_ENFORCE_STRICT_TOOL_CALLING=0"
@@ -57,7 +59,9 @@ class Remote:
                 "calls", FREE,
             )  # fmt: skip
         waiting = iter(rows)
-        results: SimpleQueue[tuple[TurnAnswer | BaseException | None, threading.Semaphore]] = SimpleQueue()
+        results: SimpleQueue[tuple[TurnAnswer | BaseException | None, threading.Semaphore]] = (
+            SimpleQueue()
+        )
         turns = [threading.Semaphore(0) for _ in range(self.config.concurrency)]
 
         def user(turn: threading.Semaphore) -> None:
@@ -99,9 +103,15 @@ class Remote:
             return
         prompts = []
         for thinking in (True, False):
-            body = {"model": self.model, "messages": [QUESTION], "max_tokens": 1, "return_token_ids": True}
+            body = {
+                "model": self.model,
+                "messages": [QUESTION],
+                "max_tokens": 1,
+                "return_token_ids": True,
+            }
             response = self._complete(
-                {**body, "chat_template_kwargs": dict.fromkeys(SWITCHES, thinking)}, threading.Event()
+                {**body, "chat_template_kwargs": dict.fromkeys(SWITCHES, thinking)},
+                threading.Event(),
             )
             prompts.append(response.get("prompt_token_ids"))
         if prompts[0] == prompts[1]:
@@ -162,7 +172,12 @@ class Remote:
         }  # fmt: skip
         # vLLM takes from the model's generation config what it is not given; others may refuse what they do not know
         if config.engine == "vllm":
-            body |= {"top_k": config.top_k, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True}
+            body |= {
+                "top_k": config.top_k,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "return_token_ids": True,
+            }
         elif config.top_k:
             body["top_k"] = config.top_k
         if config.thinking is not None:
@@ -178,7 +193,9 @@ class Remote:
             tokens = (response.get("usage") or {}).get("completion_tokens") or 0
             finish = choice["finish_reason"]
             if finish not in (STOP, LENGTH, CALLED):
-                raise ValueError(f"the server ended the answer for another reason: {str(finish)[:100]}")
+                raise ValueError(
+                    f"the server ended the answer for another reason: {str(finish)[:100]}"
+                )
             if type(tokens) is not int or not 0 <= tokens < 2**31:
                 raise ValueError(f"completion_tokens is {str(tokens)[:100]}, no number of tokens")
             fields: dict[str, Any] = {"message": canonical(choice["message"]), "tokens": tokens}
@@ -187,7 +204,9 @@ class Remote:
                 fields |= {"token_ids": packed(ids), "tokens": len(ids)}
                 fields["prompt_token_ids"] = packed(token_ids(response, "prompt_token_ids"))
             # vLLM says that tools were called also where the tokens ended behind a whole call
-            whole = finish == STOP or (finish == CALLED and fields["tokens"] < self.config.max_new_tokens)
+            whole = finish == STOP or (
+                finish == CALLED and fields["tokens"] < self.config.max_new_tokens
+            )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             why = printable(f"{type(error).__name__}: {error}")
             return row.add(failed=f"no answer in the server's response: {why[:300]}")
@@ -198,7 +217,9 @@ def token_ids(holder: Mapping[str, Any], name: str) -> list[int]:
     """The token ids in a part of a response; ValueError if they are none."""
     ids = holder.get(name)
     if not isinstance(ids, list) or not ids:
-        raise ValueError(f"it has no {name}: give --engine vllm for a vLLM that knows return_token_ids, else openai")
+        raise ValueError(
+            f"it has no {name}: give --engine vllm for a vLLM that knows return_token_ids, else openai"
+        )
     if not all(type(token) is int and 0 <= token < VOCABULARY for token in ids):
         raise ValueError(f"its {name} are not all token ids")
     return ids
@@ -242,7 +263,11 @@ def as_sent(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         if message.get("tool_calls"):
             calls: list[dict[str, Any]] = [
-                {"type": "function", "id": call.get("id") or f"call{next(number):05d}", "function": _as_text(call)}
+                {
+                    "type": "function",
+                    "id": call.get("id") or f"call{next(number):05d}",
+                    "function": _as_text(call),
+                }
                 for call in message["tool_calls"]
             ]
             waiting = [call["id"] for call in calls]

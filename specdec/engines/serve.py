@@ -89,13 +89,32 @@ def serve(
     if len(draft_tokens) > 1 and not bench:
         raise ValueError(f"--draft_tokens {draft_tokens}: give one number, or several with --bench")
     port = 0 if bench else port
-    launch = VllmLaunch(find_vllm(vllm), target, host, port, timeout, next(iter(draft_tokens), None), tuple(vllm_args))
+    launch = VllmLaunch(
+        find_vllm(vllm),
+        target,
+        host,
+        port,
+        timeout,
+        next(iter(draft_tokens), None),
+        tuple(vllm_args),
+    )
     serving = False
     try:
         with stop_on_signals(), scratch_folder() as scratch:
             if bench:
                 asked = sorted(set(draft_tokens))
-                _bench(launch, drafter, asked, bench, limit, concurrency, max_new_tokens, temperature, ignore_eos, out)
+                _bench(
+                    launch,
+                    drafter,
+                    asked,
+                    bench,
+                    limit,
+                    concurrency,
+                    max_new_tokens,
+                    temperature,
+                    ignore_eos,
+                    out,
+                )
                 return 0
             made = drafter_checkpoint(drafter, target, scratch / "drafter")
             with launch.server(made, log_file or scratch / "server.log") as server:
@@ -103,7 +122,9 @@ def serve(
                 sys.stdout.write(f"{server.url}\n")
                 sys.stdout.flush()
                 often = how_many(made.drafts(launch.draft_tokens), "token")
-                log.info("%s drafts %s a pass, method %s; Ctrl-C stops it", drafter, often, made.method)
+                log.info(
+                    "%s drafts %s a pass, method %s; Ctrl-C stops it", drafter, often, made.method
+                )
                 server.wait()
     except StopRequested as asked:
         return 0 if serving else asked.status
@@ -120,10 +141,16 @@ def as_text(prompts: Sequence[list[int]], tokenizer: Any) -> tuple[list[str], bo
     for special in (False, True):
         texts = [tokenizer.decode(ids, skip_special_tokens=special) for ids in prompts]
         again = [tokenizer.encode(text, add_special_tokens=special) for text in texts]
-        ways.append((sum(one != ids for one, ids in zip(again, prompts, strict=True)), special, texts))
+        ways.append(
+            (sum(one != ids for one, ids in zip(again, prompts, strict=True)), special, texts)
+        )
     wrong, special, texts = min(ways)
     if wrong:
-        log.warning("%d of %s are other tokens to vLLM than to specdec", wrong, how_many(len(prompts), "prompt"))
+        log.warning(
+            "%d of %s are other tokens to vLLM than to specdec",
+            wrong,
+            how_many(len(prompts), "prompt"),
+        )
     return texts, special
 
 
@@ -132,8 +159,12 @@ def _bench(
     concurrency: Sequence[int], max_new_tokens: int, temperature: float, ignore_eos: bool, out: Path | None,
 ) -> None:  # fmt: skip
     """Serve the target with each number of drafts a pass, and alone, let vLLM measure all, and print the table."""
-    tokenizer, levels = launch.target.load_tokenizer(), sorted(set(concurrency))
-    ids = [PromptConversation(one, tokenizer).next_ids() or [] for one in without_blank(load_prompts(prompts, limit))]
+    tokenizer = launch.target.load_tokenizer()
+    levels = sorted(set(concurrency))
+    ids = [
+        PromptConversation(one, tokenizer).next_ids() or []
+        for one in without_blank(load_prompts(prompts, limit))
+    ]
     texts, special = as_text(ids, tokenizer)
     found: dict[tuple[str, int], dict[str, Any]] = {}
     body = {"add_special_tokens": special, "repetition_penalty": 1.0}
@@ -143,14 +174,18 @@ def _bench(
         progress("bench", "run", (max(len(draft_tokens), 1) + 1) * len(levels)) as advance,
     ):
         data = scratch / "prompts.jsonl"
-        data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+        data.write_text(
+            "".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8"
+        )
         made = drafter_checkpoint(drafter, launch.target, scratch / "drafter")
         several = len(draft_tokens) > 1
         each = [made.drafts(asked) for asked in draft_tokens] or [made.drafts(None)]
         kinds = {f"drafter-{drafts}" if several else "drafter": drafts for drafts in each}
         for name, drafts in (*kinds.items(), ("baseline", 0)):
             served = replace(launch, draft_tokens=drafts or None)
-            with served.server(made if drafts else None, scratch / f"{name}.log", caching=False) as server:
+            with served.server(
+                made if drafts else None, scratch / f"{name}.log", caching=False
+            ) as server:
                 for users in levels:
                     command = [
                         *launch.vllm, "bench", "serve", "--base-url", server.url, "--model", launch.target.directory(),
@@ -162,25 +197,38 @@ def _bench(
                         "--percentile-metrics", "ttft,tpot,e2el", "--metric-percentiles", "95", "--disable-tqdm",
                         "--save-result", "--save-detailed",
                     ]  # fmt: skip
-                    found[name, users] = _measured(command, folder / f"{name}-{users}.json", scratch / "bench.log")
+                    found[name, users] = _measured(
+                        command, folder / f"{name}-{users}.json", scratch / "bench.log"
+                    )
                     advance(1)
         write_json(folder / "provenance.json", provenance())
         if several:
             names = {0: "baseline"} | {drafts: name for name, drafts in kinds.items()}
             fastest = {
-                users: max((found[name, users]["output_throughput"], drafts) for drafts, name in names.items())[1]
+                users: max(
+                    (found[name, users]["output_throughput"], drafts)
+                    for drafts, name in names.items()
+                )[1]
                 for users in levels
             }
             write_json(folder / SCHEDULE, schedules(fastest))
     rows = []
     for users, name in itertools.product(levels, kinds):
-        ours, plain = found[name, users], found["baseline", users]
+        ours = found[name, users]
+        plain = found["baseline", users]
         pairs = zip(ours["generated_texts"], plain["generated_texts"], strict=True)
-        same = f"{sum(one == two for one, two in pairs)} of {len(ours['errors'])}" if temperature == 0 else "-"
+        same = (
+            f"{sum(one == two for one, two in pairs)} of {len(ours['errors'])}"
+            if temperature == 0
+            else "-"
+        )
         times = ours["output_throughput"] / plain["output_throughput"]
         length = ours.get("spec_decode_acceptance_length")
         shares = ours.get("spec_decode_per_position_acceptance_rates")
-        accepted = f"{length:.2f}" if length else "-", " ".join(f"{100 * share:.0f}" for share in shares or ()) or "-"
+        accepted = (
+            f"{length:.2f}" if length else "-",
+            " ".join(f"{100 * share:.0f}" for share in shares or ()) or "-",
+        )
         rows.append([str(users), name, *_speeds(ours, f" ({times:.2f}x)"), *accepted, same])
         if name == [*kinds][-1]:
             rows.append([str(users), "baseline", *_speeds(plain), "-", "-", "-"])
@@ -192,16 +240,24 @@ def _measured(command: Sequence[str], result: Path, said: Path) -> dict[str, Any
     environment = os.environ | ({"OPENAI_API_KEY": os.environ[KEY]} if KEY in os.environ else {})
     command = [*command, "--result-dir", str(result.parent), "--result-filename", result.name]
     with said.open("wb") as log:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, check=False
+        )
     if done.returncode or not result.exists():
-        raise ValueError(f"vllm bench serve ended with status {done.returncode}: {failure_reason(said)}")
+        raise ValueError(
+            f"vllm bench serve ended with status {done.returncode}: {failure_reason(said)}"
+        )
     found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     if failed := [error for error in found["errors"] if error]:
-        raise ValueError(f"{how_many(len(failed), 'request')} without an answer: {' '.join(failed[0].split())[:240]}")
+        raise ValueError(
+            f"{how_many(len(failed), 'request')} without an answer: {' '.join(failed[0].split())[:240]}"
+        )
     return found
 
 
 def _speeds(run: dict[str, Any], times: str = "") -> list[str]:
     """Cells of the table."""
-    delays = [f"{run[f'median_{of}_ms']:.1f} / {run[f'p95_{of}_ms']:.1f}" for of in ("ttft", "tpot")]
+    delays = [
+        f"{run[f'median_{of}_ms']:.1f} / {run[f'p95_{of}_ms']:.1f}" for of in ("ttft", "tpot")
+    ]
     return [f"{run['output_throughput']:,.1f}{times}", *delays]

@@ -32,15 +32,28 @@ log = logging.getLogger(__name__)
 
 # flags that are not passed on: what specdec says itself, of which vLLM would take the last; what others would see
 REFUSED = dict.fromkeys(
-    ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens", "--model", "--host", "--port"),
+    (
+        "--speculative-config",
+        "-sc",
+        "--spec-method",
+        "--spec-model",
+        "--spec-tokens",
+        "--model",
+        "--host",
+        "--port",
+    ),
     "specdec gives it to vLLM itself",
-) | {"--api-key": "set VLLM_API_KEY in the environment", "--hf-token": "set HF_TOKEN in the environment"}
+) | {
+    "--api-key": "set VLLM_API_KEY in the environment",
+    "--hf-token": "set HF_TOKEN in the environment",
+}
 # the last of them: an engine's processes pass an error on, the first of them with a hint at the real one
 _ERROR = re.compile(r"(?:\w+Error|Value error)[:,] (?!.*See root cause above).+")
 
 TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
 GRACE = 20.0  # seconds to end by itself
-HURRY = 2.0  # the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
+# the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
+HURRY = 2.0
 POLL = 0.1
 LOG_EVERY = 300  # polls between two lines about a server that starts
 
@@ -69,7 +82,8 @@ class VllmLaunch:
         port = self.port or free_port(self.host)
         arguments = vllm_arguments(self.target, drafter, drafts, self.vllm[0])
         arguments += ["--host", self.host, "--port", str(port)]
-        arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]  # the last of two flags counts
+        # the last of two flags counts
+        arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]
         return running([*self.vllm, *arguments], self.host, port, log, self.timeout)
 
 
@@ -91,20 +105,31 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
     ValueError if there is neither, it is damaged, or vLLM cannot serve it with this target.
     """
     if not (directory / OURS).is_file():
-        made = export_drafter(load_drafter(directory, dtype=None), target.load(), scratch, served=target)
+        made = export_drafter(
+            load_drafter(directory, dtype=None), target.load(), scratch, served=target
+        )
         return made.checkpoint
     check_unchanged(directory)  # before anything in it is believed
     record = read_json(directory / OURS)
     chosen = FORMATS.get(str(record.get("exported_as")))
     if chosen is None or chosen.engine != VLLM:
-        raise ValueError(f"{directory}: exported for {record.get('engine')}: export it again with --format vllm")
+        raise ValueError(
+            f"{directory}: exported for {record.get('engine')}: export it again with --format vllm"
+        )
     # of a target of another shape, vLLM may load it and draft nonsense
     config = load_config(target.directory(), target.revision, target.trust_remote_code)
-    shape = {"target_hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_hidden_layers"}
+    shape = {
+        "target_hidden_size": "hidden_size",
+        "vocab_size": "vocab_size",
+        "num_target_layers": "num_hidden_layers",
+    }
     for ours, theirs in shape.items():
-        here, there = record["drafter"].get(ours), getattr(config, theirs)
+        here = record["drafter"].get(ours)
+        there = getattr(config, theirs)
         if here != there:
-            raise ValueError(f"the export is for a target of {theirs} {here}, {target.source} has {there}")
+            raise ValueError(
+                f"the export is for a target of {theirs} {here}, {target.source} has {there}"
+            )
     named = str(record["method"]), str(record["target"].get("architecture"))
     masks = DrafterConfig.from_json(record["drafter"], str(directory)).recurrence.masks
     return DrafterCheckpoint(directory, *named, bool(record.get("parallel")), masks)
@@ -129,11 +154,15 @@ class Server(NamedTuple):
     def check(self) -> None:
         """Raise ServerError if it has ended by itself."""
         if (status := self.process.poll()) is not None:
-            raise ServerError(f"vLLM ended by itself with status {status}: {failure_reason(self.log)}")
+            raise ServerError(
+                f"vLLM ended by itself with status {status}: {failure_reason(self.log)}"
+            )
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], host: str, port: int, log_file: Path, timeout: float = TIMEOUT) -> Iterator[Server]:
+def running(
+    command: Sequence[str], host: str, port: int, log_file: Path, timeout: float = TIMEOUT
+) -> Iterator[Server]:
     """A server for the length of a block; it and all processes that it started end with this one, however that ends.
 
     ServerError if it ends, or does not answer at ``host`` and ``port`` after ``timeout`` seconds; nothing of it is left
@@ -142,7 +171,9 @@ def running(command: Sequence[str], host: str, port: int, log_file: Path, timeou
     try:  # whoever answers at a taken port would pass for our server
         socket.create_server((host, port)).close()
     except (OSError, OverflowError) as error:
-        raise ValueError(f"port {port} of {host} cannot be had ({error}): choose another --port") from error
+        raise ValueError(
+            f"port {port} of {host} cannot be had ({error}): choose another --port"
+        ) from error
     if log_file.exists():
         raise ValueError(f"{log_file} exists already and is never overwritten: choose another log")
     with explained(log_file), log_file.open("xb") as out:
@@ -154,7 +185,10 @@ def running(command: Sequence[str], host: str, port: int, log_file: Path, timeou
             start_new_session=True,  # a terminal's Ctrl-C goes to us alone
             env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
         )
-    server, grace = Server(f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", log_file, process), HURRY
+    server = Server(
+        f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", log_file, process
+    )
+    grace = HURRY
     try:
         _wait_until_healthy(server, timeout)
         grace = GRACE
@@ -171,12 +205,16 @@ def running(command: Sequence[str], host: str, port: int, log_file: Path, timeou
 
 
 def _wait_until_healthy(server: Server, timeout: float) -> None:
-    begin, polls = time.monotonic(), 0
+    begin = time.monotonic()
+    polls = 0
     while not healthy(server.url):
         server.check()
-        seconds, polls = time.monotonic() - begin, polls + 1
+        seconds = time.monotonic() - begin
+        polls = polls + 1
         if seconds > timeout:
-            raise ServerError(f"vLLM was not healthy after {timeout:g} s: {failure_reason(server.log)}")
+            raise ServerError(
+                f"vLLM was not healthy after {timeout:g} s: {failure_reason(server.log)}"
+            )
         if polls % LOG_EVERY == 0:
             log.info("starting vLLM, %.0f s: %s", seconds, "".join(_lines(server.log)[-1:])[:100])
         time.sleep(POLL)
@@ -199,12 +237,18 @@ def free_port(host: str = "127.0.0.1") -> int:
 def failure_reason(path: Path) -> str:
     """The last error that a log tells of, else its last line."""
     lines = _lines(path) or ["it said nothing"]
-    errors = [found[0] for line in lines if " WARNING " not in line and (found := _ERROR.search(line))]
+    errors = [
+        found[0] for line in lines if " WARNING " not in line and (found := _ERROR.search(line))
+    ]
     return (errors or lines)[-1].strip()[:400]
 
 
 def _lines(path: Path) -> list[str]:
     """Of a log, those that are not empty."""
     with contextlib.suppress(OSError):
-        return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        return [
+            line
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+            if line.strip()
+        ]
     return []

@@ -74,17 +74,25 @@ def benchmark(
     """
     if not shapes:
         raise ValueError("no draft shape given: name at least one, as chain")
-    ours: list[PlainDecoder] = [PlainDecoder(target, sampling, batch=batch, compiled=compiled)] if plain else []
-    ours += [SpeculativeDecoder(target, drafter, one, sampling, batch=batch, compiled=compiled) for one in shapes]
+    ours: list[PlainDecoder] = (
+        [PlainDecoder(target, sampling, batch=batch, compiled=compiled)] if plain else []
+    )
+    ours += [
+        SpeculativeDecoder(target, drafter, one, sampling, batch=batch, compiled=compiled)
+        for one in shapes
+    ]
     decoders: list[Any] = [*ours, *(one.decoder(target, sampling) for one in baselines)]
     nodes = max(decoder.nodes for decoder in ours)
     conversations = [converse(prompt, target.tokenizer) for prompt in prompts]
     # the first turns of all before anything is decoded in vain
     turns = [next_ids(one, target, max_new_tokens, nodes) for one in conversations]
-    made: list[list[list[Generation]]] = [[] for _ in conversations]  # of each turn, what every decoder made
+    # of each turn, what every decoder made
+    made: list[list[list[Generation]]] = [[] for _ in conversations]
     longest = max((len(ids) for ids in turns if isinstance(ids, list)), default=0) + max_new_tokens
     # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
-    same = [not sampling.acceptance.sampled] * len(shapes) + [sampling.temperature == 0] * len(baselines)
+    same = [not sampling.acceptance.sampled] * len(shapes) + [sampling.temperature == 0] * len(
+        baselines
+    )
     answers: list[list[Answer]] = [[] for _ in same]
     size = batch * WAVE if batch > 1 else 1
     first = 0  # the decoder that begins; it moves on
@@ -109,9 +117,13 @@ def benchmark(
                     for number in range(first, first + len(decoders)):
                         which = number % len(decoders)
                         on_decoder(decoders[which].name)
-                        found[which] = dict(decoders[which].generate_all(requests, target.eos_token_ids))
+                        found[which] = dict(
+                            decoders[which].generate_all(requests, target.eos_token_ids)
+                        )
             except ValueError as error:
-                raise ValueError(f"prompt {', '.join(prompts[n].prompt_id for n in live)}: {error}") from error
+                raise ValueError(
+                    f"prompt {', '.join(prompts[n].prompt_id for n in live)}: {error}"
+                ) from error
             first += 1
             for number, n in enumerate(live):
                 made[n].append([generations[number] for generations in found])
@@ -123,7 +135,9 @@ def benchmark(
                 on_skip(left_out)
                 continue
             for generations in made[n]:
-                reference, others = (generations[0], generations[1:]) if plain else (None, generations)
+                reference, others = (
+                    (generations[0], generations[1:]) if plain else (None, generations)
+                )
                 for out, own, alike in zip(answers, others, same, strict=True):
                     out.append(Answer(
                         prompts[n].prompt_id, prompts[n].category, len(own.ids), own.accepted, own.drafted, own.seconds,
@@ -141,12 +155,15 @@ class TransformersDecoder:
 
     def __init__(self, target: Target, sampling: Sampling, **how: Any) -> None:
         self.name = " ".join(["transformers", *how])
-        self.target, self.how = target, {**how, "repetition_penalty": 1.0, "do_sample": False}
+        self.target = target
+        self.how = {**how, "repetition_penalty": 1.0, "do_sample": False}
         if sampling.temperature > 0:
             names = ("temperature", "top_p", "top_k", "min_p")
             self.how |= {"do_sample": True, **{name: getattr(sampling, name) for name in names}}
 
-    def generate_all(self, requests: Sequence[Request], end: Collection[int]) -> Iterator[tuple[int, Generation]]:
+    def generate_all(
+        self, requests: Sequence[Request], end: Collection[int]
+    ) -> Iterator[tuple[int, Generation]]:
         """Generate after every prompt, in order."""
         for number, request in enumerate(requests):
             check_length(self.target, request.prompt, request.max_new_tokens)
@@ -177,10 +194,13 @@ class Baseline(NamedTuple):
             return TransformersDecoder(target, sampling, prompt_lookup_num_tokens=3)
         if not self.assistant:
             return TransformersDecoder(target, sampling)
-        dtype, device = str(target.dtype).removeprefix("torch."), str(target.device)
+        dtype = str(target.dtype).removeprefix("torch.")
+        device = str(target.device)
         smaller = Target.load(self.assistant, dtype=dtype, device=device)
         if smaller.tokenizer.get_vocab() != target.tokenizer.get_vocab():
-            raise ValueError(f"baseline assisted: {self.assistant} has another tokenizer than the target")
+            raise ValueError(
+                f"baseline assisted: {self.assistant} has another tokenizer than the target"
+            )
         return TransformersDecoder(target, sampling, assistant_model=smaller.model)
 
 
@@ -192,5 +212,7 @@ def parse_baseline(text: str) -> Baseline:
     if text == "prompt_lookup":
         return Baseline("transformers, prompt lookup of 3, one at a time", lookup=True)
     if kind == "assisted" and assistant:
-        return Baseline(f"transformers, assisted by {assistant}, one at a time", assistant=assistant)
+        return Baseline(
+            f"transformers, assisted by {assistant}, one at a time", assistant=assistant
+        )
     raise ValueError(f"baseline {text!r}: expected transformers, prompt_lookup or assisted:DIR")

@@ -21,7 +21,15 @@ from specdec.target import Target
 from specdec.training.callbacks import RunRecord
 from specdec.training.distributed import unsharded
 from specdec.training.module import DrafterModule
-from specdec.utils.numbers import MOST_TOKENS, PositiveShare, Range, Side, Tokens, Whole, check_numbers
+from specdec.utils.numbers import (
+    MOST_TOKENS,
+    PositiveShare,
+    Range,
+    Side,
+    Tokens,
+    Whole,
+    check_numbers,
+)
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +79,13 @@ class AcceptanceLength(pl.Callback):
             "prompt_tokens": prompt_tokens,
             "count": count,
         }
-        self.shape, self.max_new_tokens = parse_shape(shape), max_new_tokens
-        self.count, self.prompt_tokens, self.every_n_validations = count, prompt_tokens, every_n_validations
-        self.share, self.clock = share, time.monotonic
+        self.shape = parse_shape(shape)
+        self.max_new_tokens = max_new_tokens
+        self.count = count
+        self.prompt_tokens = prompt_tokens
+        self.every_n_validations = every_n_validations
+        self.share = share
+        self.clock = time.monotonic
         # of the whole run, resumed or not; seconds
         self._seen: dict[str, Any] = {
             "validations": 0, "step": 0, "decodings": 0, "spent": 0.0, "last": 0.0, "trained": 0.0, "found": None,
@@ -98,7 +110,12 @@ class AcceptanceLength(pl.Callback):
             self._prepare(trainer, pl_module)
 
     def on_validation_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Decode this process's share of the prompts at the validation's first batch, and log: there averaged weights
         are in place, at its end no more."""
@@ -108,7 +125,8 @@ class AcceptanceLength(pl.Callback):
         if trainer.state.fn == TrainerFn.FITTING:
             self._seen["validations"] += 1
             due = self._seen["validations"] % self.every_n_validations == 0
-            if not trainer.strategy.broadcast(due and self._affords(trainer, pl_module)):  # the first process's clock
+            # the first process's clock
+            if not trainer.strategy.broadcast(due and self._affords(trainer, pl_module)):
                 return
         start = self.clock()
         found = logged_figures(of_all_processes(self._answers(trainer, pl_module)))
@@ -121,12 +139,21 @@ class AcceptanceLength(pl.Callback):
         self._seen["spent"] += seconds
         self._seen["last"] = seconds
         found["acceptance_seconds"] = self._seen["spent"]
-        pl_module.log_dict({f"val/{key}": value for key, value in found.items()}, sync_dist=True, batch_size=1)
+        pl_module.log_dict(
+            {f"val/{key}": value for key, value in found.items()}, sync_dist=True, batch_size=1
+        )
 
-    def _choose(self, trainer: pl.Trainer, module: DrafterModule, figures: dict[str, float]) -> None:
+    def _choose(
+        self, trainer: pl.Trainer, module: DrafterModule, figures: dict[str, float]
+    ) -> None:
         """Remember the acceptance length, and keep the drafter if it is the best so far of a run of ``specdec fit``."""
         ends = {end: figures.get(f"acceptance_length_{end}") for end in ("low", "high")}
-        found = {"step": trainer.global_step, "mean": figures["acceptance_length"], **ends, "decoded": self._decoded}
+        found = {
+            "step": trainer.global_step,
+            "mean": figures["acceptance_length"],
+            **ends,
+            "decoded": self._decoded,
+        }
         self._seen["found"] = found
         for record in (each for each in trainer.callbacks if isinstance(each, RunRecord)):  # type: ignore[attr-defined]
             record.keep_best(module, found)
@@ -140,25 +167,45 @@ class AcceptanceLength(pl.Callback):
         """This process's share, decoded as one batch, of no more tokens than one of the training."""
         assert module.drafter is not None
         self._prepare(trainer, module)
-        target, data = module.target, trainer.datamodule  # type: ignore[attr-defined]
+        target = module.target
+        data = trainer.datamodule  # type: ignore[attr-defined]
         mine = range(trainer.global_rank, len(self._prompts), trainer.world_size)
         requests = [Request(self._prompts[number], self.max_new_tokens) for number in mine]
-        longest = max((len(request.prompt) for request in requests), default=0) + self.max_new_tokens
-        batch = max(1, min(len(requests), target.most_texts, data.batch_size * data.seq_len // longest))
-        decoder = SpeculativeDecoder(target, decoding_copy(module.drafter, target), self.shape, batch=batch)
+        longest = (
+            max((len(request.prompt) for request in requests), default=0) + self.max_new_tokens
+        )
+        batch = max(
+            1, min(len(requests), target.most_texts, data.batch_size * data.seq_len // longest)
+        )
+        decoder = SpeculativeDecoder(
+            target, decoding_copy(module.drafter, target), self.shape, batch=batch
+        )
         return [
-            Answer(str(mine[n]), None, len(made.ids), made.accepted, made.drafted, made.seconds, 0, 0, None)
+            Answer(
+                str(mine[n]),
+                None,
+                len(made.ids),
+                made.accepted,
+                made.drafted,
+                made.seconds,
+                0,
+                0,
+                None,
+            )
             for n, made in sorted(decoder.generate_all(requests, target.eos_token_ids))
         ]
 
     def _affords(self, trainer: pl.Trainer, module: DrafterModule) -> bool:
         """Whether to decode: within the share, or for the last time; logs the first of those that are passed over."""
-        seen, step = self._seen, trainer.global_step
+        seen = self._seen
+        step = trainer.global_step
         between, seen["step"] = step - seen["step"], step
         is_last = (length := module.length) is not None and step + between > length
         trained = self._trained()
-        would = (seen["spent"] + 2 * seen["last"]) / max(trained, 1e-9)  # this one, and the last of the run
-        passed_over, may_be = self._passed_over, seen["decodings"] > 0 and not is_last and self.share < 1
+        # this one, and the last of the run
+        would = (seen["spent"] + 2 * seen["last"]) / max(trained, 1e-9)
+        passed_over = self._passed_over
+        may_be = seen["decodings"] > 0 and not is_last and self.share < 1
         self._passed_over = may_be and would > self.share
         if self._passed_over and not passed_over:
             log.info(
@@ -178,7 +225,8 @@ class AcceptanceLength(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log what decoding took."""
         if self._seen["decodings"]:
-            seen, trained = self._seen, self._trained()
+            seen = self._seen
+            trained = self._trained()
             log.info(
                 "acceptance lengths at %d of %d validations took %.1f s, %.1f %% of the training time",
                 seen["decodings"], seen["validations"], seen["spent"], 100 * seen["spent"] / max(trained, 1e-9),
@@ -203,7 +251,11 @@ class AcceptanceLength(pl.Callback):
 
 def decoding_copy(drafter: Drafter, target: Target) -> Drafter:
     """The drafter with its present weights and mode, in the target's dtype and on its device; of all processes."""
-    return copy.deepcopy(unsharded(drafter)).requires_grad_(False).to(device=target.device, dtype=target.dtype)
+    return (
+        copy.deepcopy(unsharded(drafter))
+        .requires_grad_(False)
+        .to(device=target.device, dtype=target.dtype)
+    )
 
 
 def of_all_processes(answers: list[Answer]) -> list[Answer]:
@@ -217,7 +269,8 @@ def of_all_processes(answers: list[Answer]) -> list[Answer]:
 
 def logged_figures(answers: Sequence[Answer]) -> dict[str, float]:
     """What is logged; nothing when every answer ended before its first target pass."""
-    length, joint = acceptance_length(answers), accepted_per_position(answers)["joint"]
+    length = acceptance_length(answers)
+    joint = accepted_per_position(answers)["joint"]
     if length is None:
         log.warning("no acceptance length: the target ended every answer at its first token")
         return {}
@@ -262,12 +315,15 @@ def document_prompts(
     for ids_T, mask_T, documents_T in zip(*rows, strict=True):
         for number in range(int(documents_T.max()) + 1):
             inside_T = documents_T == number
-            ids, mask = ids_T[inside_T].tolist(), mask_T[inside_T].tolist()
+            ids = ids_T[inside_T].tolist()
+            mask = mask_T[inside_T].tolist()
             if True not in mask:
                 continue
-            length, least = mask.index(True), 1
+            length = mask.index(True)
+            least = 1
             if length == 0 or ids[:length] == list(prefix):
-                length, least = min(prompt_tokens, len(ids) // 2, room), SHORTEST
+                length = min(prompt_tokens, len(ids) // 2, room)
+                least = SHORTEST
             if least <= length <= room:
                 out.append(ids[:length])
             if len(out) == count:

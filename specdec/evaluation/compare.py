@@ -27,7 +27,9 @@ from specdec.utils.files import check_sums, read_json
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
-RELABELLINGS, SEED = 10_000, 0  # of the permutation test: drawn where there are more of them
+# of the permutation test: drawn where there are more of them
+RELABELLINGS = 10_000
+SEED = 0
 # where or how fast, not what was decoded: neither acceptance nor the prompts hang on them
 MAY_DIFFER = {
     "source", "prompts", "limit", "layouts", "shape", "plain", "baselines", "certify", "batch_size", "compile",
@@ -65,17 +67,23 @@ def compare(a: Path, b: Path) -> None:
             target nor drafter.
     """
     texts = [f"A  {a}\nB  {b}"]
-    parts_a, parts_b = evaluations_in(a), evaluations_in(b)
+    parts_a = evaluations_in(a)
+    parts_b = evaluations_in(b)
     shared = [name for name in parts_a if name in parts_b]
     if not shared:
-        has = " and ".join(", ".join(filter(None, parts)) or "none in folders" for parts in (parts_a, parts_b))
+        has = " and ".join(
+            ", ".join(filter(None, parts)) or "none in folders" for parts in (parts_a, parts_b)
+        )
         raise ValueError(f"{a} and {b} share no suite ({has})")
     if left_out := sorted(parts_a.keys() ^ parts_b.keys()):
         log.warning("in one of the two alone, and not compared: %s", ", ".join(left_out))
     for part in shared:
-        one, two = read_evaluation(parts_a[part]), read_evaluation(parts_b[part])
+        one = read_evaluation(parts_a[part])
+        two = read_evaluation(parts_b[part])
         texts += _compared(one, two, f"{part}, " if part else "")
-    sys.stdout.write("\n\n".join([*texts, f"Brackets: {HOW}; p: A and B swapped prompt by prompt."]) + "\n")
+    sys.stdout.write(
+        "\n\n".join([*texts, f"Brackets: {HOW}; p: A and B swapped prompt by prompt."]) + "\n"
+    )
 
 
 def evaluations_in(directory: Path) -> dict[str, Path]:
@@ -104,7 +112,10 @@ def _compared(one: SavedEvaluation, two: SavedEvaluation, which: str) -> list[st
             f"  B / A              {bracketed(*row.ratio, '{:.3f}'.format)}"
         )
         for letter, own in zip("AB", answers, strict=True):
-            facts = {"acceptance_length": {"mean": row.a if letter == "A" else row.b}, **looping(own)}
+            facts = {
+                "acceptance_length": {"mean": row.a if letter == "A" else row.b},
+                **looping(own),
+            }
             text += "".join(f"\n  {line}" for line in looping_warning(letter, facts))
         texts.append(text)
     return texts
@@ -128,15 +139,21 @@ def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
         ValueError: fewer than two prompts came to a target pass in both.
     """
     ids = {one.prompt_id for one in [*a, *b]}
-    sums_P4 = np.concatenate([per_prompt(one, committed, passes, prompts=ids) for one in (a, b)], axis=1)
+    sums_P4 = np.concatenate(
+        [per_prompt(one, committed, passes, prompts=ids) for one in (a, b)], axis=1
+    )
     sums_P4 = sums_P4[(sums_P4 > 0).all(1)]
-    prompts, total_4 = len(sums_P4), sums_P4.sum(0)
+    prompts = len(sums_P4)
+    total_4 = sums_P4.sum(0)
     if prompts < 2:
-        raise ValueError(f"{how_many(prompts, 'prompt')} came to a target pass in both: a comparison takes at least 2")
+        raise ValueError(
+            f"{how_many(prompts, 'prompt')} came to a target pass in both: a comparison takes at least 2"
+        )
     difference = interval(sums_P4, _difference)
     relative = interval(sums_P4, lambda sums: ratio(sums[..., 2:]) / ratio(sums[..., :2]), POSITIVE)
     assert difference is not None and relative is not None
-    of_a, of_b = float(ratio(total_4[:2])), float(ratio(total_4[2:]))
+    of_a = float(ratio(total_4[:2]))
+    of_b = float(ratio(total_4[2:]))
     return Comparison(prompts, of_a, of_b, difference, relative, _p_value(sums_P4))
 
 
@@ -153,7 +170,9 @@ def _p_value(sums_P4: Array) -> float:
     else:
         swaps_RP = np.random.default_rng(SEED).integers(2, size=(RELABELLINGS, prompts))
     swapped_P4 = sums_P4[:, [2, 3, 0, 1]]
-    relabelled_R = _difference(sums_P4.sum(0) + swaps_RP.astype(np.float64) @ (swapped_P4 - sums_P4))
+    relabelled_R = _difference(
+        sums_P4.sum(0) + swaps_RP.astype(np.float64) @ (swapped_P4 - sums_P4)
+    )
     found = abs(float(_difference(sums_P4.sum(0))))
     reached = int((np.abs(relabelled_R) >= found - 1e-12 * max(1.0, found)).sum())
     return reached / len(swaps_RP) if exact else (1 + reached) / (1 + len(swaps_RP))
@@ -169,27 +188,40 @@ def read_evaluation(directory: str | Path) -> SavedEvaluation:
     metrics = read_json(Path(directory) / METRICS)
     try:
         names = [result["shape"] for result in metrics["results"]]
-        target, drafter = metrics["target"]["fingerprint"], metrics["drafter"]["weights_sha256"]
+        target = metrics["target"]["fingerprint"]
+        drafter = metrics["drafter"]["weights_sha256"]
         settings = dict(metrics["settings"])
     except (TypeError, KeyError) as error:
-        raise ValueError(f"{directory}/{METRICS}: not of specdec evaluate, for want of {error}") from error
+        raise ValueError(
+            f"{directory}/{METRICS}: not of specdec evaluate, for want of {error}"
+        ) from error
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{directory}/{METRICS}: it holds no result, or two of one draft shape")
     answers = read_answers(Path(directory) / "answers.jsonl", len(names))
-    return SavedEvaluation(str(directory), target, drafter, settings, dict(zip(names, answers, strict=True)))
+    return SavedEvaluation(
+        str(directory), target, drafter, settings, dict(zip(names, answers, strict=True))
+    )
 
 
 def check_comparable(a: SavedEvaluation, b: SavedEvaluation) -> None:
     """Raise ValueError unless both have one target, or one drafter, and the same settings and prompts."""
     names = f"{a.name} and {b.name}"
     if a.target != b.target and a.drafter != b.drafter:
-        raise ValueError(f"{names} differ in their target (its fingerprint) and their drafter: one must be the same")
+        raise ValueError(
+            f"{names} differ in their target (its fingerprint) and their drafter: one must be the same"
+        )
     if a.settings.get("prompts_sha256") != b.settings.get("prompts_sha256"):
-        raise ValueError(f"{names} differ in their prompts (their texts or ids): compare like with like")
+        raise ValueError(
+            f"{names} differ in their prompts (their texts or ids): compare like with like"
+        )
     one, two = ([answer.prompt_id for answer in next(iter(run.answers.values()))] for run in (a, b))
     if sorted(one) != sorted(two):
         raise ValueError(f"{names} differ in the prompts that were left out, or in turns")
-    for name in sorted({*a.settings, *b.settings} - MAY_DIFFER - (OF_TARGET if a.target != b.target else set())):
+    for name in sorted(
+        {*a.settings, *b.settings} - MAY_DIFFER - (OF_TARGET if a.target != b.target else set())
+    ):
         values = a.settings.get(name), b.settings.get(name)
         if values[0] != values[1]:
-            raise ValueError(f"{names} differ in {name}: {values[0]} and {values[1]}; compare like with like")
+            raise ValueError(
+                f"{names} differ in {name}: {values[0]} and {values[1]}; compare like with like"
+            )

@@ -21,7 +21,8 @@ from specdec.utils.numbers import Count, Tokens
 
 log = logging.getLogger(__name__)
 
-ELSEWHERE = ("drafter", "out", "suite", "suite_dir", "temperatures")  # options that results say in other words
+# options that results say in other words
+ELSEWHERE = ("drafter", "out", "suite", "suite_dir", "temperatures")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,10 @@ class Pair(NamedTuple):
 
 
 def load_pair(
-    source: TargetSource | Target, saved: Path | str, device: str = "cpu", other_target: bool = False
+    source: TargetSource | Target,
+    saved: Path | str,
+    device: str = "cpu",
+    other_target: bool = False,
 ) -> Pair:
     """Load a drafter, and its target, which proves itself.
 
@@ -104,11 +108,15 @@ def load_pair(
         target = source.load(device)
         target.prove()
     if target.device.type == "cpu" and target.dtype == torch.bfloat16 and not multiplies_bfloat16():
-        log.warning("bfloat16 may take many times as long as float32 here: this processor does not multiply it")
+        log.warning(
+            "bfloat16 may take many times as long as float32 here: this processor does not multiply it"
+        )
     drafter.to(device=target.device, dtype=target.dtype)
     check_pair(target, drafter)
     made_for_each_other = warn_unless_made_for(target, drafter, refuse=not other_target)
-    return Pair(target, drafter, made_for_each_other, read_json(directory / "config.json")["weights_sha256"])
+    return Pair(
+        target, drafter, made_for_each_other, read_json(directory / "config.json")["weights_sha256"]
+    )
 
 
 def drafter_facts(directory: Path | str, pair: Pair) -> dict[str, Any]:

@@ -38,10 +38,16 @@ MOST_TIES = 0.02  # of all tokens: rounding does not decide more often
 
 LEAST_EXPECTED = 5.0  # draws in a cell of the chi-square; rarer continuations are counted together
 TOGETHER = 32  # sequences drawn side by side
-TOP_K, LENGTH = 3, 3  # tokens that sampling leaves at each place; tokens of a continuation
+# tokens that sampling leaves at each place; tokens of a continuation
+TOP_K = 3
+LENGTH = 3
 LOOKED_AT = 16  # prompts, for the one after which draws tell most
 SUSPECT = 1e-6  # a p-value below it fails
-RULES: tuple[Literal["one_hot", "without_replacement", "block"], ...] = ("one_hot", "without_replacement", "block")
+RULES: tuple[Literal["one_hot", "without_replacement", "block"], ...] = (
+    "one_hot",
+    "without_replacement",
+    "block",
+)
 
 
 def certify(
@@ -75,9 +81,15 @@ def certify(
         nodes = 1 + max(shape.nodes_drafted for shape in shapes)
         place = most_open(target, replace(sampling, rule="one_hot"), prompts, runs, nodes)
     else:
-        log.warning("certify: draws are checked in float32 alone: rounding in 16 bits changes their distribution")
+        log.warning(
+            "certify: draws are checked in float32 alone: rounding in 16 bits changes their distribution"
+        )
     for shape in shapes:
-        checks.append(check_greedy(target, drafter, shape, prompts, max_new_tokens, batch=batch, compiled=compiled))
+        checks.append(
+            check_greedy(
+                target, drafter, shape, prompts, max_new_tokens, batch=batch, compiled=compiled
+            )
+        )
         for rule in RULES if place is not None else ():
             drawn = replace(sampling, rule=rule)
             try:
@@ -91,19 +103,26 @@ def certify(
         "tolerance": TOLERANCE[target.dtype],
         "dtype": str(target.dtype).removeprefix("torch."),
         "greedy": {"compiled": compiled, "batch_size": batch},
-        "sampled": None if place is None else {"compiled": False, "batch_size": TOGETHER, "prompt": place},
+        "sampled": None
+        if place is None
+        else {"compiled": False, "batch_size": TOGETHER, "prompt": place},
         "seed": sampling.seed,
     }
 
 
-def write_certificate(path: Path, statement: dict[str, Any], drafter_directory: Path, context: dict[str, Any]) -> None:
+def write_certificate(
+    path: Path, statement: dict[str, Any], drafter_directory: Path, context: dict[str, Any]
+) -> None:
     """Write the statement with what it is about: hashes of target and drafter, settings, versions; or not at all."""
     weights = {file.name: sha256(file) for file in sorted(drafter_directory.glob("*.safetensors"))}
     about = {name: context[name] for name in ("target", "settings", "provenance")}
     write_json(path, {**statement, "drafter_sha256": weights, **about})
     if not statement["holds"]:
-        faults = "; ".join(f"{one['shape']}: {one['fault']}" for one in statement["checks"] if one["fault"])
-        log.error("the certificate does not hold (%s): see %s", faults, path.name)  # its folder is not in place yet
+        faults = "; ".join(
+            f"{one['shape']}: {one['fault']}" for one in statement["checks"] if one["fault"]
+        )
+        # its folder is not in place yet
+        log.error("the certificate does not hold (%s): see %s", faults, path.name)
 
 
 @torch.inference_mode()
@@ -118,23 +137,42 @@ def check_greedy(
     """
     decoder = SpeculativeDecoder(target, drafter, shape, batch=batch, compiled=compiled)
     asked = [Request(prompt, max_new_tokens) for prompt in prompts]
-    made = dict(_counted(f"{shape.name}, greedily", "prompt", len(asked), decoder.generate_all(asked, ())))
+    made = dict(
+        _counted(f"{shape.name}, greedily", "prompt", len(asked), decoder.generate_all(asked, ()))
+    )
     found: dict[str, list[Any]] = {"near_ties": [], "wrong": []}
     for number, prompt in enumerate(prompts):
         # every token is judged after the answer's own text, so a difference hides none behind it
         ids = made[number].ids
         logits_TV = _logits(target, torch.tensor([[*prompt, *ids[:-1]]]), len(ids))[0].double()
         best_T, likeliest_T = logits_TV.max(-1)
-        gap_T = best_T - logits_TV.gather(-1, torch.tensor(ids, device=best_T.device)[:, None])[:, 0]
+        gap_T = (
+            best_T - logits_TV.gather(-1, torch.tensor(ids, device=best_T.device)[:, None])[:, 0]
+        )
         allowed_T = TOLERANCE[target.dtype] * best_T.abs().clamp_min(1)
-        if target.dtype in (torch.bfloat16, torch.float16) and target.routed and bool((gap_T > allowed_T).any()):
+        if (
+            target.dtype in (torch.bfloat16, torch.float16)
+            and target.routed
+            and bool((gap_T > allowed_T).any())
+        ):
             # a tie of two experts moves logits by more than rounding: by what the model itself moves them on this text
-            allowed_T = allowed_T.clamp_min(2 * float(moved_logits(target, torch.tensor([[*prompt, *ids[:-1]]])).max()))
+            allowed_T = allowed_T.clamp_min(
+                2 * float(moved_logits(target, torch.tensor([[*prompt, *ids[:-1]]])).max())
+            )
         for at in gap_T.nonzero()[:, 0].tolist():
-            one = {"prompt": number, "position": at, "token": ids[at], "likeliest": int(likeliest_T[at])}
-            gap, allowed = float(gap_T[at]), float(allowed_T[at])
-            found["near_ties" if gap <= allowed else "wrong"].append({**one, "gap": gap, "allowed": allowed})
-    tokens, passes = sum(len(one.ids) for one in made.values()), [n for one in made.values() for n in one.accepted]
+            one = {
+                "prompt": number,
+                "position": at,
+                "token": ids[at],
+                "likeliest": int(likeliest_T[at]),
+            }
+            gap = float(gap_T[at])
+            allowed = float(allowed_T[at])
+            found["near_ties" if gap <= allowed else "wrong"].append(
+                {**one, "gap": gap, "allowed": allowed}
+            )
+    tokens = sum(len(one.ids) for one in made.values())
+    passes = [n for one in made.values() for n in one.accepted]
     fault = None if passes else "no pass verified anything: ask for more new tokens"
     if (ties := len(found["near_ties"])) > max(1, MOST_TIES * tokens):
         fault = f"{how_many(ties, 'near-tie')} in {how_many(tokens, 'token')}: rounding is not that rough"
@@ -147,7 +185,12 @@ def check_greedy(
 
 
 def check_sampled(
-    target: Target, drafter: Drafter, shape: DraftShape, sampling: Sampling, prompt: list[int], runs: int
+    target: Target,
+    drafter: Drafter,
+    shape: DraftShape,
+    sampling: Sampling,
+    prompt: list[int],
+    runs: int,
 ) -> dict[str, Any]:
     """Draw ``runs`` continuations from seeds of their own, under a top-k so small that all of them can be listed.
 
@@ -155,8 +198,11 @@ def check_sampled(
     with its degrees of freedom and p-value; how many draws were such as the target never makes.
     """
     sampling = replace(sampling, top_k=TOP_K)
-    decoder = SpeculativeDecoder(target, drafter, shape, sampling, batch=min(runs, TOGETHER, target.most_texts))
-    asked, rule = [Request(prompt, LENGTH, sampling.seed + n) for n in range(runs)], type(sampling.acceptance).__name__
+    decoder = SpeculativeDecoder(
+        target, drafter, shape, sampling, batch=min(runs, TOGETHER, target.most_texts)
+    )
+    asked = [Request(prompt, LENGTH, sampling.seed + n) for n in range(runs)]
+    rule = type(sampling.acceptance).__name__
     made = _counted(f"{shape.name}, drawn by {rule}", "draw", runs, decoder.generate_all(asked, ()))
     counts = Counter(tuple(one.ids) for _, one in made)
     probs = _continuations(target, sampling, prompt)
@@ -169,12 +215,19 @@ def check_sampled(
         fault = f"{how_many(runs, 'draw')} cannot tell any two of {len(probs)} continuations apart: draw more"
     if impossible:
         fault = f"the target never makes such draws as {impossible} of {runs}"
-    counted = {"continuations": len(probs), "chi_square": chi_square, "degrees": len(cells) - 1, "p_value": p_value}
+    counted = {
+        "continuations": len(probs),
+        "chi_square": chi_square,
+        "degrees": len(cells) - 1,
+        "p_value": p_value,
+    }
     what = {"check": "sampled", "shape": shape.name, "rule": rule, "fault": fault}
     return {**what, "sampling": asdict(sampling), "runs": runs, **counted, "impossible": impossible}
 
 
-def most_open(target: Target, sampling: Sampling, prompts: Sequence[list[int]], runs: int, nodes: int) -> int:
+def most_open(
+    target: Target, sampling: Sampling, prompts: Sequence[list[int]], runs: int, nodes: int
+) -> int:
     """Of the first :data:`LOOKED_AT` prompts with room for it, the number of the one whose draws tell most.
 
     ``nodes`` is as of :func:`~specdec.decoding.check_length`. Raises ValueError if none has room.
@@ -189,7 +242,9 @@ def most_open(target: Target, sampling: Sampling, prompts: Sequence[list[int]], 
         if len(cells) == LOOKED_AT:
             break
     if not cells:
-        raise ValueError(f"certify: no prompt leaves room for {LENGTH} more tokens in the target's positions")
+        raise ValueError(
+            f"certify: no prompt leaves room for {LENGTH} more tokens in the target's positions"
+        )
     return max(cells, key=lambda number: cells[number])
 
 
@@ -204,7 +259,9 @@ def _counted(what: str, unit: str, total: int, made: Iterable[Made]) -> Iterator
 def _logits(target: Target, ids_BT: Tensor, last: int = 1) -> Tensor:
     """The target's logits after the last tokens of each row, (B, T) int64 to (B, last, V)."""
     ids_BT = ids_BT.to(target.device)
-    return target.logits(target.forward(ids_BT, View.packed(torch.zeros_like(ids_BT)), ()).final_BTH[:, -last:])
+    return target.logits(
+        target.forward(ids_BT, View.packed(torch.zeros_like(ids_BT)), ()).final_BTH[:, -last:]
+    )
 
 
 def _cells(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -218,7 +275,9 @@ def _cells(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 @torch.inference_mode()
-def _continuations(target: Target, sampling: Sampling, prompt: list[int]) -> dict[tuple[int, ...], float]:
+def _continuations(
+    target: Target, sampling: Sampling, prompt: list[int]
+) -> dict[tuple[int, ...], float]:
     """Every continuation that the sampled target can say, with its probability."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(LENGTH):

@@ -36,8 +36,11 @@ class Answer(NamedTuple):
     seconds: float
     plain_seconds: float  # 0 where plain decoding was not measured
     plain_tokens: int
-    identical: bool | None  # whether both outputs are the same tokens; None where that was not compared
-    draft_ms: tuple[float, ...] = ()  # milliseconds of drafting for each target pass; empty where not recorded
+    identical: (
+        bool | None
+    )  # whether both outputs are the same tokens; None where that was not compared
+    # milliseconds of drafting for each target pass; empty where not recorded
+    draft_ms: tuple[float, ...] = ()
     verify_ms: tuple[float, ...] = ()  # of each target pass with its acceptance; likewise
     loops: bool = False  # whether the answer repeats itself, see :func:`loops`
 
@@ -62,14 +65,18 @@ def loops(ids: Sequence[int]) -> bool:
     return False
 
 
-def write_answers(path: Path | str, shapes: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
+def write_answers(
+    path: Path | str, shapes: Sequence[str], answers: Sequence[Sequence[Answer]]
+) -> None:
     """Write the answers of every draft shape, one a line, whole or not at all."""
     rows = [
         {"result": index, "shape": shape, **answer._asdict()}
         for index, (shape, own) in enumerate(zip(shapes, answers, strict=True))
         for answer in own
     ]
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+    write_text(
+        path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    )
 
 
 def read_answers(path: Path | str, shapes: int) -> list[list[Answer]]:
@@ -85,22 +92,35 @@ def read_answers(path: Path | str, shapes: int) -> list[list[Answer]]:
         try:
             row = json.loads(line)
             result = out[row.pop("result")]
-            columns: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+            columns: Any = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in row.items()
+            }
             columns.pop("shape", None)
             result.append(Answer(**columns))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number}: not an answer of specdec evaluate: {error!r}") from error
+            raise ValueError(
+                f"{path}, line {number}: not an answer of specdec evaluate: {error!r}"
+            ) from error
     return out
 
 
-def per_prompt(answers: Sequence[Answer], *of: Callable[[Answer], float], prompts: Collection[str] = ()) -> Array:
+def per_prompt(
+    answers: Sequence[Answer], *of: Callable[[Answer], float], prompts: Collection[str] = ()
+) -> Array:
     """What ``of`` give for each answer, summed over each prompt, (P, F); ``prompts`` have a row in any case."""
-    sums = {prompt_id: np.zeros(len(of)) for prompt_id in {*prompts, *(one.prompt_id for one in answers)}}
+    sums = {
+        prompt_id: np.zeros(len(of))
+        for prompt_id in {*prompts, *(one.prompt_id for one in answers)}
+    }
     for one in answers:
         sums[one.prompt_id] += [number(one) for number in of]
     # an order that has nothing to do with the answers, the same on every process
     order = sorted(
-        sums, key=lambda name: int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
+        sums,
+        key=lambda name: int.from_bytes(
+            hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True
+        ),
     )
     return np.array([sums[name] for name in order]).reshape(-1, len(of))
 
@@ -133,7 +153,9 @@ def looping_warning(what: str, found: Mapping[str, Any], least: float = LOOPING_
     if not found["looping_answers"] or found["looping_share"] < least:
         return []
     names = ("acceptance_length", "acceptance_length_without_looping")
-    length, without = (f"{found[name]['mean']:.2f}" if found[name] else "of no answer" for name in names)
+    length, without = (
+        f"{found[name]['mean']:.2f}" if found[name] else "of no answer" for name in names
+    )
     return [
         f"{what}: {found['looping_share']:.0%} of the answers repeat themselves, which is easy to draft: acceptance "
         f"length {length}, without them {without}"
@@ -170,12 +192,15 @@ def accepted_per_position(answers: Sequence[Answer]) -> dict[str, list[Any]]:
     """For draft positions k = 1, 2, ...: which share of passes accepted at least k drafts (``joint``), and which share
     of those that accepted k - 1 (``conditional``). Acceptance length is 1 plus the sum of the joint ones."""
     counts = histogram(answers)
-    reached = [sum(counts[k:]) for k in range(len(counts))]  # passes with at least k accepted, from k = 0
+    # passes with at least k accepted, from k = 0
+    reached = [sum(counts[k:]) for k in range(len(counts))]
     if not reached[0]:
         return {"joint": [], "conditional": []}
     return {
         "joint": [count / reached[0] for count in reached[1:]],
-        "conditional": [now / before if before else None for before, now in itertools.pairwise(reached)],
+        "conditional": [
+            now / before if before else None for before, now in itertools.pairwise(reached)
+        ],
     }
 
 
@@ -198,7 +223,11 @@ def speedup(answers: Sequence[Answer]) -> Interval | None:
     """Ratio of the two pooled rates, of prompts decoded both ways."""
     sums_P4 = _both_ways(answers)
     both_P4 = sums_P4[(sums_P4 > 0).all(1)]
-    return interval(both_P4, lambda sums: (sums[..., 0] * sums[..., 3]) / (sums[..., 1] * sums[..., 2]), POSITIVE)
+    return interval(
+        both_P4,
+        lambda sums: (sums[..., 0] * sums[..., 3]) / (sums[..., 1] * sums[..., 2]),
+        POSITIVE,
+    )
 
 
 def pass_time(answers: Sequence[Answer]) -> dict[str, Interval | None]:
@@ -210,7 +239,10 @@ def pass_time(answers: Sequence[Answer]) -> dict[str, Interval | None]:
 
         return _pooled(answers, nanoseconds, lambda one: len(times(one)), POSITIVE, 1e6)
 
-    return {"draft_ms": mean(lambda one: one.draft_ms), "verify_ms": mean(lambda one: one.verify_ms)}
+    return {
+        "draft_ms": mean(lambda one: one.draft_ms),
+        "verify_ms": mean(lambda one: one.verify_ms),
+    }
 
 
 def by_category(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
@@ -218,7 +250,11 @@ def by_category(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     out = {}
     for name in sorted({one.category for one in answers if one.category is not None}):
         own = [one for one in answers if one.category == name]
-        out[name] = {**_counts(own), "acceptance_length": _json(acceptance_length(own)), **_speed(own)}
+        out[name] = {
+            **_counts(own),
+            "acceptance_length": _json(acceptance_length(own)),
+            **_speed(own),
+        }
     return out
 
 
@@ -229,7 +265,9 @@ def summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) -> dic
         ValueError: the answers hold no target pass.
     """
     if not any(map(passes, answers)):
-        raise ValueError("no target pass to take statistics of: decode at least one prompt, with more new tokens")
+        raise ValueError(
+            "no target pass to take statistics of: decode at least one prompt, with more new tokens"
+        )
     return {
         "shape": name,
         "shape_config": config,
@@ -252,7 +290,11 @@ def summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) -> dic
 def baseline_summary(name: str, answers: Sequence[Answer]) -> dict[str, Any]:
     """The speed of a baseline beside plain decoding."""
     rate = tokens_per_second(answers)["speculative"]
-    counts = {"baseline": name, "tokens": sum(one.tokens for one in answers), "tokens_per_second": rate}
+    counts = {
+        "baseline": name,
+        "tokens": sum(one.tokens for one in answers),
+        "tokens_per_second": rate,
+    }
     return {**counts, **_speed(answers), **_identity(answers)}
 
 
@@ -267,7 +309,9 @@ def _speed(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _identity(answers: Sequence[Answer]) -> dict[str, int]:
-    identical, compared = (sum(one.identical in kinds for one in answers) for kinds in ((True,), (True, False)))
+    identical, compared = (
+        sum(one.identical in kinds for one in answers) for kinds in ((True,), (True, False))
+    )
     return {"identical_outputs": identical, "compared_outputs": compared}
 
 

@@ -26,12 +26,20 @@ class Prompt(NamedTuple):
 
     prompt_id: str
     category: str | None
-    turns: list[str] | None  # user turns of a conversation whose answers the target gives (MT-bench)
-    messages: list[Message] | None  # a conversation that ends with a user turn: role and content of each
-    text: str | None  # raw text, used as it is; empty if the prompt or a part of it is blank, which cannot be asked
+    turns: (
+        list[str] | None
+    )  # user turns of a conversation whose answers the target gives (MT-bench)
+    messages: (
+        list[Message] | None
+    )  # a conversation that ends with a user turn: role and content of each
+    text: (
+        str | None
+    )  # raw text, used as it is; empty if the prompt or a part of it is blank, which cannot be asked
 
 
-def load_prompts(sources: Sequence[str | Path], limit: int | None = None, layouts: Sequence[str] = ()) -> list[Prompt]:
+def load_prompts(
+    sources: Sequence[str | Path], limit: int | None = None, layouts: Sequence[str] = ()
+) -> list[Prompt]:
     """Read prompts from files and Hub data, the first ``limit`` of all together.
 
     An id (a row's own, else its line) that occurs in several files gets the file's stem in front. A row that has the
@@ -56,9 +64,15 @@ def load_prompts(sources: Sequence[str | Path], limit: int | None = None, layout
     for source, prompts in loaded:
         label = stem(source) if stems[stem(source)] == 1 else source
         for prompt in prompts:
-            name = prompt.prompt_id if times_used[prompt.prompt_id] == 1 else f"{label}:{prompt.prompt_id}"
+            name = (
+                prompt.prompt_id
+                if times_used[prompt.prompt_id] == 1
+                else f"{label}:{prompt.prompt_id}"
+            )
             if name in unique:
-                raise ValueError(f"{source}: prompt id {name} is used twice; is the file given twice?")
+                raise ValueError(
+                    f"{source}: prompt id {name} is used twice; is the file given twice?"
+                )
             unique[name] = prompt._replace(prompt_id=name)
     return list(unique.values())[:limit]
 
@@ -68,11 +82,16 @@ def _load(source: str, preferred: Sequence[Layout], used: set[str]) -> list[Prom
     for row in read_rows(source):
         layout = recognise(row.values, row.place, PROMPTS, preferred)
         used.add(layout.name)
-        category = row.values.get("category", "") or layout.category  # EAGLE's own files have empty ones
+        # EAGLE's own files have empty ones
+        category = row.values.get("category", "") or layout.category
         if not isinstance(category, str | None):
-            raise ValueError(f"{row.place}: category must be a string, not {type(category).__name__}")
+            raise ValueError(
+                f"{row.place}: category must be a string, not {type(category).__name__}"
+            )
         if row.values.get("tools"):
-            raise ValueError(f"{row.place}: prompts are asked without tools: drop the column 'tools'")
+            raise ValueError(
+                f"{row.place}: prompts are asked without tools: drop the column 'tools'"
+            )
         question: Question = layout.read(row.values, row.place)
         name = row.own_id or row.name
         if name in prompts:
@@ -90,7 +109,9 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
 
 def template_sha256(tokenizer: Any, prompts: Sequence[Prompt]) -> str | None:
     """SHA-256 of the chat template's text; None if no prompt is rendered by it."""
-    return None if all(prompt.text is not None for prompt in prompts) else template_digest(tokenizer)
+    return (
+        None if all(prompt.text is not None for prompt in prompts) else template_digest(tokenizer)
+    )
 
 
 class PromptConversation:
@@ -107,7 +128,13 @@ class PromptConversation:
         ValueError: the tokenizer has no chat template and the prompt needs one, or an option does not apply.
     """
 
-    def __init__(self, prompt: Prompt, tokenizer: Any, system: str | None = None, thinking: bool | None = None) -> None:
+    def __init__(
+        self,
+        prompt: Prompt,
+        tokenizer: Any,
+        system: str | None = None,
+        thinking: bool | None = None,
+    ) -> None:
         self.prompt = prompt
         self.tokenizer = tokenizer
         self.thinking = thinking
@@ -191,14 +218,26 @@ def check_skipped(skipped: Sequence[Skipped], prompts: int) -> None:
         return
     name, reason = skipped[0]
     if len(skipped) == prompts:
-        raise ValueError(f"prompt {name}: {reason}" + (f"; none of {prompts} can be decoded" if prompts > 1 else ""))
+        raise ValueError(
+            f"prompt {name}: {reason}"
+            + (f"; none of {prompts} can be decoded" if prompts > 1 else "")
+        )
     names = ", ".join(one.prompt_id for one in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
-    log.warning("left out %d of %s (%s); %s: %s", len(skipped), how_many(prompts, "prompt"), names, name, reason)
+    log.warning(
+        "left out %d of %s (%s); %s: %s",
+        len(skipped),
+        how_many(prompts, "prompt"),
+        names,
+        name,
+        reason,
+    )
 
 
 def without_blank(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Those that can be asked of whoever renders them itself; ValueError if none is left."""
-    check_skipped([Skipped(prompt.prompt_id, BLANK) for prompt in prompts if prompt.text == ""], len(prompts))
+    check_skipped(
+        [Skipped(prompt.prompt_id, BLANK) for prompt in prompts if prompt.text == ""], len(prompts)
+    )
     return [prompt for prompt in prompts if prompt.text != ""]
 
 

@@ -19,7 +19,13 @@ from specdec.drafter.io import located
 from specdec.evaluation.benchmark import benchmark, cpu_matmul_backend, parse_baseline
 from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
 from specdec.evaluation.lossless import certify, write_certificate
-from specdec.evaluation.metrics import METRICS, baseline_summary, looping_warning, summary, write_answers
+from specdec.evaluation.metrics import (
+    METRICS,
+    baseline_summary,
+    looping_warning,
+    summary,
+    write_answers,
+)
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
 from specdec.evaluation.style import (
     GREY,
@@ -42,7 +48,10 @@ from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)
 
-REPORT, PLOT, ANSWERS, CERTIFICATE = "report.md", "report.png", "answers.jsonl", "certificate.json"
+REPORT = "report.md"
+PLOT = "report.png"
+ANSWERS = "answers.jsonl"
+CERTIFICATE = "certificate.json"
 NEW_TOKENS = 128  # per answer, of prompts that are no suite
 
 
@@ -92,7 +101,9 @@ class EvaluationConfig(MeasurementConfig):
         if bool(self.prompts) == bool(self.suite):
             raise ValueError("evaluate: give either prompts or suite")
         if self.suite_dir and not self.suite:
-            raise ValueError("suite_dir: it is where the files of suites are, and no suite is asked for")
+            raise ValueError(
+                "suite_dir: it is where the files of suites are, and no suite is asked for"
+            )
         if (self.temperatures or self.suite) and self.sampling.temperature:
             raise ValueError("sampling.temperature: give temperatures in its place")
         if len(set(self.temperatures)) < len(self.temperatures):
@@ -159,11 +170,15 @@ def _kept(config: EvaluationConfig, pair: Pair, suite: FoundSuite | None) -> dic
     check_sums(config.out, "evaluate again", partial=True)
     metrics = read_json(config.out / METRICS)
     asked = {"target": dict(pair.target.identity), "drafter": drafter_facts(config.drafter, pair)}
-    asked["settings"] = _context(_resolved(config), pair.target, config.load_prompts(), suite)["settings"]
+    asked["settings"] = _context(_resolved(config), pair.target, config.load_prompts(), suite)[
+        "settings"
+    ]
     for part, values in json.loads(json.dumps(asked)).items():
         there = metrics.get(part, {})
         if other := [name for name in {**values, **there} if values.get(name) != there.get(name)]:
-            raise ValueError(f"{config.out}: there is one already, of another {', '.join(other)}; give another --out")
+            raise ValueError(
+                f"{config.out}: there is one already, of another {', '.join(other)}; give another --out"
+            )
     log.warning("%s: is there, and kept", config.out)
     return metrics
 
@@ -180,7 +195,9 @@ def _context(
     return context
 
 
-def evaluate(config: EvaluationConfig, pair: Pair | None = None, suite: FoundSuite | None = None) -> dict[str, Any]:
+def evaluate(
+    config: EvaluationConfig, pair: Pair | None = None, suite: FoundSuite | None = None
+) -> dict[str, Any]:
     """Evaluate a saved drafter and write the files of an evaluation; returns what ``metrics.json`` holds.
 
     Args:
@@ -194,14 +211,17 @@ def evaluate(config: EvaluationConfig, pair: Pair | None = None, suite: FoundSui
         raise ValueError("evaluate: of suites and several temperatures, call evaluate_suites")
     config = _resolved(config)
     out = config.place("evaluate")
-    shapes, others = [parse_shape(text) for text in config.shape], [parse_baseline(text) for text in config.baselines]
+    shapes = [parse_shape(text) for text in config.shape]
+    others = [parse_baseline(text) for text in config.baselines]
     converse = functools.partial(PromptConversation, system=config.system, thinking=config.thinking)
     skipped: list[Skipped] = []
     with staged_directory(out) as folder:
         prompts = config.load_prompts()
         pair = pair or load_pair(config.target, config.drafter, config.device, config.other_target)
         target, drafter = pair[:2]
-        what = f"{suite.title}, temperature {config.sampling.temperature:g}" if suite else "evaluating"
+        what = (
+            f"{suite.title}, temperature {config.sampling.temperature:g}" if suite else "evaluating"
+        )
         with progress(what, "prompt", len(prompts)) as advance:
             answers = benchmark(
                 target, drafter, shapes, prompts, config.max_new_tokens,
@@ -211,20 +231,33 @@ def evaluate(config: EvaluationConfig, pair: Pair | None = None, suite: FoundSui
             )  # fmt: skip
         answers, theirs = answers[: len(shapes)], answers[len(shapes) :]
         metrics: dict[str, Any] = {
-            "results": [summary(one.name, one.describe(), own) for one, own in zip(shapes, answers, strict=True)],
+            "results": [
+                summary(one.name, one.describe(), own)
+                for one, own in zip(shapes, answers, strict=True)
+            ],
             "drafter": drafter_facts(config.drafter, pair),
-            "baselines": [baseline_summary(one.name, own) for one, own in zip(others, theirs, strict=True)],
+            "baselines": [
+                baseline_summary(one.name, own) for one, own in zip(others, theirs, strict=True)
+            ],
             "skipped": [one._asdict() for one in skipped],
             **_context(config, target, prompts, suite),
         }
         write_answers(folder / ANSWERS, [shape.name for shape in shapes], answers)
-        context = {name: metrics[name] for name in ("target", "drafter", "settings")} | metrics["provenance"]
+        context = {name: metrics[name] for name in ("target", "drafter", "settings")} | metrics[
+            "provenance"
+        ]
         plot(metrics, folder / PLOT)
-        write_report(folder / REPORT, "Evaluation", notes(metrics), PLOT, report_tables(metrics), context)
+        write_report(
+            folder / REPORT, "Evaluation", notes(metrics), PLOT, report_tables(metrics), context
+        )
         write_json(folder / METRICS, metrics)
     if config.certify:  # decodes everything again; whatever becomes of it, the evaluation stays
         left_out = {one.prompt_id for one in skipped}
-        asked = [converse(prompt, target.tokenizer) for prompt in prompts if prompt.prompt_id not in left_out]
+        asked = [
+            converse(prompt, target.tokenizer)
+            for prompt in prompts
+            if prompt.prompt_id not in left_out
+        ]
         with cpu_matmul_backend(target):
             statement = certify(
                 target, drafter, shapes, [conversation.next_ids() or [] for conversation in asked],
@@ -248,23 +281,38 @@ def notes(metrics: dict[str, Any]) -> list[str]:
     """What is to be said of the table."""
     few = few_prompts(min(result["prompts"] for result in metrics["results"]))
     loops = "Loops: answers that repeat themselves, which flatters acceptance."
-    looping = [line for one in metrics["results"] for line in looping_warning(f"Warning: {one['shape']}", one)]
-    lead = f"Acceptance length counts the bonus token; docs/evaluate.md defines all figures. {loops}"
+    looping = [
+        line
+        for one in metrics["results"]
+        for line in looping_warning(f"Warning: {one['shape']}", one)
+    ]
+    lead = (
+        f"Acceptance length counts the bonus token; docs/evaluate.md defines all figures. {loops}"
+    )
     suite = metrics.get("settings", {}).get("suite")
     return [lead, *looping, *few, *(suite_notes(suite) if suite else [])]
 
 
 def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:
     """What ``metrics.json`` holds, for people: the results, then they by position and by category."""
-    results, baselines = metrics["results"], metrics.get("baselines", [])
-    rows, positions, categories = [], [], []
+    results = metrics["results"]
+    baselines = metrics.get("baselines", [])
+    rows = []
+    positions = []
+    categories = []
     for one in [*results, *baselines]:
-        rate, compared = one["tokens_per_second"], one["compared_outputs"]
+        rate = one["tokens_per_second"]
+        compared = one["compared_outputs"]
         if "shape" in one:
-            first = [one["shape"], str(one["prompts"]), shown(one["acceptance_length"], "{:.2f}".format)]
+            first = [
+                one["shape"],
+                str(one["prompts"]),
+                shown(one["acceptance_length"], "{:.2f}".format),
+            ]
             rates = [_number(rate["speculative"], 1), _number(rate["plain"], 1)]
         else:
-            first, rates = [one["baseline"], "", "-"], [_number(rate, 1), ""]
+            first = [one["baseline"], "", "-"]
+            rates = [_number(rate, 1), ""]
         same = f"{one['identical_outputs']} of {compared}" if compared else "not compared"
         looping = f"{one['looping_answers']} of {one['answers']}" if "shape" in one else ""
         rows.append([*first, *rates, _speedup(one), same, looping])
@@ -274,14 +322,27 @@ def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:
             positions.append([one["shape"], str(k), *(_number(share, 3) for share in shares)])
         for category, part in one["by_category"].items():
             length = shown(part["acceptance_length"], "{:.2f}".format)
-            categories.append([one["shape"], category, str(part["prompts"]), length, _speedup(part)])
+            categories.append(
+                [one["shape"], category, str(part["prompts"]), length, _speedup(part)]
+            )
     left_out = [[one["prompt_id"], one["reason"]] for one in metrics.get("skipped", [])]
     speeds = ["Tokens/s", "Plain tokens/s", "Speed-up"]
-    headings = ["Draft shape", "Prompts", "Acceptance length", *speeds, "Identical outputs", "Loops"]
+    headings = [
+        "Draft shape",
+        "Prompts",
+        "Acceptance length",
+        *speeds,
+        "Identical outputs",
+        "Loops",
+    ]
     by_category = ["Draft shape", "Category", "Prompts", "Acceptance length", "Speed-up"]
     return [
         ReportTable("Results", headings, rows),
-        ReportTable("Acceptance by position", ["Draft shape", "Position k", "Joint", "Conditional"], positions),
+        ReportTable(
+            "Acceptance by position",
+            ["Draft shape", "Position k", "Joint", "Conditional"],
+            positions,
+        ),
         ReportTable("By category", by_category, categories, left=2),
         ReportTable("Prompts left out", ["Prompt", "Reason"], left_out, left=2),
     ]
@@ -293,20 +354,35 @@ def plot(metrics: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(12, max(4.8, 1.8 + 0.9 * len(results))), dpi=120, layout="constrained")
     positions, speeds = figure.subplots(1, 2)
     for row, result in enumerate(results):
-        look, joint = style(row), result["accepted_per_position"]["joint"]
+        look = style(row)
+        joint = result["accepted_per_position"]["joint"]
         if joint:  # the layout engine goes astray over an empty line
             positions.plot(range(1, len(joint) + 1), joint, clip_on=False, zorder=3, **look)
         speculative, plain = result["tokens_per_second"].values()
-        bars = [(-0.19, speculative, look["color"], "" if plain is None else f" ({result['speedup']:.2f}x)")]
+        bars = [
+            (
+                -0.19,
+                speculative,
+                look["color"],
+                "" if plain is None else f" ({result['speedup']:.2f}x)",
+            )
+        ]
         bars += [] if plain is None else [(0.19, plain, GREY, " plain")]
         for beside, rate, colour, text in bars:
             bar = speeds.barh(row + beside, rate or 0, height=0.34, color=colour)
             speeds.bar_label(bar, [f"{rate or 0:,.1f}{text}"], padding=4)
-    names = [f"{label(one['shape'], 32)}\n{one['acceptance_length']['mean']:.2f} tokens per pass" for one in results]
+    names = [
+        f"{label(one['shape'], 32)}\n{one['acceptance_length']['mean']:.2f} tokens per pass"
+        for one in results
+    ]
     positions.set(title="Acceptance by draft position", xlabel="draft position k", ylim=(0, 1))
     positions.set_ylabel("share of passes with at least k accepted")
     positions.xaxis.set_major_locator(MaxNLocator(integer=True))
-    speeds.set(title="Speed", xlabel="tokens per second (x: times plain decoding)", ylim=(len(names) - 0.4, -0.6))
+    speeds.set(
+        title="Speed",
+        xlabel="tokens per second (x: times plain decoding)",
+        ylim=(len(names) - 0.4, -0.6),
+    )
     speeds.margins(x=0.35)  # room for the numbers at the ends
     speeds.set_yticks(range(len(names)), names)
     for axes in (positions, speeds):

@@ -15,8 +15,13 @@ import numpy.typing as npt
 from scipy.stats import t as student
 
 HOW = "95 % Student's t over prompts, error by the jackknife"
-ALPHA, POWER = 0.05, 0.8  # of tests
-ANY, SHARE, POSITIVE, LENGTH = (-math.inf, math.inf), (0.0, 1.0), (0.0, math.inf), (1.0, math.inf)
+# of tests
+ALPHA = 0.05
+POWER = 0.8
+ANY = (-math.inf, math.inf)
+SHARE = (0.0, 1.0)
+POSITIVE = (0.0, math.inf)
+LENGTH = (1.0, math.inf)
 
 Array = npt.NDArray[np.float64]
 Range = tuple[float, float]
@@ -63,11 +68,13 @@ def interval(sums_PF: Array, of: Statistic = ratio, bounds: Range = ANY) -> Inte
     the spread of few prompts for the truth: ``benchmarks/coverage.py`` has both beside each other. There is no interval
     where the statistic is not defined without one of the prompts.
     """
-    prompts, total_F = len(sums_PF), sums_PF.sum(0)
+    prompts = len(sums_PF)
+    total_F = sums_PF.sum(0)
     if not prompts:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean, without_P = float(of(total_F)), of(total_F - sums_PF)
+        mean = float(of(total_F))
+        without_P = of(total_F - sums_PF)
     if prompts < 2 or not np.isfinite(without_P).all():
         return Interval(mean, None, None)
     error = math.sqrt((prompts - 1) * float(without_P.var()))
@@ -77,7 +84,8 @@ def interval(sums_PF: Array, of: Statistic = ratio, bounds: Range = ANY) -> Inte
 def bounded(mean: float, half: float, bounds: Range) -> Interval:
     """The interval of so many to both sides that ends at what is possible, or at the mean where rounding has put it
     beyond."""
-    low, high = max(mean - half, bounds[0]), min(mean + half, bounds[1])
+    low = max(mean - half, bounds[0])
+    high = min(mean + half, bounds[1])
     return Interval(mean, min(low, mean), max(high, mean))
 
 

@@ -31,7 +31,12 @@ class ReportTable(NamedTuple):
 
 
 def write_report(
-    path: Path, title: str, lead: Iterable[str], figure: str, tables: Iterable[ReportTable], context: Mapping[str, Any]
+    path: Path,
+    title: str,
+    lead: Iterable[str],
+    figure: str,
+    tables: Iterable[ReportTable],
+    context: Mapping[str, Any],
 ) -> None:
     """Write a report in Markdown, whole or not at all: paragraphs, the figure, the tables that have rows.
 
@@ -39,17 +44,32 @@ def write_report(
         figure: the picture's path relative to the report's folder; the empty string for none.
         context: how it all was made; values that are no text are written as JSON.
     """
-    lines = [f"# {title}", "", *(f"{line}\n" for line in lead), *([f"![{title}]({figure})", ""] if figure else [])]
+    lines = [
+        f"# {title}",
+        "",
+        *(f"{line}\n" for line in lead),
+        *([f"![{title}]({figure})", ""] if figure else []),
+    ]
     for one in (one for one in tables if one.rows):
         lines += [f"## {one.title}", "", *table(one.headings, one.rows, one.left), ""]
     rows = []
     for key, value in context.items():
-        rows.append([key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)])
-    lines += [f"Brackets: {HOW}.", "", "## How it was made", "", *table(["Setting", "Value"], rows, left=2)]
+        rows.append(
+            [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
+        )
+    lines += [
+        f"Brackets: {HOW}.",
+        "",
+        "## How it was made",
+        "",
+        *table(["Setting", "Value"], rows, left=2),
+    ]
     write_text(path, "\n".join(lines) + "\n")
 
 
-def print_report(tables: Iterable[ReportTable], notes: Iterable[str] = (), console: Console | None = None) -> None:
+def print_report(
+    tables: Iterable[ReportTable], notes: Iterable[str] = (), console: Console | None = None
+) -> None:
     """Show the tables that have rows on the terminal, and notes below them."""
     console = console or Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150)
     for one in (one for one in tables if one.rows):
@@ -121,7 +141,9 @@ def whiskers(one: Mapping[str, Any]) -> tuple[float, float]:
 def label(name: str, width: int, lines: int = 3) -> str:
     """The name on lines short enough to stand beside the axis."""
     wrapped = textwrap.wrap(name, width, break_on_hyphens=False)
-    return escape("\n".join(wrapped[:lines] if len(wrapped) <= lines else [*wrapped[: lines - 1], "..."]))
+    return escape(
+        "\n".join(wrapped[:lines] if len(wrapped) <= lines else [*wrapped[: lines - 1], "..."])
+    )
 
 
 def short(name: str, longest: int) -> str:

@@ -23,11 +23,13 @@ class Suite(NamedTuple):
     """One set of prompts."""
 
     title: str  # as papers head its column
-    hub: str | None = None  # hub:REPOSITORY@REVISION:CONFIG:SPLIT; None where the Hub has no rows that can be asked
+    # hub:REPOSITORY@REVISION:CONFIG:SPLIT; None where the Hub has no rows that can be asked
+    hub: str | None = None
     files: tuple[str, ...] = ()  # what its file is called elsewhere, beside its own name
     layouts: tuple[str, ...] = ()  # of rows that are no turns yet: the papers' words
     where: str = ""  # to get a file from, where the Hub has none
-    max_new_tokens: int = 2048  # DFlash's and DeepSpec's (https://github.com/deepseek-ai/DeepSpec, eval.py)
+    # DFlash's and DeepSpec's (https://github.com/deepseek-ai/DeepSpec, eval.py)
+    max_new_tokens: int = 2048
 
 
 # Of the Hub's sets at most the first 500 rows; DeepSpec takes 500 too, but draws them, and 256 of MBPP's.
@@ -73,7 +75,17 @@ SUITES: dict[str, Suite] = {
 }  # fmt: skip
 GROUPS = {
     # those of DeepSpec (Table 1 of DSpark) in its order
-    "nine": ("gsm8k", "math500", "aime25", "mbpp", "humaneval", "livecodebench", "mt_bench", "alpaca", "arena_hard"),
+    "nine": (
+        "gsm8k",
+        "math500",
+        "aime25",
+        "mbpp",
+        "humaneval",
+        "livecodebench",
+        "mt_bench",
+        "alpaca",
+        "arena_hard",
+    ),
 }
 
 
@@ -149,7 +161,8 @@ def find_suites(asked: Sequence[str], directory: Path | None) -> list[FoundSuite
             if each in files:
                 raise ValueError(f"suite {each} is asked for twice")
             files[each] = file
-    places = {name: file or _place(name, directory) for name, file in files.items()}  # all, before any is read
+    # all, before any is read
+    places = {name: file or _place(name, directory) for name, file in files.items()}
     return [_found(name, place) for name, place in places.items()]
 
 
@@ -159,7 +172,9 @@ def _place(name: str, directory: Path | None) -> str:
     suite = SUITES[name]
     if directory is None:
         if suite.hub is None:
-            raise ValueError(f"suite {name}: the Hub has no rows that can be asked; give {name}=FILE ({suite.where})")
+            raise ValueError(
+                f"suite {name}: the Hub has no rows that can be asked; give {name}=FILE ({suite.where})"
+            )
         return suite.hub
     if not directory.is_dir():
         raise ValueError(f"suite_dir {directory}: there is no such directory")
@@ -167,7 +182,11 @@ def _place(name: str, directory: Path | None) -> str:
     files = [f"{each}{ending}" for each in names for ending in (*ROW_FILES, "/question.jsonl")]
     found = [directory / file for file in files if (directory / file).is_file()]
     if len(found) != 1:
-        what = f"there are {' and '.join(map(str, found))}" if found else f"there is no {files[0]} in {directory}"
+        what = (
+            f"there are {' and '.join(map(str, found))}"
+            if found
+            else f"there is no {files[0]} in {directory}"
+        )
         instead = "" if suite.hub is None else ", or leave --suite_dir out for the Hub's rows"
         raise ValueError(f"suite {name}: {what}; give {name}=FILE{instead}")
     return str(found[0])
@@ -175,10 +194,13 @@ def _place(name: str, directory: Path | None) -> str:
 
 def _found(name: str, source: str) -> FoundSuite:
     if not has_rows(source):
-        raise ValueError(f"suite {name}: {source} must be {', '.join(ROW_FILES)} or {HUB}REPOSITORY:CONFIG:SPLIT")
+        raise ValueError(
+            f"suite {name}: {source} must be {', '.join(ROW_FILES)} or {HUB}REPOSITORY:CONFIG:SPLIT"
+        )
     words = named(SUITES[name].layouts, PROMPTS)
     first = next(iter(read_rows(source)), None)
-    layouts = [layout.name for layout in words if first is not None and layout.fits(first.values)]  # not of turns
+    # not of turns
+    layouts = [layout.name for layout in words if first is not None and layout.fits(first.values)]
     digest = rows_sha256(load_prompts([source], layouts=layouts))
     known = PUBLISHED.get(digest)
     if known and known.suite != name:
@@ -191,7 +213,10 @@ def _found(name: str, source: str) -> FoundSuite:
 
 def suite_notes(facts: Mapping[str, Any]) -> list[str]:
     """A line about a suite's rows, of its :meth:`FoundSuite.facts`."""
-    rows = facts["published"] or "rows that are not known as published: others than papers measured on, or edited"
+    rows = (
+        facts["published"]
+        or "rows that are not known as published: others than papers measured on, or edited"
+    )
     return [f"{facts['title']}: {rows} (SHA-256 {facts['rows_sha256'][:12]})."]
 
 

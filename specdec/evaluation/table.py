@@ -17,7 +17,8 @@ from specdec.evaluation.suites import SUITES, suite_notes
 from specdec.utils.files import check_sums, read_json, write_sums, write_text
 from specdec.utils.text import how_many
 
-MARKDOWN, LATEX = "table.md", "table.tex"
+MARKDOWN = "table.md"
+LATEX = "table.tex"
 TITLE = "Speed-up and acceptance length"
 TAU = "τ: tokens committed per target pass, the target's own (bonus) token included."
 LOOPING = f"*: {LOOPING_SHARE:.0%} or more of the answers repeat themselves, which flatters acceptance and speed."
@@ -63,7 +64,13 @@ def write_table(out: Path | None, places: Sequence[Path]) -> None:
     notes = [TAU, *_notes(found)]
     notes += [LOOPING] if any("*" in cell for row in rows for cell in row) else []
     if out is not None:
-        lines = [f"# {TITLE}", "", *table(headings, rows, left=2), "", *(f"{one}\n" for one in notes)]
+        lines = [
+            f"# {TITLE}",
+            "",
+            *table(headings, rows, left=2),
+            "",
+            *(f"{one}\n" for one in notes),
+        ]
         write_text(out / MARKDOWN, "\n".join(lines))
         write_text(out / LATEX, latex(headings, rows))
         write_sums(out, LATEX)
@@ -76,10 +83,16 @@ def _metrics(place: Path) -> dict[str, Any]:
     check_sums(place, "evaluate again", partial=True)
     metrics = read_json(place / METRICS)
     try:
-        _ = metrics["drafter"]["label"], metrics["settings"]["sampling"], metrics["results"][0]["looping_share"]
+        _ = (
+            metrics["drafter"]["label"],
+            metrics["settings"]["sampling"],
+            metrics["results"][0]["looping_share"],
+        )
         return dict(metrics)
     except (TypeError, KeyError, IndexError) as error:
-        raise ValueError(f"{place / METRICS}: not of specdec evaluate, for want of {error}") from error
+        raise ValueError(
+            f"{place / METRICS}: not of specdec evaluate, for want of {error}"
+        ) from error
 
 
 def _column(settings: dict[str, Any]) -> str:
@@ -94,24 +107,31 @@ def _blocks(found: Sequence[dict[str, Any]], places: Sequence[Path]) -> dict[flo
         drafters.setdefault(_short(metrics["drafter"]), set()).add(metrics["drafter"]["directory"])
     verifiers = {metrics["target"]["fingerprint"] for metrics in found}
     if len(verifiers) > 1 and len({metrics["drafter"]["weights_sha256"] for metrics in found}) > 1:
-        raise ValueError(f"{' and '.join(map(str, places))}: several targets and several drafters: one of either")
+        raise ValueError(
+            f"{' and '.join(map(str, places))}: several targets and several drafters: one of either"
+        )
     conditions: dict[tuple[float, str], tuple[dict[str, Any], Path]] = {}
     told: dict[tuple[float, str, str], Path] = {}  # by temperature, column and method
     blocks: dict[float, Methods] = {}
     for metrics, place in zip(found, places, strict=True):
-        settings, column = metrics["settings"], _column(metrics["settings"])
+        settings = metrics["settings"]
+        column = _column(metrics["settings"])
         temperature = settings["sampling"]["temperature"]
         aside = MAY_DIFFER | (OF_TARGET if len(verifiers) > 1 else set())
         own = {name: value for name, value in settings.items() if name not in aside}
         other, where = conditions.setdefault((temperature, column), (own, place))
         if differing := [name for name in {**own, **other} if own.get(name) != other.get(name)]:
-            raise ValueError(f"{place} and {where} differ in {', '.join(differing)}: a column is of one")
+            raise ValueError(
+                f"{place} and {where} differ in {', '.join(differing)}: a column is of one"
+            )
         name = _short(metrics["drafter"])
         name = name if len(drafters[name]) == 1 else metrics["drafter"]["directory"]
         name = name if len(verifiers) == 1 else f"{name} for {verifier(metrics)}"
         cells = {
             f"{name}, {one['shape']}": Cell(
-                one["speedup"], one["acceptance_length"]["mean"], (one["looping_share"] or 0) >= LOOPING_SHARE
+                one["speedup"],
+                one["acceptance_length"]["mean"],
+                (one["looping_share"] or 0) >= LOOPING_SHARE,
             )
             for one in metrics["results"]
         }
@@ -121,7 +141,9 @@ def _blocks(found: Sequence[dict[str, Any]], places: Sequence[Path]) -> dict[flo
             row = methods.setdefault(method, {})
             if column in row and method not in {one["baseline"] for one in metrics["baselines"]}:
                 first = told[temperature, column, method]
-                raise ValueError(f"{place} and {first}: both are of {method} on {column}; leave one out")
+                raise ValueError(
+                    f"{place} and {first}: both are of {method} on {column}; leave one out"
+                )
             row.setdefault(column, cell)
             told.setdefault((temperature, column, method), place)
     return dict(sorted(blocks.items()))
@@ -131,13 +153,16 @@ def verifier(metrics: dict[str, Any]) -> str:
     """A target's name where one drafter has several."""
     adapter = metrics["target"].get("adapter")
     with_adapter = f" with {Path(adapter).name}" if adapter else ""
-    return f"{Path(metrics['target']['source']).name}{with_adapter} in {metrics['settings']['dtype']}"
+    return (
+        f"{Path(metrics['target']['source']).name}{with_adapter} in {metrics['settings']['dtype']}"
+    )
 
 
 def _short(drafter: dict[str, Any]) -> str:
     """A drafter's name: a run's folder where it lies in one, as ``drafter`` or ``drafter_best``."""
     directory = Path(drafter["directory"])
-    run, which = directory.parent.name, {"drafter": "", "drafter_best": " (best)"}.get(directory.name)
+    run = directory.parent.name
+    which = {"drafter": "", "drafter_best": " (best)"}.get(directory.name)
     return f"{run}{which}" if run and which is not None else str(drafter["label"])
 
 
@@ -145,9 +170,17 @@ def _laid_out(blocks: dict[float, Methods]) -> tuple[list[str], list[list[str]]]
     """Headings and rows; speed-up has a column where any was timed."""
     present = [column for methods in blocks.values() for row in methods.values() for column in row]
     titles = [suite.title for suite in SUITES.values()]
-    order = sorted(dict.fromkeys(present), key=lambda one: titles.index(one) if one in titles else len(titles))
-    timed = any(cell.speedup for methods in blocks.values() for row in methods.values() for cell in row.values())
-    headings, rows = ["Temperature", "Method"], []
+    order = sorted(
+        dict.fromkeys(present), key=lambda one: titles.index(one) if one in titles else len(titles)
+    )
+    timed = any(
+        cell.speedup
+        for methods in blocks.values()
+        for row in methods.values()
+        for cell in row.values()
+    )
+    headings = ["Temperature", "Method"]
+    rows = []
     for column in [*order, "Mean"]:
         headings += [f"{column} speed-up", f"{column} τ"] if timed else [f"{column} τ"]
     for temperature, methods in blocks.items():
@@ -178,14 +211,21 @@ def _notes(found: Sequence[dict[str, Any]]) -> list[str]:
     columns: dict[str, str] = {}
     for metrics in found:
         settings = metrics["settings"]
-        about = suite_notes(settings["suite"]) if settings.get("suite") else [f"{_column(settings)}."]
+        about = (
+            suite_notes(settings["suite"]) if settings.get("suite") else [f"{_column(settings)}."]
+        )
         prompts = how_many(metrics["results"][0]["prompts"], "prompt")
-        columns.setdefault(_column(settings), f"{about[0]} {prompts}, at most {settings['max_new_tokens']} new tokens.")
+        columns.setdefault(
+            _column(settings),
+            f"{about[0]} {prompts}, at most {settings['max_new_tokens']} new tokens.",
+        )
     machines = dict.fromkeys(
         f"{' and '.join(one['gpus']) if one['gpus'] else one['cpu']}, torch {one['versions']['torch']}"
         for one in (metrics["provenance"] for metrics in found)
     )
-    timed = any(one["speedup"] for metrics in found for one in (*metrics["results"], *metrics["baselines"]))
+    timed = any(
+        one["speedup"] for metrics in found for one in (*metrics["results"], *metrics["baselines"])
+    )
     lead = "Speed-up over plain decoding in the same process, on" if timed else "Measured on"
     return [*columns.values(), f"{lead} {'; '.join(machines)}."]
 
@@ -207,7 +247,9 @@ def latex(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     for temperature, method, *cells in rows:
         lines += ["\\midrule"] if temperature != before else []
         shown = [cell.replace("x", "$\\times$") for cell in cells]
-        lines.append(f"{temperature if temperature != before else ''} & {_escaped(method)} & {' & '.join(shown)} \\\\")
+        lines.append(
+            f"{temperature if temperature != before else ''} & {_escaped(method)} & {' & '.join(shown)} \\\\"
+        )
         before = temperature
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 

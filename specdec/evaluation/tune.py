@@ -50,7 +50,8 @@ def tune(config: TuneConfig) -> None:
     Raises:
         ValueError: something given is wrong; nothing is written then.
     """
-    sizes, shapes = sorted({*config.batch_sizes}), [parse_shape(text) for text in config.shape]
+    sizes = sorted({*config.batch_sizes})
+    shapes = [parse_shape(text) for text in config.shape]
     if not sizes:
         raise ValueError("batch_sizes []: name at least one")
     prompts = config.load_prompts()
@@ -74,19 +75,29 @@ def tune(config: TuneConfig) -> None:
             results.sort(key=lambda one: -one["speedup"])
             recommended = results[0]["shape"] if results[0]["speedup"] > 1 else None
             batches.append({"batch": batch, "recommended": recommended, "results": results})
-            chains = [one for one in results if isinstance(parse_shape(one["shape"]), Chain) and one["speedup"] > 1]
+            chains = [
+                one
+                for one in results
+                if isinstance(parse_shape(one["shape"]), Chain) and one["speedup"] > 1
+            ]
             fastest[batch] = parse_shape(chains[0]["shape"]).depth if chains else 0
         found: dict[str, Any] = {
-            "break_even": next((one["batch"] for one in batches if one["recommended"] is None), None),
+            "break_even": next(
+                (one["batch"] for one in batches if one["recommended"] is None), None
+            ),
             "batches": batches,
             "drafter": drafter_facts(config.drafter, pair),
             "skipped": [one._asdict() for one in skipped.values()],
             **config.context(pair.target, prompts),
         }
         context = {name: found[name] for name in ("drafter", "target", "settings", "provenance")}
-        tables = [ReportTable(f"Batch size {one['batch']}", _HEADINGS, _rows(one)) for one in batches]
+        tables = [
+            ReportTable(f"Batch size {one['batch']}", _HEADINGS, _rows(one)) for one in batches
+        ]
         notes = _notes(found)
-        left_out = ReportTable("Prompts left out", ["Prompt", "Reason"], [[*one] for one in skipped.values()], left=2)
+        left_out = ReportTable(
+            "Prompts left out", ["Prompt", "Reason"], [[*one] for one in skipped.values()], left=2
+        )
         write_report(folder / "report.md", "Tuning", notes, "", [*tables, left_out], context)
         write_json(folder / "tune.json", found)
         write_json(folder / SCHEDULE, schedules(fastest))
@@ -101,15 +112,29 @@ def schedules(fastest: Mapping[int, int]) -> dict[str, Any]:
     """
     sizes = sorted(fastest)
     ends = [*(size - 1 for size in sizes[1:]), sizes[-1]]
-    ranges = [[size if n else 1, end, fastest[size]] for n, (size, end) in enumerate(zip(sizes, ends, strict=True))]
-    vllm = {"num_speculative_tokens": max(fastest.values()), "num_speculative_tokens_per_batch_size": ranges}
+    ranges = [
+        [size if n else 1, end, fastest[size]]
+        for n, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    ]
+    vllm = {
+        "num_speculative_tokens": max(fastest.values()),
+        "num_speculative_tokens_per_batch_size": ranges,
+    }
     return {
         "vllm": vllm if any(fastest.values()) else None,
         "sglang": {str(size): {"candidate_steps": [fastest[size]]} for size in sizes},
     }
 
 
-_HEADINGS = ("Draft shape", "Acceptance length", "Drafting", "Verification", "Tokens/s", "Plain tokens/s", "Speed-up")
+_HEADINGS = (
+    "Draft shape",
+    "Acceptance length",
+    "Drafting",
+    "Verification",
+    "Tokens/s",
+    "Plain tokens/s",
+    "Speed-up",
+)
 
 
 def _rows(batch: dict[str, Any]) -> list[list[str]]:
@@ -129,8 +154,12 @@ def _notes(found: dict[str, Any]) -> list[str]:
     compiled = str(found["settings"]["compile"]).lower()
     lines = []
     for batch in found["batches"]:
-        chosen = f"--shape {batch['recommended']} --compile {compiled} --batch_size {batch['batch']}"
-        lines.append(f"Batch size {batch['batch']}: {chosen if batch['recommended'] else 'plain decoding'}")
+        chosen = (
+            f"--shape {batch['recommended']} --compile {compiled} --batch_size {batch['batch']}"
+        )
+        lines.append(
+            f"Batch size {batch['batch']}: {chosen if batch['recommended'] else 'plain decoding'}"
+        )
     last = found["batches"][-1]
     pays = f"Drafting does not pay from batch size: {found['break_even'] or 'none up to ' + str(last['batch'])}"
     return [*lines, pays, *few_prompts(last["results"][0]["prompts"])]

@@ -10,7 +10,9 @@ from specdec.export.switches import ENGINES, Subject, lint, target_facts
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
-def planned_subject(config: DrafterConfig, hf_config: Any, train_embed: bool, train_head: bool) -> Subject:
+def planned_subject(
+    config: DrafterConfig, hf_config: Any, train_embed: bool, train_head: bool
+) -> Subject:
     """What engines will be given of a drafter once it is trained.
 
     Args:
@@ -37,7 +39,8 @@ def unserved(subject: Subject) -> dict[str, str]:
     if type(subject.config.attention) is TargetLayer:
         return {}
     reasons = {
-        engine: "; ".join(f"{switch.name}: {reason}" for switch, reason in lint(subject, engine)) for engine in ENGINES
+        engine: "; ".join(f"{switch.name}: {reason}" for switch, reason in lint(subject, engine))
+        for engine in ENGINES
     }
     return {engine: text for engine, text in reasons.items() if text}
 

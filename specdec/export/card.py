@@ -38,7 +38,9 @@ AXES = (
 EVALUATED = ("results", "settings", "target", "provenance")  # of metrics.json
 
 
-def evaluations(directory: Path, record: Record, given: Sequence[Path] = ()) -> list[dict[str, Any]]:
+def evaluations(
+    directory: Path, record: Record, given: Sequence[Path] = ()
+) -> list[dict[str, Any]]:
     """The evaluations that a card quotes: those ``given``, else those of these weights in the folder around
     ``directory`` and the folders in it.
 
@@ -46,14 +48,18 @@ def evaluations(directory: Path, record: Record, given: Sequence[Path] = ()) -> 
         ValueError: one that is given cannot be read, or is of another drafter, in any bit, dtype or target.
     """
     around = directory.resolve().parent
-    places = given or sorted(path.parent for path in (*around.glob("metrics.json"), *around.glob("*/metrics.json")))
+    places = given or sorted(
+        path.parent for path in (*around.glob("metrics.json"), *around.glob("*/metrics.json"))
+    )
     found = []
     for place in places:
         metrics = read_json(place / "metrics.json")
         wrong = _wrong(metrics if isinstance(metrics, dict) else {}, record)
         if wrong and given:
             of = metrics.get("drafter", {}).get("directory") if isinstance(metrics, dict) else None
-            raise ValueError(f"{place / 'metrics.json'}: not an evaluation of this {wrong} ({of}): evaluate again")
+            raise ValueError(
+                f"{place / 'metrics.json'}: not an evaluation of this {wrong} ({of}): evaluate again"
+            )
         if not wrong:
             found.append({name: metrics[name] for name in EVALUATED})
     return found
@@ -61,12 +67,17 @@ def evaluations(directory: Path, record: Record, given: Sequence[Path] = ()) -> 
 
 def _wrong(metrics: Record, record: Record) -> str | None:
     """What an evaluation is not of."""
-    of, config = metrics.get("drafter", {}), record["drafter"]
+    of = metrics.get("drafter", {})
+    config = record["drafter"]
     if metrics.get("target", {}).get("fingerprint") != record["target"]["fingerprint"]:
         return "target"
     if of.get("weights_sha256") != record["drafter_sha256"]:
         return "drafter's weights"
-    return None if canonical({name: of.get(name) for name in config}) == canonical(config) else "drafter"
+    return (
+        None
+        if canonical({name: of.get(name) for name in config}) == canonical(config)
+        else "drafter"
+    )
 
 
 def trained(directory: Path) -> Record | None:
@@ -74,19 +85,33 @@ def trained(directory: Path) -> Record | None:
     run = directory.resolve().parent
     resumed = len([*run.glob("config.*.yaml")])
     mark = f".{resumed}" if resumed else ""
-    config, provenance = run / f"config{mark}.yaml", run / f"provenance{mark}.json"
-    if directory.resolve().name not in ("drafter", "drafter_best") or not (config.is_file() and provenance.is_file()):
+    config = run / f"config{mark}.yaml"
+    provenance = run / f"provenance{mark}.json"
+    if directory.resolve().name not in ("drafter", "drafter_best") or not (
+        config.is_file() and provenance.is_file()
+    ):
         return None
-    full, made, done = load_yaml(read_yaml_text(config), config), read_json(provenance), run / "DONE.json"
-    data, trainer = full["data"].get("init_args", {}), full["trainer"]
-    chosen = read_json(directory / "config.json").get("chosen_by")  # of the best one, beside the last
-    figures = [chosen.get(name) for name in ("step", "mean")] if isinstance(chosen, dict) else [chosen]
+    full = load_yaml(read_yaml_text(config), config)
+    made = read_json(provenance)
+    done = run / "DONE.json"
+    data = full["data"].get("init_args", {})
+    trainer = full["trainer"]
+    # of the best one, beside the last
+    chosen = read_json(directory / "config.json").get("chosen_by")
+    figures = (
+        [chosen.get(name) for name in ("step", "mean")] if isinstance(chosen, dict) else [chosen]
+    )
     if chosen is not None and list(map(type, figures)) != [int, float]:
         raise ValueError(
             f"{directory / 'config.json'}: chosen_by is not as specdec fit writes it: remove it from there"
         )
     steps = chosen["step"] if chosen else read_json(done)["steps"] if done.is_file() else None
-    factors = [steps, data.get("batch_size"), data.get("seq_len"), trainer["accumulate_grad_batches"]]
+    factors = [
+        steps,
+        data.get("batch_size"),
+        data.get("seq_len"),
+        trainer["accumulate_grad_batches"],
+    ]
     factors += [trainer["devices"], trainer["num_nodes"]]
     tokens = 1
     for factor in factors:
@@ -105,7 +130,11 @@ def _paths(sources: Any) -> list[str]:
     """Of ``data.train`` as a config has it: a path, a source of a mix, or a list of these."""
     if isinstance(sources, dict):
         return _paths(sources["source"])
-    return [sources] if isinstance(sources, str) else [path for source in sources for path in _paths(source)]
+    return (
+        [sources]
+        if isinstance(sources, str)
+        else [path for source in sources for path in _paths(source)]
+    )
 
 
 def hub_id(source: str) -> str | None:
@@ -117,7 +146,9 @@ def hub_id(source: str) -> str | None:
     return source if "/" in source and not Path(source).exists() else None
 
 
-def card(record: Record, name: str, license: str | None = None, base_model: str | None = None) -> ModelCard:
+def card(
+    record: Record, name: str, license: str | None = None, base_model: str | None = None
+) -> ModelCard:
     """The model card.
 
     Args:
@@ -126,7 +157,8 @@ def card(record: Record, name: str, license: str | None = None, base_model: str 
         base_model: the target's name on the Hub, where it was loaded from elsewhere.
     """
     config = DrafterConfig.from_json(record["drafter"])
-    base, method = base_model or hub_id(record["target"]["source"]), Subject(config, False, False, False).method
+    base = base_model or hub_id(record["target"]["source"])
+    method = Subject(config, False, False, False).method
     sources = [HUB_NAME.fullmatch(source) for source in (record["training"] or {}).get("data", ())]
     datasets = [found[1] for found in sources if found and not Path(found[1]).exists()]
     results = [each for one in record["evaluations"] for each in _results(one)]
@@ -161,7 +193,9 @@ def _results(metrics: Record) -> Iterator[EvalResult]:
     """Acceptance length and speed-up of every draft shape, as the Hub's ``model-index`` has them."""
     settings = metrics["settings"]
     hub = HUB_NAME.fullmatch(settings["prompts"][0]) if len(settings["prompts"]) == 1 else None
-    source = dict(zip(("revision", "config", "split"), hub.groups()[1:], strict=True)) if hub else {}
+    source = (
+        dict(zip(("revision", "config", "split"), hub.groups()[1:], strict=True)) if hub else {}
+    )
     dataset: dict[str, Any] = {
         "dataset_type": hub[1] if hub else "-".join(map(stem, settings["prompts"])),
         "dataset_name": _prompts(settings),
@@ -177,12 +211,18 @@ def _results(metrics: Record) -> Iterator[EvalResult]:
         of = f"{result['shape']}, temperature {drawn:g}" if drawn else result["shape"]
         speedup = {"mean": result["speedup"], **(result["speedup_interval"] or {})}
         for kind, title, found in (
-            ("acceptance_length", f"Acceptance length, bonus token included, {of}", result["acceptance_length"]),
+            (
+                "acceptance_length",
+                f"Acceptance length, bonus token included, {of}",
+                result["acceptance_length"],
+            ),
             ("speedup", f"Speed-up over plain decoding, {of}", speedup),
         ):
             if found["mean"] is None:
                 continue
-            ends = {end: round(found[end], 4) for end in ("low", "high") if found.get(end) is not None}
+            ends = {
+                end: round(found[end], 4) for end in ("low", "high") if found.get(end) is not None
+            }
             yield EvalResult(
                 task_type="text-generation", task_name="Speculative decoding", **dataset, metric_type=kind,
                 metric_value=round(found["mean"], 4), metric_name=f"{title}{_brackets(found)}",
@@ -193,12 +233,16 @@ def _results(metrics: Record) -> Iterator[EvalResult]:
 def _prompts(settings: Record) -> str:
     if suite := settings.get("suite"):
         return f"{suite['title']} ({suite['published'] or 'other rows than the published'})"
-    return ", ".join(path if HUB_NAME.fullmatch(path) else Path(path).name for path in settings["prompts"])
+    return ", ".join(
+        path if HUB_NAME.fullmatch(path) else Path(path).name for path in settings["prompts"]
+    )
 
 
 def _device(provenance: Record) -> str:
     gpus = provenance["gpus"]
-    return f"{len(gpus)} x {gpus[0]}" if gpus else f"{provenance['cpu']}, {provenance['cores']} cores"
+    return (
+        f"{len(gpus)} x {gpus[0]}" if gpus else f"{provenance['cpu']}, {provenance['cores']} cores"
+    )
 
 
 def _brackets(found: Record) -> str:
@@ -206,7 +250,8 @@ def _brackets(found: Record) -> str:
 
 
 def _body(record: Record, config: DrafterConfig, name: str, target: str) -> Iterator[str]:
-    identity, method = record["target"], Subject(config, False, False, False).method
+    identity = record["target"]
+    method = Subject(config, False, False, False).method
     yield f"""# {_generation(config)} drafter for {hub_id(target) or Path(target).name}
 
 A draft model for speculative decoding: it reads hidden states of `{target}` and proposes its next tokens, which that
@@ -223,7 +268,9 @@ model verifies, so that what is said is the target's own. It is no language mode
     yield f"| Draft vocabulary | {config.draft_vocab_size:,} of {config.vocab_size:,} tokens |\n\n## Use\n"
     if "exported_as" in record:
         chosen = FORMATS[record["exported_as"]]
-        source = TargetSource(target, identity["revision"], trust_remote_code=identity["trust_remote_code"])
+        source = TargetSource(
+            target, identity["revision"], trust_remote_code=identity["trust_remote_code"]
+        )
         subject = Subject(config, False, False, False, str(record["target"].get("architecture")))
         line = chosen.command(name, subject, source, record["draft_tokens"])
         yield (
@@ -235,7 +282,9 @@ model verifies, so that what is said is the target's own. It is no language mode
     else:
         of = f"--target {target} --drafter {name}"
         export = f"specdec export {of} --out served"
-        served = f"specdec serve {of}                # in vLLM\n{export}  # for vLLM, or --format sglang"
+        served = (
+            f"specdec serve {of}                # in vLLM\n{export}  # for vLLM, or --format sglang"
+        )
         if isinstance(config.attention, TargetLayer):
             served = f"{export} --format mtp  # a copy of the target with it, for vLLM"
         yield (
@@ -256,10 +305,19 @@ model verifies, so that what is said is the target's own. It is no language mode
     yield "## Limits\n\n- It drafts for this target; a fine-tune of it accepts less, which has to be measured."
     if config.draft_vocab_size < config.vocab_size:
         yield "- Tokens outside the draft vocabulary are never proposed."
-    if min((each["prompts"] for one in record["evaluations"] for each in one["results"]), default=99) < FEW_PROMPTS:
+    if (
+        min(
+            (each["prompts"] for one in record["evaluations"] for each in one["results"]),
+            default=99,
+        )
+        < FEW_PROMPTS
+    ):
         yield f"- Measured on fewer than {FEW_PROMPTS} prompts: intervals are wide, and hold a little less than 95 %."
     if (
-        most := max((each["looping_share"] for one in record["evaluations"] for each in one["results"]), default=0)
+        most := max(
+            (each["looping_share"] for one in record["evaluations"] for each in one["results"]),
+            default=0,
+        )
     ) >= LOOPING_SHARE:
         yield f"- Warning: up to {most:.0%} of the answers repeat themselves: quote the figures without loops."
     if identity["source"] == EMBEDDED:
@@ -274,20 +332,30 @@ def _measured(evaluations: Sequence[Record]) -> Iterator[str]:
     """A table for each way that evaluations were made in, with a row for each suite, temperature and draft shape."""
     alike: dict[str, list[Record]] = {}
     for metrics in evaluations:
-        settings, made = metrics["settings"], metrics["provenance"]
+        settings = metrics["settings"]
+        made = metrics["provenance"]
         how = (
             f"at most {settings['max_new_tokens']} new tokens, {settings['dtype']}, batch size "
             f"{settings['batch_size']}, {_device(made)}, torch {made['versions']['torch']}, {made['date'][:10]}"
         )
-        alike.setdefault(f"By `specdec evaluate`: {how}. Brackets: {settings['intervals']}.\n", []).append(metrics)
+        alike.setdefault(
+            f"By `specdec evaluate`: {how}. Brackets: {settings['intervals']}.\n", []
+        ).append(metrics)
     for how, group in alike.items():
         columns = "Temperature | Draft shape | Acceptance length | Speed-up | Identical outputs | Loops | Without loops"
         yield f"{how}\n| Prompts | Count | {columns} |\n|---|--:|--:|---|--:|--:|--:|--:|--:|"
         for metrics in group:
-            prompts, temperature = _prompts(metrics["settings"]), metrics["settings"]["sampling"]["temperature"]
+            prompts = _prompts(metrics["settings"])
+            temperature = metrics["settings"]["sampling"]["temperature"]
             for one in metrics["results"]:
-                length, speedup, compared = one["acceptance_length"], one["speedup"], one["compared_outputs"]
-                faster = "-" if speedup is None else f"{speedup:.2f}x{_brackets(one['speedup_interval'] or {})}"
+                length = one["acceptance_length"]
+                speedup = one["speedup"]
+                compared = one["compared_outputs"]
+                faster = (
+                    "-"
+                    if speedup is None
+                    else f"{speedup:.2f}x{_brackets(one['speedup_interval'] or {})}"
+                )
                 same = f"{one['identical_outputs']} of {compared}" if compared else "not compared"
                 others = one["acceptance_length_without_looping"]
                 without = f"{others['mean']:.2f}{_brackets(others)}" if others else "-"
@@ -307,14 +375,20 @@ def _training(training: Record | None) -> Iterator[str]:
     if training is None:
         yield "How it was trained is not recorded beside it.\n"
         return
-    steps = "an unknown number of steps" if training["steps"] is None else how_many(training["steps"], "step")
+    steps = (
+        "an unknown number of steps"
+        if training["steps"] is None
+        else how_many(training["steps"], "step")
+    )
     chosen = training.get("chosen_by")
     best = "" if chosen is None else (
         f" It is the one of its run's validations that decoded best: acceptance length {chosen['mean']:.2f}"
         f"{_brackets(chosen)} on validation prompts, which flatters it, as it was chosen by that figure."
     )  # fmt: skip
     tokens = f", {training['tokens']:,} tokens with padding" if training["tokens"] else ""
-    data = ", ".join(source if HUB_NAME.fullmatch(source) else Path(source).name for source in training["data"])
+    data = ", ".join(
+        source if HUB_NAME.fullmatch(source) else Path(source).name for source in training["data"]
+    )
     shares = [
         f"{part['name']} {part['share_of_rows']:.1%} of the rows and {part['share_of_supervised_tokens']:.1%} of the "
         "supervised tokens"

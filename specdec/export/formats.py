@@ -35,7 +35,13 @@ class DrafterCheckpoint(NamedTuple):
     @classmethod
     def of(cls, directory: Path | str, subject: Subject) -> Self:
         """That of a drafter's export."""
-        return cls(directory, subject.method, subject.architecture, subject.parallel, subject.config.recurrence.masks)
+        return cls(
+            directory,
+            subject.method,
+            subject.architecture,
+            subject.parallel,
+            subject.config.recurrence.masks,
+        )
 
     def drafts(self, asked: int | None) -> int:
         """The drafts of a pass; see :func:`drafts_of`."""
@@ -62,24 +68,35 @@ class Format:
 
     name: ClassVar[str] = "vllm"
     engine: ClassVar[str] = VLLM
-    first_layer: ClassVar[str] = "midlayer."  # of EAGLE-3, in the spelling that most versions of the engine know
+    # of EAGLE-3, in the spelling that most versions of the engine know
+    first_layer: ClassVar[str] = "midlayer."
 
     def check(self, subject: Subject) -> None:
         """Raise NotServable for what the engine cannot express, with each switch and why."""
-        if found := "; ".join(f"{switch.name}: {reason}" for switch, reason in lint(subject, self.engine)):
+        if found := "; ".join(
+            f"{switch.name}: {reason}" for switch, reason in lint(subject, self.engine)
+        ):
             raise NotServable(f"{self.engine} cannot serve this drafter: {found}")
 
     def needs(self, subject: Subject) -> str | None:
         """The engine's oldest release that has every switch in use, as far as that is known."""
-        found = {switch.cell(self.engine).since for switch in SWITCHES if switch.used(subject)} - {""}
-        return max(found, key=lambda version: [int(part) for part in version.split(".")], default=None)
+        found = {switch.cell(self.engine).since for switch in SWITCHES if switch.used(subject)} - {
+            ""
+        }
+        return max(
+            found, key=lambda version: [int(part) for part in version.split(".")], default=None
+        )
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
         """The whole ``config.json``; some formats name the target in it and the drafts a pass."""
         written = keys.write(
-            subject.config, subject.method, unbounded=subject.narrowed, own_rope=subject.rope_is_changed
+            subject.config,
+            subject.method,
+            unbounded=subject.narrowed,
+            own_rope=subject.rope_is_changed,
         )
-        if EMBEDDING in subject.shared:  # EAGLE's own code then reads the target's embedding, if this key is absent
+        # EAGLE's own code then reads the target's embedding, if this key is absent
+        if EMBEDDING in subject.shared:
             written.pop("target_hidden_size")
         return {"architectures": self.architectures(subject), **written}
 
@@ -97,7 +114,11 @@ class Format:
         if subject.config.norms.query_key:
             return ["Eagle3Qwen3ForCausalLM"]
         config = subject.config  # of a window, SGLang would know by a flag alone
-        shared = not any(lint(subject, SGLANG)) and config.num_layers == 1 and config.attention_window == "full"
+        shared = (
+            not any(lint(subject, SGLANG))
+            and config.num_layers == 1
+            and config.attention_window == "full"
+        )
         return ["LlamaForCausalLMEagle3" if shared else "Eagle3LlamaForCausalLM"]
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
@@ -109,26 +130,44 @@ class Format:
                 continue
             theirs = tensors.translate(name, rows)
             if theirs is None:
-                raise NotServable(f"{self.engine} cannot serve this drafter: it has no place for the weights {name}")
+                raise NotServable(
+                    f"{self.engine} cannot serve this drafter: it has no place for the weights {name}"
+                )
             if theirs == tensors.MASK:
-                theirs, value = theirs.removesuffix(".weight"), value.reshape(1, 1, -1)
-            made[theirs.replace("layers.0.", self.first_layer) if subject.method == "eagle3" else theirs] = value
-        if subject.config.attention_bias == "qkv" and subject.method != "eagle" and not _is_qwen3(subject):
+                theirs = theirs.removesuffix(".weight")
+                value = value.reshape(1, 1, -1)
+            made[
+                theirs.replace("layers.0.", self.first_layer)
+                if subject.method == "eagle3"
+                else theirs
+            ] = value
+        if (
+            subject.config.attention_bias == "qkv"
+            and subject.method != "eagle"
+            and not _is_qwen3(subject)
+        ):
             outputs = [name for name in made if name.endswith("self_attn.o_proj.weight")]
-            made |= {name.replace(".weight", ".bias"): made[name].new_zeros(len(made[name])) for name in outputs}
+            made |= {
+                name.replace(".weight", ".bias"): made[name].new_zeros(len(made[name]))
+                for name in outputs
+            }
         if not drafter.vocab.complete:
             ids_D = drafter.vocab.target_ids_D
             made[tensors.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
             made[tensors.TARGET_TO_DRAFT] = drafter.vocab.draft_ids_V >= 0
         return {name: value.detach().cpu().contiguous() for name, value in made.items()}
 
-    def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
+    def command(
+        self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int
+    ) -> str:
         """The line that serves the target with the drafter, a chain of drafts a pass.
 
         vLLM's second model runner hands every drafter of method eagle3 fused states, whatever its config says.
         """
         drafter = DrafterCheckpoint.of(directory, subject)
-        arguments = vllm_arguments(from_anywhere(target), drafter, draft_tokens, configured_python())
+        arguments = vllm_arguments(
+            from_anywhere(target), drafter, draft_tokens, configured_python()
+        )
         line = shlex.join(["vllm", *arguments])
         last_state = subject.method == "eagle3" and not subject.config.fusion.mixes
         return f"VLLM_USE_V2_MODEL_RUNNER=0 {line}" if last_state else line
@@ -147,7 +186,10 @@ def from_anywhere(target: TargetSource) -> TargetSource:
 
 
 def vllm_arguments(
-    target: TargetSource, drafter: DrafterCheckpoint | None = None, draft_tokens: int = 0, python: str | None = None
+    target: TargetSource,
+    drafter: DrafterCheckpoint | None = None,
+    draft_tokens: int = 0,
+    python: str | None = None,
 ) -> list[str]:
     """The arguments of ``vllm`` for a target, alone or with a drafter, whose method it would guess from the path; with
     one, what the target's architecture needs for that, as the vLLM of ``python`` has it."""
@@ -176,19 +218,29 @@ class SglangFormat(Format):
         """SGLang's class first; of two vLLM takes the one that it knows."""
         if subject.method == "eagle":
             return ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
-        return ["Eagle3DeepseekV2ForCausalLM" if type(subject.config.attention) is MLA else "LlamaForCausalLMEagle3"]
+        return [
+            "Eagle3DeepseekV2ForCausalLM"
+            if type(subject.config.attention) is MLA
+            else "LlamaForCausalLMEagle3"
+        ]
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
         """EAGLE-1's bias, a zero one too; further layers' input norms under both engines' names."""
         made = super().tensors(drafter, subject)
         if subject.method == "eagle":
-            made.setdefault("fc.bias", torch.zeros(subject.config.hidden_size, dtype=made["fc.weight"].dtype))
+            made.setdefault(
+                "fc.bias", torch.zeros(subject.config.hidden_size, dtype=made["fc.weight"].dtype)
+            )
             return made
         for i in range(1, subject.config.num_layers):
-            made[f"layers.{i}.hidden_norm.weight"] = made[f"layers.{i}.input_layernorm.weight"].clone()
+            made[f"layers.{i}.hidden_norm.weight"] = made[
+                f"layers.{i}.input_layernorm.weight"
+            ].clone()
         return made
 
-    def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
+    def command(
+        self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int
+    ) -> str:
         """A chain, which is what vLLM drafts too; a larger ``--speculative-eagle-topk`` makes it a tree."""
         arguments = {
             "model-path": from_anywhere(target).servable(),
@@ -201,12 +253,23 @@ class SglangFormat(Format):
         if subject.config.attention_window != "full":
             arguments["speculative-draft-window-size"] = subject.config.attention_window
         line = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in arguments.items())
-        return f"python -m sglang.launch_server {line}" + " --trust-remote-code" * target.trust_remote_code
+        return (
+            f"python -m sglang.launch_server {line}"
+            + " --trust-remote-code" * target.trust_remote_code
+        )
 
 
-LAYER, SPECULATORS_VERSION = "transformer_layer_config", "0.9.0"
+LAYER = "transformer_layer_config"
+SPECULATORS_VERSION = "0.9.0"
 # of the flat keys, those that stand at the top in the speculators format; the others describe the layer
-TOP = {"draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"}
+TOP = {
+    "draft_vocab_size",
+    "target_hidden_size",
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+}
 TOP |= {keys.IDS, keys.AUX, "tie_word_embeddings", "mask_token_id", "block_size"}
 
 
@@ -218,7 +281,9 @@ class SpeculatorsFormat(Format):
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
         """As the base; and the token embedding, which the library would leave uninitialised."""
-        return super().tensors(drafter, subject) | {EMBEDDING: drafter.embed_tokens.weight.detach().cpu().contiguous()}
+        return super().tensors(drafter, subject) | {
+            EMBEDDING: drafter.embed_tokens.weight.detach().cpu().contiguous()
+        }
 
     def needs(self, subject: Subject) -> str | None:
         """As the base; earlier releases drop fc_norm and norm_output from this format without a word."""
@@ -241,15 +306,26 @@ class SpeculatorsFormat(Format):
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
         """The layer's config apart, the drafter's switches at the top, and the target by name."""
-        flat = keys.write(subject.config, subject.method, unbounded=subject.narrowed, own_rope=subject.rope_is_changed)
-        kind, name = ("peagle", "PEagleSpeculator") if subject.parallel else ("eagle3", "Eagle3Speculator")
+        flat = keys.write(
+            subject.config,
+            subject.method,
+            unbounded=subject.narrowed,
+            own_rope=subject.rope_is_changed,
+        )
+        kind, name = (
+            ("peagle", "PEagleSpeculator") if subject.parallel else ("eagle3", "Eagle3Speculator")
+        )
         top = {key: value for key, value in flat.items() if key in TOP}
         if subject.method == "dflash":
-            kind, name = "dflash", "DFlashSpeculator"
-            ids, token = list(subject.config.aux_layers), flat.pop("dflash_config")["mask_token_id"]
+            kind = "dflash"
+            name = "DFlashSpeculator"
+            ids = list(subject.config.aux_layers)
+            token = flat.pop("dflash_config")["mask_token_id"]
             top |= {keys.AUX: ids, "mask_token_id": token}
-        layer = {key: value for key, value in flat.items() if key not in TOP | {"eagle_config"}}  # SGLang's
-        if subject.parallel:  # vLLM 0.32 hands these on from the layer alone, the library reads them at the top
+        # SGLang's
+        layer = {key: value for key, value in flat.items() if key not in TOP | {"eagle_config"}}
+        # vLLM 0.32 hands these on from the layer alone, the library reads them at the top
+        if subject.parallel:
             layer |= {key: flat[key] for key in ("fc_norm", "norm_output")}
         proposal = {"proposal_type": "greedy", "speculative_tokens": draft_tokens}
         proposal |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
@@ -264,20 +340,31 @@ class SpeculatorsFormat(Format):
                 "default_proposal_method": "greedy",
                 "proposal_methods": [proposal],
                 "verifier": {
-                    "name_or_path": str(Path(target).resolve()) if Path(target).is_dir() else target,
+                    "name_or_path": str(Path(target).resolve())
+                    if Path(target).is_dir()
+                    else target,
                     "architectures": [subject.architecture],
                 },
             },
         }
 
-    def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
+    def command(
+        self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int
+    ) -> str:
         """The checkpoint names target, method and number of drafts itself."""
         return shlex.join(
-            ["vllm", "serve", directory, *target_flags(subject.architecture, subject.method, configured_python())]
+            [
+                "vllm",
+                "serve",
+                directory,
+                *target_flags(subject.architecture, subject.method, configured_python()),
+            ]
         )
 
 
-FORMATS: dict[str, Format] = {each.name: each for each in (Format(), SpeculatorsFormat(), SglangFormat())}
+FORMATS: dict[str, Format] = {
+    each.name: each for each in (Format(), SpeculatorsFormat(), SglangFormat())
+}
 
 
 def flat(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -286,7 +373,9 @@ def flat(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         return raw
     kind = raw.get("speculators_model_type")
     if kind not in ("eagle3", "peagle", "dflash"):
-        raise ValueError(f"speculators_model_type is {kind!r}; only eagle3, peagle and dflash can be read")
+        raise ValueError(
+            f"speculators_model_type is {kind!r}; only eagle3, peagle and dflash can be read"
+        )
     if not isinstance(raw.get(LAYER), Mapping):
         raise ValueError(f"{LAYER} is missing")
     if "norm_before_residual" not in raw and kind == "eagle3":

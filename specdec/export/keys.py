@@ -21,11 +21,16 @@ from specdec.utils.numbers import MOST_LAYERS
 
 log = logging.getLogger(__name__)
 
-IDS, AUX = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"  # the second of speculators' DFlash
-FULL, SLIDING = "full_attention", "sliding_attention"
+# the second of speculators' DFlash
+IDS = "eagle_aux_hidden_state_layer_ids"
+AUX = "aux_hidden_state_layer_ids"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 UNBOUNDED = 2**30  # a window longer than any text; sums of it and positions stay in 32 bits
-TARGET_LAYERS = "target_layer_count"  # what vLLM takes from a layer's number before it looks into layer_types
-OWNER = "owner"  # in a rope block, a word that no engine reads, for a block that is not the target's
+# what vLLM takes from a layer's number before it looks into layer_types
+TARGET_LAYERS = "target_layer_count"
+# in a rope block, a word that no engine reads, for a block that is not the target's
+OWNER = "owner"
 Raw = Mapping[str, Any]
 
 
@@ -67,7 +72,9 @@ def _flag(key: str, field: str, on: Any, *spellings: str) -> KeyRow:
 
     def read(raw: Raw, hf: Any) -> dict[str, Any]:
         nested = raw.get("eagle_config") or {}
-        values = [holder[name] for holder in (nested, raw) for name in (key, *spellings) if name in holder]
+        values = [
+            holder[name] for holder in (nested, raw) for name in (key, *spellings) if name in holder
+        ]
         if odd := [value for value in values if not isinstance(value, bool | None)]:
             raise ValueError(f"{key} is {odd[0]!r}, wanted true or false")
         return {field: on} if values and values[0] else {}
@@ -92,8 +99,12 @@ def _attention_bias(raw: Raw, hf: Any) -> dict[str, Any]:
     if odd := [key for key, value in flags.items() if not isinstance(value, bool | None)]:
         raise ValueError(f"{odd[0]} is {flags[odd[0]]!r}, wanted true or false")
     if flags["attention_bias"] and flags["qkv_bias"] is False:
-        raise ValueError("attention_bias is true and qkv_bias false; drafters here have no bias on the output alone")
-    return {"attention_bias": True if flags["attention_bias"] else "qkv" if flags["qkv_bias"] else False}
+        raise ValueError(
+            "attention_bias is true and qkv_bias false; drafters here have no bias on the output alone"
+        )
+    return {
+        "attention_bias": True if flags["attention_bias"] else "qkv" if flags["qkv_bias"] else False
+    }
 
 
 def _logit_scale(raw: Raw, hf: Any) -> dict[str, Any]:
@@ -108,7 +119,9 @@ def _window(raw: Raw, hf: Any) -> dict[str, Any]:
     if kinds == {FULL}:
         return {"attention_window": "full"}
     if kinds != {SLIDING}:
-        raise ValueError(f"layer_types are {sorted(kinds)}; drafters here have one kind for all layers")
+        raise ValueError(
+            f"layer_types are {sorted(kinds)}; drafters here have one kind for all layers"
+        )
     window = raw.get("sliding_window")
     return {"attention_window": "full" if window == UNBOUNDED else window}
 
@@ -117,7 +130,8 @@ def _rope(raw: Raw, hf: Any) -> dict[str, Any]:
     return {"rope": {key: value for key, value in rope_parameters(hf).items() if key != OWNER}}
 
 
-MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")  # as vLLM looks for them
+# as vLLM looks for them
+MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 
 
 def _mask_token(raw: Raw) -> int | None:
@@ -135,24 +149,43 @@ def _mask(raw: Raw, hf: Any) -> dict[str, Any]:
 def _dflash_config(config: DrafterConfig) -> dict[str, Any]:
     """What DFlash adds to Qwen3's config; ids are of layers' outputs."""
     token = config.recurrence.mask_token_id  # type: ignore[attr-defined]
-    return {"mask_token_id": token, "target_layer_ids": [b - 1 for b in config.aux_layers], "causal": False}
+    return {
+        "mask_token_id": token,
+        "target_layer_ids": [b - 1 for b in config.aux_layers],
+        "causal": False,
+    }
 
 
 def _block(raw: Raw, hf: Any) -> dict[str, Any]:
     """ValueError for what a published block drafter may have and drafters here have not."""
     inner = raw.get("dflash_config") or {}
-    odd = [key for key in ("causal", "use_swa", "sample_from_anchor", "attention_sink_bias") if inner.get(key)]
+    odd = [
+        key
+        for key in ("causal", "use_swa", "sample_from_anchor", "attention_sink_bias")
+        if inner.get(key)
+    ]
     if odd or raw.get("is_causal"):
-        raise ValueError(f"dflash_config: {(odd or ['is_causal'])[0]} is on; block drafters here have no such thing")
+        raise ValueError(
+            f"dflash_config: {(odd or ['is_causal'])[0]} is on; block drafters here have no such thing"
+        )
     if raw.get("is_neox_style", True) is not True:
         raise ValueError("is_neox_style is not the default; block drafters here have no such thing")
-    if inner.get("attention_value_scale", 1.0) not in (1.0, None) or inner.get("use_aux_hidden_state", True) is False:
-        raise ValueError("dflash_config: attention_value_scale or use_aux_hidden_state is not the default")
+    if (
+        inner.get("attention_value_scale", 1.0) not in (1.0, None)
+        or inner.get("use_aux_hidden_state", True) is False
+    ):
+        raise ValueError(
+            "dflash_config: attention_value_scale or use_aux_hidden_state is not the default"
+        )
     if (token := _mask_token(raw)) is None:
-        raise ValueError("a block drafter (DFlash) has a mask: it lacks dflash_config.mask_token_id")
+        raise ValueError(
+            "a block drafter (DFlash) has a mask: it lacks dflash_config.mask_token_id"
+        )
     size = raw.get("block_size")
     if type(size) is not int or size < 2:
-        raise ValueError(f"block_size is {size!r:.60}, wanted the nodes of a block, a whole number above 1")
+        raise ValueError(
+            f"block_size is {size!r:.60}, wanted the nodes of a block, a whole number above 1"
+        )
     return {"recurrence": MaskBlock(token, masks=size - 1)}
 
 
@@ -164,7 +197,8 @@ def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
     return {"use_aux_hidden_state": True, **ids}
 
 
-RANKS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")  # of MLA
+# of MLA
+RANKS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 def _latent(raw: Raw, hf: Any) -> dict[str, Any]:
@@ -252,7 +286,9 @@ DFLASH = (
 TABLES = {"eagle": EAGLE, "eagle3": EAGLE3, "dflash": DFLASH}
 
 
-def write(config: DrafterConfig, method: str, *, unbounded: bool = False, own_rope: bool = False) -> dict[str, Any]:
+def write(
+    config: DrafterConfig, method: str, *, unbounded: bool = False, own_rope: bool = False
+) -> dict[str, Any]:
     """Every key but ``architectures``.
 
     Args:
@@ -282,24 +318,37 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
     """
     if raw.get("fc_norm", raw.get("use_aux_norm")) and raw.get("norm_before_fc"):
         raise ValueError("fc_norm and norm_before_fc are both on; drafters here have one of them")
-    plain = {key: _in_a_text(value) for key, value in raw.items() if key in _READ and value is not None}
-    layers, most = plain.get("num_hidden_layers"), MOST_LAYERS  # of which transformers makes a list
+    plain = {
+        key: _in_a_text(value) for key, value in raw.items() if key in _READ and value is not None
+    }
+    # of which transformers makes a list
+    layers = plain.get("num_hidden_layers")
+    most = MOST_LAYERS
     if isinstance(layers, int) and layers > most:
         raise ValueError(f"num_hidden_layers is {layers}; drafters here have at most {most:,}")
     found: dict[str, Any] = {"attention_window": "full", "attention_sinks": 0}
     try:
-        if raw.get("kv_lora_rank") is not None:  # the width that is rotated, and as many keys as queries
-            plain |= {"head_dim": raw.get("qk_rope_head_dim"), "num_key_value_heads": plain.get("num_attention_heads")}
+        # the width that is rotated, and as many keys as queries
+        if raw.get("kv_lora_rank") is not None:
+            plain |= {
+                "head_dim": raw.get("qk_rope_head_dim"),
+                "num_key_value_heads": plain.get("num_attention_heads"),
+            }
         hf = (Qwen3Config if raw.get("model_type") == "qwen3" else LlamaConfig)(**plain)
         for row in TABLES[method] + LATENT + (PARALLEL if method == "eagle3" else ()):
             if row.read is not None:
                 found |= row.read(raw, hf)
-        if method == "eagle" and TARGET_LAYERS in raw:  # else vLLM's class fails, and others read no windows
+        # else vLLM's class fails, and others read no windows
+        if method == "eagle" and TARGET_LAYERS in raw:
             found |= _window(raw, hf)
     except (StrictDataclassError, TypeError, KeyError, ArithmeticError, AttributeError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"config.json is not one that transformers reads: {reason:.300}") from error
-    norms = {name.partition(".")[2]: found.pop(name) for name in list(found) if name.startswith("norms.")}
+        raise ValueError(
+            f"config.json is not one that transformers reads: {reason:.300}"
+        ) from error
+    norms = {
+        name.partition(".")[2]: found.pop(name) for name in list(found) if name.startswith("norms.")
+    }
     return found | {"norms": norms}
 
 
@@ -317,13 +366,18 @@ def reads_last_state(raw: Raw) -> bool:
         raise ValueError(f"eagle_config is {inner!r:.60}, wanted a table")
     value = inner.get("use_aux_hidden_state", True)
     if not isinstance(value, bool):
-        raise ValueError(f"eagle_config.use_aux_hidden_state is {value!r:.60}, wanted true or false")
+        raise ValueError(
+            f"eagle_config.use_aux_hidden_state is {value!r:.60}, wanted true or false"
+        )
     return not value
 
 
 def depends_on_length(rope: Raw) -> bool:
     """Whether a rope block rotates otherwise where ``max_position_embeddings`` is another."""
-    scaled = rope["rope_type"] in ("llama3", "yarn") and {"original_max_position_embeddings", "factor"} <= set(rope)
+    scaled = rope["rope_type"] in ("llama3", "yarn") and {
+        "original_max_position_embeddings",
+        "factor",
+    } <= set(rope)
     return rope["rope_type"] not in ("default", "linear") and not scaled
 
 
@@ -336,7 +390,10 @@ def reaching(config: DrafterConfig, positions: int) -> DrafterConfig:
 
 
 # what transformers is to read: nothing that it would act on beyond dimensions and rope
-_READ = {row.key for table in TABLES.values() for row in table if row.read is not None} | {"rope_theta", "rope_scaling"}
+_READ = {row.key for table in TABLES.values() for row in table if row.read is not None} | {
+    "rope_theta",
+    "rope_scaling",
+}
 _READ -= {"hidden_act", "layer_types", "dflash_config"} | {
     row.key for row in EAGLE3 if row.key.startswith(("norm_", "fc_norm"))
 }
@@ -345,14 +402,19 @@ _READ -= {"hidden_act", "layer_types", "dflash_config"} | {
 def block_boundaries(raw: Raw) -> tuple[int, ...]:
     """Those of a block drafter's flat ``config.json``, which names outputs of layers; or boundaries, in speculators."""
     inner = raw.get("dflash_config") or {}
-    outputs, ids = inner.get("target_layer_ids"), raw.get(AUX)
+    outputs = inner.get("target_layer_ids")
+    ids = raw.get(AUX)
     found = ids if outputs is None else outputs
     if not isinstance(found, list) or not found or not all(type(i) is int for i in found):
-        raise ValueError(f"dflash_config.target_layer_ids is {found!r}, wanted a list of whole numbers")
+        raise ValueError(
+            f"dflash_config.target_layer_ids is {found!r}, wanted a list of whole numbers"
+        )
     return tuple(found if outputs is None else [i + 1 for i in found])
 
 
-def boundaries(raw: Mapping[str, Any], num_target_layers: int, numbered: bool = False) -> tuple[int, ...]:
+def boundaries(
+    raw: Mapping[str, Any], num_target_layers: int, numbered: bool = False
+) -> tuple[int, ...]:
     """The boundaries that a flat ``config.json`` names, ascending, as engines concatenate them; by default EAGLE-3's.
 
     Args:
@@ -362,7 +424,9 @@ def boundaries(raw: Mapping[str, Any], num_target_layers: int, numbered: bool = 
     """
     inner = raw.get("eagle_config") or {}
     # the third is vLLM's second place, in its own numbering
-    top, outputs, layer_ids = raw.get(IDS), inner.get(IDS), inner.get("layer_ids")
+    top = raw.get(IDS)
+    outputs = inner.get(IDS)
+    layer_ids = inner.get("layer_ids")
     for ids in (top, outputs, layer_ids):
         if ids is not None and not (isinstance(ids, list) and all(type(i) is int for i in ids)):
             raise ValueError(f"{IDS} or layer_ids is {ids!r}, wanted a list of whole numbers")
@@ -371,7 +435,11 @@ def boundaries(raw: Mapping[str, Any], num_target_layers: int, numbered: bool = 
     ours = [i + (not meant) for i in outputs or ()]
     named = [sorted(ids) for ids in (top, layer_ids, ours) if ids]
     # a target of six layers or fewer has no usual ones
-    usual = list(Concat().default_layers(num_target_layers)) if num_target_layers > 6 or not named else []
+    usual = (
+        list(Concat().default_layers(num_target_layers))
+        if num_target_layers > 6 or not named
+        else []
+    )
     found = named[0] if named else usual
     where = "say which boundaries were trained with --aux_layers"
     if any(ids != found for ids in named):
@@ -381,7 +449,9 @@ def boundaries(raw: Mapping[str, Any], num_target_layers: int, numbered: bool = 
         )
     # a list of one kind alone is taken for what its place says, unless it is EAGLE-3's own in the other's numbering
     alone = outputs if outputs and not top and not layer_ids else None
-    shifted = (top and not outputs and [i + 1 for i in found] == usual) or (alone and sorted(alone) == usual)
+    shifted = (top and not outputs and [i + 1 for i in found] == usual) or (
+        alone and sorted(alone) == usual
+    )
     if shifted and not numbered:
         raise ValueError(
             f"{IDS} is {top or outputs} {'at the top' if top else 'in eagle_config'}: EAGLE-3's {usual}, if it were "
@@ -394,5 +464,7 @@ def boundaries(raw: Mapping[str, Any], num_target_layers: int, numbered: bool = 
             IDS,
         )
     if len(set(found)) < len(found) or found[0] < 0 or found[-1] > num_target_layers:
-        raise ValueError(f"{IDS} names boundaries {found}: each must be named once, in 0..{num_target_layers}")
+        raise ValueError(
+            f"{IDS} names boundaries {found}: each must be named once, in 0..{num_target_layers}"
+        )
     return tuple(found)

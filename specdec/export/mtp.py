@@ -36,10 +36,13 @@ from specdec.utils.text import how_many, tensor_fault
 log = logging.getLogger(__name__)
 
 FORMAT = "mtp"
-COPIED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md")  # of a repository on the Hub
-LAYER, EXPERTS = "layers.layers.0.block.", re.compile(r"(.*mlp\.experts)\.(gate_up|down)_proj")
+# of a repository on the Hub
+COPIED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md")
+LAYER = "layers.layers.0.block."
+EXPERTS = re.compile(r"(.*mlp\.experts)\.(gate_up|down)_proj")
 SHARED = {"vocab.target_ids_D", EMBEDDING, HEAD}  # what a module has not
-DOUBLES = {"embed_tokens.weight", "shared_head.head.weight"}  # what a checkpoint has beside it, and no engine reads
+# what a checkpoint has beside it, and no engine reads
+DOUBLES = {"embed_tokens.weight", "shared_head.head.weight"}
 
 
 class Family(NamedTuple):
@@ -51,12 +54,18 @@ class Family(NamedTuple):
     recurrence: Recurrence = PostNorm()
 
 
-_NEXTN = {"entry.fc": "eh_proj", "norms.embed": "enorm", "norms.hidden": "hnorm", "norms.output": "shared_head.norm"}
+_NEXTN = {
+    "entry.fc": "eh_proj",
+    "norms.embed": "enorm",
+    "norms.hidden": "hnorm",
+    "norms.output": "shared_head.norm",
+}
 _MTP = {"entry.fc": "fc", "norms.embed": "pre_fc_norm_embedding", "norms.hidden": "pre_fc_norm_hidden",
         "norms.output": "norm"}  # fmt: skip
 FAMILIES = {  # by the target's class
     "DeepseekV3ForCausalLM": Family("model.layers.{}.", "", _NEXTN),
-    "Glm4MoeForCausalLM": Family("model.layers.{}.", "", _NEXTN, PreNorm()),  # transformers feeds back the normed state
+    # transformers feeds back the normed state
+    "Glm4MoeForCausalLM": Family("model.layers.{}.", "", _NEXTN, PreNorm()),
     "Glm4MoeLiteForCausalLM": Family("model.layers.{}.", "", _NEXTN, PreNorm()),
     "Qwen3NextForCausalLM": Family("mtp.", "layers.0.", _MTP),
     "Qwen3_5ForCausalLM": Family("mtp.", "layers.0.", _MTP),
@@ -123,14 +132,20 @@ def places(ours: Mapping[str, Tensor], family: Family, layers: int) -> Iterator[
             yield Place(name, ..., theirs)
             continue
         half = value.shape[1] // 2
-        parts = {"down": slice(None)} if experts[2] == "down" else {"gate": slice(half), "up": slice(half, None)}
+        parts = (
+            {"down": slice(None)}
+            if experts[2] == "down"
+            else {"gate": slice(half), "up": slice(half, None)}
+        )
         for e in range(len(value)):
             for part, rows in parts.items():
                 yield Place(name, (e, rows), f"{experts[1]}.{e}.{part}_proj.weight")
 
 
 def _own(state: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
-    return named.published({name: value for name, value in state.items() if name not in SHARED}, config)
+    return named.published(
+        {name: value for name, value in state.items() if name not in SHARED}, config
+    )
 
 
 def read_module(directory: Path, family: Family, target: Target) -> Drafter:
@@ -145,8 +160,11 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
         if (modules := said.get(key, 1)) != 1:
             raise ValueError(f"{directory}: {key} is {modules!r:.60}: a drafter is one such module")
-    config = config_for(dataclasses.replace(DrafterSpec.preset("mtp"), recurrence=family.recurrence), target)
-    skeleton, prefix = skeleton_of(config).state_dict(), family.prefix.format(target.num_layers)
+    config = config_for(
+        dataclasses.replace(DrafterSpec.preset("mtp"), recurrence=family.recurrence), target
+    )
+    skeleton = skeleton_of(config).state_dict()
+    prefix = family.prefix.format(target.num_layers)
     shapes = _own(skeleton, config)
     wanted = {place.theirs: place for place in places(shapes, family, target.num_layers)}
     tensors: dict[str, Tensor] = {}
@@ -154,7 +172,9 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
         headers = {name: each for name, each in measure(file).items() if name.startswith(prefix)}
         own = [name for name in headers if name.removeprefix(prefix) not in DOUBLES]
         if odd := {headers[name].dtype for name in own} - {*FLOATS, *named.FP8.values()}:
-            raise ValueError(f"{file}: the module has weights of {odd.pop()}: only floats and FP8 can be read")
+            raise ValueError(
+                f"{file}: the module has weights of {odd.pop()}: only floats and FP8 can be read"
+            )
         with safe_open(file, framework="pt") as opened:
             tensors |= {name: opened.get_tensor(name) for name in own}
     try:
@@ -165,7 +185,10 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     if fault := tensor_fault({name: value.shape for name, value in tensors.items()}, sizes):
         raise ValueError(f"{directory}: of a module of multi-token prediction {fault}")
     check_finite(tensors)
-    dtype = reduce(torch.promote_types, {value.dtype for name, value in tensors.items() if not name.endswith(FLOAT32)})
+    dtype = reduce(
+        torch.promote_types,
+        {value.dtype for name, value in tensors.items() if not name.endswith(FLOAT32)},
+    )
     ours = {
         name: torch.empty(value.shape, dtype=torch.float32 if name.endswith(FLOAT32) else dtype)
         for name, value in shapes.items()
@@ -177,12 +200,21 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     shared = {EMBEDDING: target.embedding_weight(), HEAD: target.head_weight()}
     drafter.load_state_dict(drafter.state_dict() | shared | made)
     number = how_many(len(tensors), "tensor")
-    log.info("a module of multi-token prediction: %s %s*; embedding and head are the target's", number, prefix)
+    log.info(
+        "a module of multi-token prediction: %s %s*; embedding and head are the target's",
+        number,
+        prefix,
+    )
     return drafter.eval().requires_grad_(False)
 
 
 def stitch(
-    drafter: Drafter, target: Target, subject: Subject, served: TargetSource, directory: Path, draft_tokens: int
+    drafter: Drafter,
+    target: Target,
+    subject: Subject,
+    served: TargetSource,
+    directory: Path,
+    draft_tokens: int,
 ) -> str:
     """Write a copy of the target's checkpoint whose module is the drafter, each tensor in the dtype that it had there;
     returns the line that serves it.
@@ -195,41 +227,62 @@ def stitch(
     place = served.servable()
     source = Path(place) if Path(place).is_dir() else hub.fetch(place, served.revision, COPIED)
     if (family := family_of(source)) is None:
-        raise NotServable(f"{served.source}: --format mtp is for a target with a module: {', '.join(FAMILIES)}")
+        raise NotServable(
+            f"{served.source}: --format mtp is for a target with a module: {', '.join(FAMILIES)}"
+        )
     before = read_module(source, family, target)
-    one, two = drafter.config.to_json(), before.config.to_json()
+    one = drafter.config.to_json()
+    two = before.config.to_json()
     if differing := [key for key in one if key != "target" and one[key] != two[key]]:
-        raise NotServable(f"vLLM serves the target's module as it is designed; the drafter differs in {differing}")
+        raise NotServable(
+            f"vLLM serves the target's module as it is designed; the drafter differs in {differing}"
+        )
     if subject.own_embedding or subject.own_head:
-        raise NotServable("engines give the module the target's embedding and head, and the drafter has others")
+        raise NotServable(
+            "engines give the module the target's embedding and head, and the drafter has others"
+        )
     ours = _own(drafter.state_dict(), drafter.config)
     check_finite(ours)
     theirs = {at.theirs: ours[at.ours][at.index] for at in places(ours, family, target.num_layers)}
-    there = {name: each.dtype for file in weight_files(str(source)) for name, each in measure(file).items()}
+    there = {
+        name: each.dtype
+        for file in weight_files(str(source))
+        for name, each in measure(file).items()
+    }
     if any(there[name] in named.FP8.values() for name in theirs):
-        raise NotServable(f"{served.source} has its module in FP8, and weights are not quantized here")
+        raise NotServable(
+            f"{served.source} has its module in FP8, and weights are not quantized here"
+        )
     with staged_directory(directory) as temporary:
         shutil.copytree(
             source, temporary, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", SUMS),
             copy_function=partial(_copy, theirs),
         )  # fmt: skip
     speculative = json.dumps({"method": "mtp", "num_speculative_tokens": draft_tokens})
-    return shlex.join(["vllm", "serve", str(directory.resolve()), "--speculative-config", speculative])
+    return shlex.join(
+        ["vllm", "serve", str(directory.resolve()), "--speculative-config", speculative]
+    )
 
 
 def _copy(theirs: Mapping[str, Tensor], source: str, copied: str) -> None:
     """A file as it is, or a shard with these tensors in place of its own; read back, to the last bit."""
-    here = theirs.keys() & measure(Path(source)).keys() if source.endswith(".safetensors") else set()
+    here = (
+        theirs.keys() & measure(Path(source)).keys() if source.endswith(".safetensors") else set()
+    )
     if not here:
         shutil.copyfile(source, copied)
         return
     with safe_open(source, framework="pt") as opened:
         metadata = opened.metadata()
     tensors = load_file(source)
-    tensors |= {name: theirs[name].detach().to("cpu", tensors[name].dtype).contiguous() for name in here}
+    tensors |= {
+        name: theirs[name].detach().to("cpu", tensors[name].dtype).contiguous() for name in here
+    }
     save_file(tensors, copied, metadata=metadata)
     again = load_file(copied)
-    if lost := [name for name, value in tensors.items() if not torch.equal(_bits(again[name]), _bits(value))]:
+    if lost := [
+        name for name, value in tensors.items() if not torch.equal(_bits(again[name]), _bits(value))
+    ]:
         raise ValueError(f"{copied}: {lost[0]} reads back otherwise than it was written")
 
 

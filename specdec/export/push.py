@@ -61,10 +61,14 @@ def push(
     own = kept.read_text(encoding="utf-8") if kept.is_file() else ""
     if own.strip() and card.MARK not in own:
         if evaluation or license or base_model:
-            raise ValueError(f"{kept} is your own card, which is kept: write that into it, or remove it for a new one")
+            raise ValueError(
+                f"{kept} is your own card, which is kept: write that into it, or remove it for a new one"
+            )
         text = own
     else:
-        record["evaluations"] = card.evaluations(drafter, record, evaluation) or record["evaluations"]
+        record["evaluations"] = (
+            card.evaluations(drafter, record, evaluation) or record["evaluations"]
+        )
         text = str(card.card(record, repo, license, base_model))
         _say_what_is_missing(record, license, base_model)
     operations = [CommitOperationAdd(file.name, file) for file in files]
@@ -75,7 +79,9 @@ def push(
     if dry_run:
         sys.stdout.write(text)
         return
-    sys.stdout.write(f"{_commit(operations, repo, private, revision, overwrite, record['drafter_sha256'])}\n")
+    sys.stdout.write(
+        f"{_commit(operations, repo, private, revision, overwrite, record['drafter_sha256'])}\n"
+    )
 
 
 def check_repository(repo: str, needs_token: bool = True) -> None:
@@ -100,7 +106,9 @@ def _opened(directory: Path) -> tuple[list[Path], dict[str, Any]]:
     if (directory / read.OURS).is_file():
         record = read.read_checkpoint(directory).ours or {}
         if record.get("format") != read.FORMAT or "evaluations" not in record:
-            raise ValueError(f"{directory / read.OURS}: not the record of an export of this version: export it again")
+            raise ValueError(
+                f"{directory / read.OURS}: not the record of an export of this version: export it again"
+            )
     else:
         config = load_drafter(directory, dtype=None).config
         about = {name: config.target.get(name) for name in ("source", "revision", "fingerprint")}
@@ -108,41 +116,61 @@ def _opened(directory: Path) -> tuple[list[Path], dict[str, Any]]:
             "drafter": config.to_json(), "drafter_sha256": read_json(directory / read.CONFIG)["weights_sha256"],
             "target": {**about, "trust_remote_code": False}, "training": card.trained(directory), "evaluations": [],
         }  # fmt: skip
-    documents = (file.name for file in directory.iterdir() if file.is_file() and file.name.startswith(DOCUMENTS))
+    documents = (
+        file.name
+        for file in directory.iterdir()
+        if file.is_file() and file.name.startswith(DOCUMENTS)
+    )
     names += sorted(name for name in documents if name != card.README)
     return [directory / name for name in names if (directory / name).is_file()], record
 
 
-def _say_what_is_missing(record: dict[str, Any], license: str | None, base_model: str | None) -> None:
+def _say_what_is_missing(
+    record: dict[str, Any], license: str | None, base_model: str | None
+) -> None:
     """Tell what the card leaves out, and how to give it."""
     if license is None:
         log.warning("the card names no license: --license NAME, as apache-2.0")
     if base_model is None and card.hub_id(record["target"]["source"]) is None:
-        log.warning("the card names no base_model, the target being no model on the Hub: --base_model USER/NAME")
+        log.warning(
+            "the card names no base_model, the target being no model on the Hub: --base_model USER/NAME"
+        )
     if not record["evaluations"]:
         log.warning("the card has no figures: --evaluation DIR, of specdec evaluate")
 
 
 def _commit(
-    additions: list[CommitOperationAdd], repo: str, private: bool, revision: str | None, overwrite: bool, sha: str
+    additions: list[CommitOperationAdd],
+    repo: str,
+    private: bool,
+    revision: str | None,
+    overwrite: bool,
+    sha: str,
 ) -> str:
     """Upload in one commit, of which nobody sees a part, onto the state that was looked at; the URL."""
     api = HfApi(library_name="specdec", library_version=__version__)
     with reached(repo):
         there = _there(api, repo, private, revision)
         if private and there.private is False:
-            raise ValueError(f"{repo} is there already and public: make it private on the Hub, or leave out --private")
+            raise ValueError(
+                f"{repo} is there already and public: make it private on the Hub, or leave out --private"
+            )
         old = {one.rfilename: one for one in there.siblings or ()}
         names = {one.path_in_repo for one in additions}
-        differing = [one.path_in_repo for one in additions if not _same(one, old.get(one.path_in_repo))]
+        differing = [
+            one.path_in_repo for one in additions if not _same(one, old.get(one.path_in_repo))
+        ]
         differing = [name for name in differing if name in old]
-        differing += [name for name in old.keys() - names if name.endswith(WEIGHTS) or name == read.OURS]
+        differing += [
+            name for name in old.keys() - names if name.endswith(WEIGHTS) or name == read.OURS
+        ]
         if differing and not overwrite:
             raise ValueError(
                 f"{repo} holds other files than these, {', '.join(sorted(differing))}: nothing was uploaded; choose "
                 "another repository, or replace them with --overwrite true (the old ones stay in its history)"
             )
-        stale = [CommitOperationDelete(read.OURS)] if read.OURS in old.keys() - names else []  # of an export before
+        # of an export before
+        stale = [CommitOperationDelete(read.OURS)] if read.OURS in old.keys() - names else []
         api.create_commit(
             repo, [*additions, *stale], commit_message=f"specdec push: drafter {sha[:12]}", parent_commit=there.sha,
             revision=revision,
@@ -156,7 +184,8 @@ def _there(api: HfApi, repo: str, private: bool, revision: str | None) -> ModelI
         return api.model_info(repo, revision=revision, files_metadata=True)
     except RevisionNotFoundError:
         pass
-    except RepositoryNotFoundError:  # also of a token that the Hub does not know, which then may not make one
+    except RepositoryNotFoundError:
+        # also of a token that the Hub does not know, which then may not make one
         api.create_repo(repo, private=private or None, exist_ok=True)
     if revision is not None:
         api.create_branch(repo, branch=revision, exist_ok=True)
@@ -171,4 +200,7 @@ def _same(new: CommitOperationAdd, old: RepoSibling | None) -> bool:
         return old.lfs.sha256 == new.upload_info.sha256.hex()
     with new.as_file() as file:
         content = file.read()
-    return old.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    return (
+        old.blob_id
+        == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    )

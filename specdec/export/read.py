@@ -48,12 +48,17 @@ from specdec.utils.text import how_many, tensor_fault
 
 log = logging.getLogger(__name__)
 
-OURS, FORMAT = "specdec.json", "specdec-export"
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FETCHED = (CONFIG, OURS, "*.safetensors", "*.index.json", "mask_embedding.pt")  # of a repository on the Hub
+OURS = "specdec.json"
+FORMAT = "specdec-export"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+# of a repository on the Hub
+FETCHED = (CONFIG, OURS, "*.safetensors", "*.index.json", "mask_embedding.pt")
 LATENT = "layers.0.self_attn.kv_a_proj_with_mqa.weight"  # of multi-head latent attention (MLA)
-QUERIES, BIAS = "layers.0.self_attn.q_proj.weight", "fc.bias"
-QUERY_BIAS, OUTPUT_BIAS = "layers.0.self_attn.q_proj.bias", "layers.0.self_attn.o_proj.bias"
+QUERIES = "layers.0.self_attn.q_proj.weight"
+BIAS = "fc.bias"
+QUERY_BIAS = "layers.0.self_attn.q_proj.bias"
+OUTPUT_BIAS = "layers.0.self_attn.o_proj.bias"
 CONTEXT = "hidden_norm.weight"  # of DFlash alone, on what every layer reads
 FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 SPECFORGE = "SpecForge or TorchSpec"
@@ -86,7 +91,11 @@ def import_command(
     """
     with claimed(Path(out)):  # before anything is fetched
         save_drafter(import_drafter(checkpoint, target, revision, aux_layers), out, replace=True)
-    log.info("wrote the drafter; measure it with: specdec evaluate --target %s --drafter %s", target.source, out)
+    log.info(
+        "wrote the drafter; measure it with: specdec evaluate --target %s --drafter %s",
+        target.source,
+        out,
+    )
     sys.stdout.write(f"{out}\n")
 
 
@@ -108,7 +117,9 @@ def import_drafter(
             raise ValueError(
                 f"{checkpoint}: a target's own module reads the target's last state: leave out --aux_layers"
             )
-        return mtp.read_module(directory, family, target if isinstance(target, Target) else target.load())
+        return mtp.read_module(
+            directory, family, target if isinstance(target, Target) else target.load()
+        )
     read = read_checkpoint(directory)
     loaded = target if isinstance(target, Target) else target.load()
     drafter = import_checkpoint(read, loaded, tuple(aux_layers) if aux_layers else None)
@@ -143,7 +154,8 @@ def check_unchanged(directory: Path) -> dict[str, str]:
 def read_checkpoint(directory: Path) -> Checkpoint:
     """Read a checkpoint's directory; ValueError if a file is missing or damaged, or two tensors have one name."""
     raw = _mapping(directory / CONFIG)
-    patterns = WEIGHTS, "*.safetensors", "pytorch_model.bin", "*.bin"  # of the first that is there, all
+    # of the first that is there, all
+    patterns = WEIGHTS, "*.safetensors", "pytorch_model.bin", "*.bin"
     files = next(filter(None, (sorted(directory.glob(pattern)) for pattern in patterns)), [])
     if not files:
         raise ValueError(f"{directory}: no {WEIGHTS}, nor another file of weights")
@@ -164,7 +176,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         raise ValueError(f"{directory}: {error}") from error
     hashes = check_unchanged(directory)
     ours = _mapping(directory / OURS) if (directory / OURS).is_file() else None
-    if ours is not None and ours.get("weights_sha256") != (hashes.get(files[0].name) or sha256(files[0])):
+    if ours is not None and ours.get("weights_sha256") != (
+        hashes.get(files[0].name) or sha256(files[0])
+    ):
         raise ValueError(
             f"{files[0]}: its SHA-256 is not that in {OURS}; if you changed the weights on purpose, remove {OURS}"
         )
@@ -179,7 +193,11 @@ def fetch(source: str, revision: str | None) -> Path:
     if Path(source).is_dir():
         return Path(source)
     found = hub.fetch(source, revision, FETCHED)
-    return found if any(found.glob("*.safetensors")) else hub.fetch(source, revision, (*FETCHED, "*.bin"))
+    return (
+        found
+        if any(found.glob("*.safetensors"))
+        else hub.fetch(source, revision, (*FETCHED, "*.bin"))
+    )
 
 
 def _mapping(path: Path) -> dict[str, Any]:
@@ -192,21 +210,30 @@ def _mapping(path: Path) -> dict[str, Any]:
 def _tensors(file: Path) -> dict[str, Tensor]:
     """A file's tensors, which take no more memory than it has bytes; ValueError if it is damaged or holds more."""
     if file.suffix == ".safetensors":
-        if odd := {each.dtype for each in measure(file).values()} - {*FLOATS, *WHOLE.values(), *named.FP8.values()}:
+        if odd := {each.dtype for each in measure(file).values()} - {
+            *FLOATS,
+            *WHOLE.values(),
+            *named.FP8.values(),
+        }:
             raise ValueError(f"{file}: weights of {odd.pop()}: only unquantised ones can be read")
         return load_file(file)
     size = regular(file)
     try:
-        with zipfile.ZipFile(file) as archive:  # what torch.save has written since 1.6, never compressed
+        # what torch.save has written since 1.6, never compressed
+        with zipfile.ZipFile(file) as archive:
             if sum(member.file_size for member in archive.infolist()) > size:
                 raise ValueError("it would unpack to more than it is")
         loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a stranger's pickle may be anything, and so may what its reader stumbles over
+    except Exception as error:
+        # a stranger's pickle may be anything, and so may what its reader stumbles over
         reason = (" ".join(str(error).split()) or type(error).__name__)[:120].replace("\x1b[1m", "")
-        raise ValueError(f"{file}: no file of plain weights, which is all that is read ({reason})") from error
+        raise ValueError(
+            f"{file}: no file of plain weights, which is all that is read ({reason})"
+        ) from error
     if not isinstance(loaded, dict) or not all(map(_is_plain, loaded, loaded.values())):
         raise ValueError(f"{file}: not a table of tensors")
-    if (asked := sum(value.nbytes for value in loaded.values())) > 2 * size:  # two, if head and embedding are one
+    # two, if head and embedding are one
+    if (asked := sum(value.nbytes for value in loaded.values())) > 2 * size:
         raise ValueError(f"{file}: its {size:,} bytes are repeated into tensors of {asked:,}")
     return dict(loaded)
 
@@ -223,7 +250,9 @@ def _is_plain(name: Any, value: Any) -> bool:
     )
 
 
-def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None = None) -> Drafter:
+def import_checkpoint(
+    checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None = None
+) -> Drafter:
     """The drafter that a checkpoint describes, in the dtype of its weights.
 
     What a checkpoint leaves to the target, embedding or head, is taken from it.
@@ -246,7 +275,10 @@ def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[
             same = target.is_of(stored.target)  # wherever it lies now
             config = stored if same else dataclasses.replace(stored, target=dict(target.identity))
         tensors = checkpoint.tensors
-        if isinstance(config.entry, Wide) and (embedding := _tied_head(checkpoint, target)) is not None:
+        if (
+            isinstance(config.entry, Wide)
+            and (embedding := _tied_head(checkpoint, target)) is not None
+        ):
             tensors = {**tensors, HEAD: embedding}
         ids_D, order_D = _vocabulary(tensors, config)
         return _filled(config, ids_D, tensors, order_D, target)
@@ -256,7 +288,8 @@ def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[
 
 def layout(checkpoint: Checkpoint) -> str:
     """Whose layout a checkpoint has, by what tells it from others'."""
-    raw, ours = checkpoint.raw, checkpoint.ours
+    raw = checkpoint.raw
+    ours = checkpoint.ours
     inner = raw.get("eagle_config") or {}
     if ours is not None:
         return f"an export of specdec's, format {ours.get('exported_as')}"
@@ -264,7 +297,11 @@ def layout(checkpoint: Checkpoint) -> str:
         return "speculators"
     if "dflash_config" in raw:
         return "z-lab"
-    if "norm_before_fc" in inner or "use_last_layernorm" in inner or inner.get("use_aux_hidden_state") is False:
+    if (
+        "norm_before_fc" in inner
+        or "use_last_layernorm" in inner
+        or inner.get("use_aux_hidden_state") is False
+    ):
         return "NVIDIA"
     if checkpoint.layer.startswith("model."):
         return "Automodel"
@@ -275,29 +312,60 @@ def layout(checkpoint: Checkpoint) -> str:
 
 def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = False) -> list[str]:
     """What was made of a checkpoint, in sentences; ``given``: the boundaries were not to be looked for in it."""
-    raw, tensors = flat(checkpoint.raw), checkpoint.tensors
-    wide, block = isinstance(config.entry, Wide), config.entry.context
+    raw = flat(checkpoint.raw)
+    tensors = checkpoint.tensors
+    wide = isinstance(config.entry, Wide)
+    block = config.entry.context
     family = "DFlash" if block else "EAGLE-3" if wide else "EAGLE-1"
     last = "the last state, which " + ("a drafter without fc reads" if wide else "EAGLE-1 reads")
     inner = raw.get("dflash_config" if block else "eagle_config") or {}
-    places = [(raw, keys.AUX), (inner, "target_layer_ids")] if block else [(raw, keys.IDS), (inner, keys.IDS)]
+    places = (
+        [(raw, keys.AUX), (inner, "target_layer_ids")]
+        if block
+        else [(raw, keys.IDS), (inner, keys.IDS)]
+    )
     named_there = any(holder.get(key) for holder, key in [*places, (inner, "layer_ids")])
-    why = "as given" if given else "of its config" if named_there else "its config names none: EAGLE-3's own"
-    switches = {key: keys.write(config, "eagle3")[key] for key in FLAGS} if wide and not block else {}
-    on, off = ([key for key, value in switches.items() if value is state] for state in (True, False))
-    size, whole = config.draft_vocab_size, config.vocab_size
+    why = (
+        "as given"
+        if given
+        else "of its config"
+        if named_there
+        else "its config names none: EAGLE-3's own"
+    )
+    switches = (
+        {key: keys.write(config, "eagle3")[key] for key in FLAGS} if wide and not block else {}
+    )
+    on, off = (
+        [key for key, value in switches.items() if value is state] for state in (True, False)
+    )
+    size = config.draft_vocab_size
+    whole = config.vocab_size
     maps = " and ".join(name for name in named.MAPS if name in tensors) or "no d2t"
-    theirs = [what for what, name in (("embedding", EMBEDDING), ("head", HEAD)) if name not in tensors]
+    theirs = [
+        what for what, name in (("embedding", EMBEDDING), ("head", HEAD)) if name not in tensors
+    ]
     kinds = sorted(
-        {str(value.dtype).removeprefix("torch.") for name, value in tensors.items() if name not in named.MAPS}
+        {
+            str(value.dtype).removeprefix("torch.")
+            for name, value in tensors.items()
+            if name not in named.MAPS
+        }
     )
     parts = []
     if (stated := raw.get("num_hidden_layers")) is not None and stated != config.num_layers:
-        parts.append(f"layers: {config.num_layers}, as the file has; its config says {stated}, which engines go by")
-    if (stated := raw.get("max_position_embeddings")) is not None and stated < config.max_position_embeddings:
-        parts.append(f"positions: {stated:,} in its config, raised to the target's {config.max_position_embeddings:,}")
+        parts.append(
+            f"layers: {config.num_layers}, as the file has; its config says {stated}, which engines go by"
+        )
+    if (
+        stated := raw.get("max_position_embeddings")
+    ) is not None and stated < config.max_position_embeddings:
+        parts.append(
+            f"positions: {stated:,} in its config, raised to the target's {config.max_position_embeddings:,}"
+        )
     if config.attention_bias:
-        where = "queries, keys and values" + (" and the output" if config.attention_bias is True else "")
+        where = "queries, keys and values" + (
+            " and the output" if config.attention_bias is True else ""
+        )
         parts.append(f"biases: on {where}")
     if isinstance(config.recurrence, MaskConstant):
         parts.append(f"parallel (P-EAGLE): its mask is token {config.recurrence.mask_token_id}")
@@ -305,13 +373,19 @@ def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = Fals
         masks = how_many(config.recurrence.masks, "mask")
         parts.append(f"drafts: a block of {masks}, token {config.recurrence.mask_token_id}")
     if isinstance(config.attention, MLA):
-        parts.append(f"attention: MLA, keys and values from a latent of {config.attention.kv_lora_rank}")
+        parts.append(
+            f"attention: MLA, keys and values from a latent of {config.attention.kv_lora_rank}"
+        )
     return [
         f"layout: {family}, {layout(checkpoint)}; its layer is called {checkpoint.layer}*, "
         f"{how_many(len(tensors), 'tensor')} in {' and '.join(kinds)}",
         f"boundaries: {', '.join(map(str, config.aux_layers))} of {config.num_target_layers}"
         + (f" ({why})" if config.fusion.mixes else f" ({last})"),
-        *([f"switches: {', '.join(on) or 'none'} on; {', '.join(off) or 'none'} off"] if switches else []),
+        *(
+            [f"switches: {', '.join(on) or 'none'} on; {', '.join(off) or 'none'} off"]
+            if switches
+            else []
+        ),
         *parts,
         f"draft vocabulary: {size:,} of {how_many(whole, 'token')} ({100 * size / whole:.1f} %), {maps}"
         + (f"; the target's {' and '.join(theirs)}" if theirs else "; its own embedding and head"),
@@ -320,7 +394,8 @@ def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = Fals
 
 def misread(checkpoint: Checkpoint, config: DrafterConfig, target: Target) -> list[str]:
     """What engines make otherwise of a checkpoint than was read, in sentences that say the way out."""
-    raw, lines = flat(checkpoint.raw), []
+    raw = flat(checkpoint.raw)
+    lines = []
     longest = target.config.max_position_embeddings
     if config.max_position_embeddings < longest:
         lines.append(
@@ -334,7 +409,12 @@ def misread(checkpoint: Checkpoint, config: DrafterConfig, target: Target) -> li
             "does; vLLM ignores the key and takes the target's head: serve an export of this drafter in its place"
         )
     ids = raw.get(keys.IDS)
-    if "speculators_model_type" in checkpoint.raw and checkpoint.ours is None and ids and target.num_layers > 6:
+    if (
+        "speculators_model_type" in checkpoint.raw
+        and checkpoint.ours is None
+        and ids
+        and target.num_layers > 6
+    ):
         usual = list(Concat().default_layers(target.num_layers))
         if [i + 1 for i in sorted(ids)] == usual and list(config.aux_layers) == sorted(ids):
             lines.append(
@@ -350,18 +430,28 @@ def contradictions(stored: DrafterConfig, read: DrafterConfig) -> list[str]:
 
     No checkpoint tells whose head it was trained with, nor a zero bias from none; the target is whichever is given.
     """
-    one, two = stored.to_json(), read.to_json()
+    one = stored.to_json()
+    two = read.to_json()
     both_narrow = isinstance(stored.entry, Narrow) and isinstance(read.entry, Narrow)
     silent = {"head", "target"} | ({"entry"} if both_narrow else set())
-    silent |= {"attention_bias"} if stored.attention_bias == "qkv" and read.attention_bias is True else set()
+    silent |= (
+        {"attention_bias"}
+        if stored.attention_bias == "qkv" and read.attention_bias is True
+        else set()
+    )
     return [name for name in one if name not in silent and one[name] != two[name]]
 
 
-def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None = None) -> DrafterConfig:
+def described(
+    checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None = None
+) -> DrafterConfig:
     """The drafter's config of config.json, the tensors' names and the target; ValueError if there is none."""
-    tensors, raw = checkpoint.tensors, checkpoint.raw
+    tensors = checkpoint.tensors
+    raw = checkpoint.raw
     if raw.get("format") == DRAFTER:
-        raise ValueError("no drafter as others publish them, but specdec's own, which needs no import")
+        raise ValueError(
+            "no drafter as others publish them, but specdec's own, which needs no import"
+        )
     config = {**flat(raw)}
     if (LATENT in tensors) != (config.get("kv_lora_rank") is not None):
         lacks = "kv_lora_rank in config.json" if LATENT in tensors else LATENT
@@ -373,40 +463,67 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     block = CONTEXT in tensors
     if block:
         _check_block(checkpoint, config, target)
-    wide = last_state or tensors[reads].shape[1] == 2 * hidden  # EAGLE-3's layer reads embedding and feature
+    # EAGLE-3's layer reads embedding and feature
+    wide = last_state or tensors[reads].shape[1] == 2 * hidden
     if wide and not last_state and keys.reads_last_state(config):
-        raise ValueError("use_aux_hidden_state is false and the file has fc.weight, which engines drop: remove one")
+        raise ValueError(
+            "use_aux_hidden_state is false and the file has fc.weight, which engines drop: remove one"
+        )
     method = "dflash" if block else "eagle3" if wide else "eagle"
     config["num_hidden_layers"] = _layers(tensors, config.get("num_hidden_layers"))
     found = {"recurrence": PreNorm()} | keys.read(config, method)
     if not block and (named.MASK in tensors) != found["recurrence"].parallel:
-        lacks = "mask_token_id in config.json" if named.MASK in tensors else "the tensor mask_hidden"
-        raise ValueError(f"a parallel drafter (P-EAGLE) has a mask token and a learned state: it lacks {lacks}")
+        lacks = (
+            "mask_token_id in config.json" if named.MASK in tensors else "the tensor mask_hidden"
+        )
+        raise ValueError(
+            f"a parallel drafter (P-EAGLE) has a mask token and a learned state: it lacks {lacks}"
+        )
     found["attention_bias"] = _biases(tensors, found["attention_bias"])
     norms = found.pop("norms") | {"query_key": "layers.0.self_attn.q_norm.weight" in tensors}
     if wide or block:
         shared = HEAD not in tensors and found["draft_vocab_size"] == found["vocab_size"]
         shared = shared and (block or _tied_head(checkpoint, target) is None)
-        found |= {"entry": KVInjection() if block else Wide(), "head": "target" if shared else "own"}
+        found |= {
+            "entry": KVInjection() if block else Wide(),
+            "head": "target" if shared else "own",
+        }
     else:
-        found |= {"entry": Narrow(bias=BIAS in tensors), "head": "target", "target_hidden_size": hidden}
+        found |= {
+            "entry": Narrow(bias=BIAS in tensors),
+            "head": "target",
+            "target_hidden_size": hidden,
+        }
         found["draft_vocab_size"] = found["vocab_size"]
     if (wide or block) and not last_state:
         numbered = checkpoint.ours is not None or "speculators_model_type" in raw
         if aux_layers is None:  # else what the config names is not asked: it may be what is wrong
             aux_layers = (
-                keys.block_boundaries(config) if block else keys.boundaries(config, target.num_layers, numbered)
+                keys.block_boundaries(config)
+                if block
+                else keys.boundaries(config, target.num_layers, numbered)
             )
         found |= {"fusion": Concat(), "aux_layers": aux_layers}
     else:
         if aux_layers:
-            raise ValueError("a drafter without fused states reads the target's last state: leave out --aux_layers")
+            raise ValueError(
+                "a drafter without fused states reads the target's last state: leave out --aux_layers"
+            )
         found |= {"fusion": LastLayer(), "aux_layers": (target.num_layers,)}
-    found["norms"] = dataclasses.replace(Norms(embed=not block) if wide or block else EAGLE1, **norms)
-    for field, theirs in (("vocab_size", target.vocab_size), ("target_hidden_size", target.hidden_size)):
+    found["norms"] = dataclasses.replace(
+        Norms(embed=not block) if wide or block else EAGLE1, **norms
+    )
+    for field, theirs in (
+        ("vocab_size", target.vocab_size),
+        ("target_hidden_size", target.hidden_size),
+    ):
         if found[field] != theirs:
-            raise ValueError(f"it is for a target of {field} {found[field]}, {target.source} has {theirs}")
-    described_config = DrafterConfig(**found, num_target_layers=target.num_layers, target=dict(target.identity))
+            raise ValueError(
+                f"it is for a target of {field} {found[field]}, {target.source} has {theirs}"
+            )
+    described_config = DrafterConfig(
+        **found, num_target_layers=target.num_layers, target=dict(target.identity)
+    )
     return keys.reaching(described_config, target.config.max_position_embeddings)
 
 
@@ -416,7 +533,9 @@ def _check_matrices(tensors: Mapping[str, Tensor], wanted: Sequence[str]) -> Non
     if lacking:
         also = " (or midlayer.*)" if lacking[0] == QUERIES else ""
         near = likely(lacking[0], tensors)
-        raise ValueError(f"no drafter: it lacks a matrix {lacking[0]}{also}; {near}".removesuffix("; "))
+        raise ValueError(
+            f"no drafter: it lacks a matrix {lacking[0]}{also}; {near}".removesuffix("; ")
+        )
 
 
 def _check_block(checkpoint: Checkpoint, config: Mapping[str, Any], target: Target) -> None:
@@ -427,7 +546,9 @@ def _check_block(checkpoint: Checkpoint, config: Mapping[str, Any], target: Targ
         )
     layers = config.get("num_target_layers", target.num_layers)
     if layers != target.num_layers:
-        raise ValueError(f"it is for a target of {layers!r:.60} layers, {target.source} has {target.num_layers}")
+        raise ValueError(
+            f"it is for a target of {layers!r:.60} layers, {target.source} has {target.num_layers}"
+        )
 
 
 def _layers(tensors: Mapping[str, Tensor], stated: Any) -> Any:
@@ -447,7 +568,9 @@ def _biases(tensors: Mapping[str, Tensor], stated: Any) -> Any:
             f"the file has {QUERY_BIAS}, and neither attention_bias nor qkv_bias is true in config.json: engines would "
             "drop it without a word; write qkv_bias: true there if the drafter was trained with it"
         )
-    return "qkv" if stated is True and QUERY_BIAS in tensors and OUTPUT_BIAS not in tensors else stated
+    return (
+        "qkv" if stated is True and QUERY_BIAS in tensors and OUTPUT_BIAS not in tensors else stated
+    )
 
 
 def _tied_head(checkpoint: Checkpoint, target: Target) -> Tensor | None:
@@ -474,31 +597,46 @@ def same_numbers(a: Tensor, b: Tensor) -> bool:
 
 def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[Tensor, Tensor]:
     """The draft vocabulary ascending, and where its tokens stand in the checkpoint: some order them by frequency."""
-    D, V = config.draft_vocab_size, config.vocab_size
+    D = config.draft_vocab_size
+    V = config.vocab_size
     if named.DRAFT_TO_TARGET not in tensors and D < V:
-        raise ValueError(f"it lacks d2t, which says what its {how_many(D, 'draft token')} are of {V:,}")
+        raise ValueError(
+            f"it lacks d2t, which says what its {how_many(D, 'draft token')} are of {V:,}"
+        )
     offsets_D = tensors.get(named.DRAFT_TO_TARGET, torch.zeros(D, dtype=torch.int64))
     if offsets_D.shape != (D,):
-        raise ValueError(f"d2t has shape {list(offsets_D.shape)}, the config says {how_many(D, 'draft token')}")
+        raise ValueError(
+            f"d2t has shape {list(offsets_D.shape)}, the config says {how_many(D, 'draft token')}"
+        )
     if offsets_D.dtype not in WHOLE or offsets_D.dtype == torch.bool:
         raise ValueError(f"d2t is {offsets_D.dtype}, wanted integers")
     offsets_D = offsets_D.to(torch.int64)
     # offsets stand still wherever two tokens of the target follow each other, which some always do; ids never do
     if NEVER <= D < V and bool((offsets_D.diff() > 0).all()):
-        raise ValueError("d2t rises with every token, as target ids do: it must hold offsets, target id less draft id")
+        raise ValueError(
+            "d2t rises with every token, as target ids do: it must hold offsets, target id less draft id"
+        )
     ids_D, order_D = (torch.arange(D) + offsets_D).sort()
     if bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= V:
-        raise ValueError(f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id")
+        raise ValueError(
+            f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id"
+        )
     members_V = tensors.get(named.TARGET_TO_DRAFT)
     if members_V is not None and (members_V.shape != (V,) or members_V.dtype not in WHOLE):
-        raise ValueError(f"t2d is {members_V.dtype} of shape {list(members_V.shape)}, wanted bool of [{V}]")
+        raise ValueError(
+            f"t2d is {members_V.dtype} of shape {list(members_V.shape)}, wanted bool of [{V}]"
+        )
     if members_V is not None and not torch.equal(members_V.bool().nonzero()[:, 0], ids_D):
         raise ValueError("t2d and d2t name different tokens")
     return ids_D, order_D
 
 
 def _filled(
-    config: DrafterConfig, ids_D: Tensor, tensors: Mapping[str, Tensor], order_D: Tensor, target: Target
+    config: DrafterConfig,
+    ids_D: Tensor,
+    tensors: Mapping[str, Tensor],
+    order_D: Tensor,
+    target: Target,
 ) -> Drafter:
     """A drafter with the checkpoint's weights, in a dtype that holds all of them; it is built once their shapes fit."""
     weights = {name: value for name, value in tensors.items() if name not in named.MAPS}
@@ -508,7 +646,9 @@ def _filled(
     own_head = HEAD in weights
     if config.hidden_size == target.hidden_size:
         theirs = {EMBEDDING: target.embedding_weight()}
-        theirs |= {HEAD: target.head_weight()} if config.draft_vocab_size == config.vocab_size else {}
+        theirs |= (
+            {HEAD: target.head_weight()} if config.draft_vocab_size == config.vocab_size else {}
+        )
         weights = theirs | weights
     _drop_doubles(weights, config)
     if named.MASK in weights:  # published flat
@@ -518,7 +658,11 @@ def _filled(
             )
         weights[named.MASK] = weights[named.MASK].reshape(-1, target.hidden_size)
     rows = named.table(config)
-    state = {name: value for name, value in skeleton_of(config).state_dict().items() if name != VOCABULARY}
+    state = {
+        name: value
+        for name, value in skeleton_of(config).state_dict().items()
+        if name != VOCABULARY
+    }
     shapes = named.published(state, config)
     wanted = {str(named.translate(name, rows)): list(value.shape) for name, value in shapes.items()}
     if fault := tensor_fault({name: value.shape for name, value in weights.items()}, wanted):
@@ -526,8 +670,11 @@ def _filled(
     check_finite(weights)
     if own_head:
         weights[HEAD] = weights[HEAD][order_D]
-    back, dtype = {theirs: ours for ours, theirs in rows.items()}, functools.reduce(torch.promote_types, dtypes)
-    published = {str(named.translate(name, back)): value.to("cpu", dtype) for name, value in weights.items()}
+    back = {theirs: ours for ours, theirs in rows.items()}
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    published = {
+        str(named.translate(name, back)): value.to("cpu", dtype) for name, value in weights.items()
+    }
     made = named.merged(state, published, config)
     drafter = Drafter(config, ids_D).to(dtype)
     drafter.load_state_dict(made | {VOCABULARY: drafter.vocab.target_ids_D})
@@ -537,7 +684,8 @@ def _filled(
 def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:
     """What engines need and says nothing: a zero bias, a further layer's input norm under its second name."""
     for i in range(1, config.num_layers):
-        first, second = f"layers.{i}.input_layernorm.weight", f"layers.{i}.hidden_norm.weight"
+        first = f"layers.{i}.input_layernorm.weight"
+        second = f"layers.{i}.hidden_norm.weight"
         if second in weights:
             double = weights.pop(second)
             if not torch.equal(weights.setdefault(first, double).double(), double.double()):

@@ -22,15 +22,22 @@ from specdec.drafter import (
 )
 from specdec.utils.vllm import hands_over_states
 
-VLLM, SGLANG = "vLLM 0.32.0", "SGLang 0.5.23"
+VLLM = "vLLM 0.32.0"
+SGLANG = "SGLang 0.5.23"
 ENGINES = (VLLM, SGLANG)  # that exports are written for, and refused by
-VLLM_NEXT, LLAMA_CPP = "vLLM 0.33.0", "llama.cpp (llama-cpp-python 0.3.36)"
-OPENVINO, MLX_VLM, LMDEPLOY = "OpenVINO GenAI 2026.4.1", "mlx-vlm 0.7.10", "LMDeploy 0.18"
-TENSORRT, TRANSFORMERS = "TensorRT-LLM", "transformers 5.24"
-OTHERS = (VLLM_NEXT, LLAMA_CPP, OPENVINO, MLX_VLM, LMDEPLOY, TENSORRT, TRANSFORMERS)  # that users load exports with
+VLLM_NEXT = "vLLM 0.33.0"
+LLAMA_CPP = "llama.cpp (llama-cpp-python 0.3.36)"
+OPENVINO = "OpenVINO GenAI 2026.4.1"
+MLX_VLM = "mlx-vlm 0.7.10"
+LMDEPLOY = "LMDeploy 0.18"
+TENSORRT = "TensorRT-LLM"
+TRANSFORMERS = "transformers 5.24"
+# that users load exports with
+OTHERS = (VLLM_NEXT, LLAMA_CPP, OPENVINO, MLX_VLM, LMDEPLOY, TENSORRT, TRANSFORMERS)
 
 LATENT_WIDTHS = (320, 512, 576)  # that vLLM's kernels of latent attention know
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
+HEAD = "lm_head.weight"
 
 # of vLLM 0.32.0's own classes: those that hand states to method eagle3, and those without a head that method eagle
 # can share; where its class lacks what is needed, vLLM's Transformers backend runs the model instead. The first list is
@@ -50,7 +57,11 @@ _IMAGES = (
 EAGLE3_TARGETS = {f"{name}ForCausalLM" for name in _STATES.split()}
 EAGLE3_TARGETS |= {f"{name}ForConditionalGeneration" for name in _IMAGES.split()}
 EAGLE3_TARGETS |= {f"NemotronH_{name}_Reasoning_V3" for name in ("Nano_Omni", "Super_Omni")}
-EAGLE3_TARGETS |= {"NemotronH_Nano_VL_V2", "NemotronH_Omni_Reasoning_V3", "Qwen3ASRRealtimeGeneration"}
+EAGLE3_TARGETS |= {
+    "NemotronH_Nano_VL_V2",
+    "NemotronH_Omni_Reasoning_V3",
+    "Qwen3ASRRealtimeGeneration",
+}
 # of SGLang 0.5.23's classes, those that have set_eagle3_layers_to_capture, and those without it that have
 # get_embed_and_head, which every method asks for: found by walking srt/models/*.py with ast, inheritance included
 _SGLANG_STATES = (
@@ -68,17 +79,25 @@ _SGLANG_HEADS = (
     "HYV3 HYV4 IQuestQ1 Laguna LlavaLlama LlavaMistral LlavaQwen MiMo MiMoV2 MiMoV2ASR MiMoV2Flash Nanbeige NemotronH "
     "NemotronHPuzzle OPT Spark2_5 Step3p5 YiVL"
 )
-_SGLANG_IMAGE_HEADS = "Glm4v Glm4vMoe GlmOcr Inkling LightOnOCR Llava Mistral3 PaddleOCRVL Pixtral Step3p7"
+_SGLANG_IMAGE_HEADS = (
+    "Glm4v Glm4vMoe GlmOcr Inkling LightOnOCR Llava Mistral3 PaddleOCRVL Pixtral Step3p7"
+)
 SGLANG_EAGLE3_TARGETS = {f"{name}ForCausalLM" for name in _SGLANG_STATES.split()}
 SGLANG_EAGLE3_TARGETS |= {f"{name}ForConditionalGeneration" for name in _SGLANG_IMAGES.split()}
-SGLANG_EAGLE_TARGETS = SGLANG_EAGLE3_TARGETS | {f"{name}ForCausalLM" for name in _SGLANG_HEADS.split()}
+SGLANG_EAGLE_TARGETS = SGLANG_EAGLE3_TARGETS | {
+    f"{name}ForCausalLM" for name in _SGLANG_HEADS.split()
+}
 SGLANG_EAGLE_TARGETS |= {f"{name}ForConditionalGeneration" for name in _SGLANG_IMAGE_HEADS.split()}
 # those that number otherwise: ids are of layers' outputs only if the first id is 1
 _SHIFTED = "DeepseekV2 DeepseekV3 DeepseekV32 Glm4MoeLite GlmMoeDsa MistralLarge3"
-SGLANG_SHIFTED = {f"{name}ForCausalLM" for name in _SHIFTED.split()} | {"KimiK25ForConditionalGeneration"}
+SGLANG_SHIFTED = {f"{name}ForCausalLM" for name in _SHIFTED.split()} | {
+    "KimiK25ForConditionalGeneration"
+}
 # those that reach the state after their last layer
 SGLANG_LAST = {"GptOssForCausalLM", "MiniMaxM3SparseForCausalLM"}
-HEADLESS_TARGETS = {f"{name}ForCausalLM" for name in ("Cohere", "Cohere2", "Cohere2Moe", "Gemma2", "Gemma3n")}
+HEADLESS_TARGETS = {
+    f"{name}ForCausalLM" for name in ("Cohere", "Cohere2", "Cohere2Moe", "Gemma2", "Gemma3n")
+}
 # classes of vLLM that set is_neox_style=False on what get_rope keeps for all who ask by the same parameters
 ROPE_CHANGED = {"Ernie4_5ForCausalLM"}
 THROUGH_TRANSFORMERS = ["--model-impl", "transformers"]
@@ -97,8 +116,10 @@ class Subject(NamedTuple):
     own_head: bool  # whether the head knows fewer tokens than the target's, or has other weights
     entry_bias: bool  # whether a narrow entry adds a bias that is not zero
     architecture: str = ""  # of the target, as its config.json names the class
-    target_window: int | None = None  # of a target whose every layer slides; see :func:`window_of_all_layers`
-    mixed_heads: tuple[int, int] | None = None  # of a target of several kinds of layers; see :func:`heads_of_mixed`
+    # of a target whose every layer slides; see :func:`window_of_all_layers`
+    target_window: int | None = None
+    # of a target of several kinds of layers; see :func:`heads_of_mixed`
+    mixed_heads: tuple[int, int] | None = None
 
     @property
     def method(self) -> str:
@@ -128,7 +149,10 @@ class Subject(NamedTuple):
     @property
     def through_transformers(self) -> bool:
         """Whether vLLM runs the target through its Transformers backend for this drafter."""
-        return bool(self.architecture) and target_flags(self.architecture, self.method) == THROUGH_TRANSFORMERS
+        return (
+            bool(self.architecture)
+            and target_flags(self.architecture, self.method) == THROUGH_TRANSFORMERS
+        )
 
     @property
     def spread(self) -> bool:
@@ -176,7 +200,11 @@ def heads_of_mixed(hf_config: Any) -> tuple[int, int] | None:
     Args:
         hf_config: the target's transformers config of its text model.
     """
-    kinds = getattr(hf_config, "layer_types", None) or getattr(hf_config, "layers_block_type", None) or ()
+    kinds = (
+        getattr(hf_config, "layer_types", None)
+        or getattr(hf_config, "layers_block_type", None)
+        or ()
+    )
     if len(set(kinds) - {"mlp", "moe"}) < 2:
         return None
     heads = hf_config.num_attention_heads
@@ -214,17 +242,23 @@ def target_flags(architecture: str, method: str, python: str | None = None) -> l
     return [] if native else THROUGH_TRANSFORMERS
 
 
-RUN, SOURCE, UNCHECKED = "run", "source", "not checked"  # the evidence of a cell
+# the evidence of a cell
+RUN = "run"
+SOURCE = "source"
+UNCHECKED = "not checked"
 
 
 class EngineCell(NamedTuple):
     """What an engine's version makes of a switch."""
 
     lacks: str = ""  # why it does not honour the switch; nothing if it does
-    since: str = ""  # the first release whose source has it, where earlier ones were seen to lack it
+    # the first release whose source has it, where earlier ones were seen to lack it
+    since: str = ""
     evidence: str = SOURCE
-    silent: bool = False  # whether it loads such a drafter all the same, and drafts otherwise without a word
-    but: Callable[["Subject"], bool] = lambda subject: False  # where it honours the switch after all
+    # whether it loads such a drafter all the same, and drafts otherwise without a word
+    silent: bool = False
+    # where it honours the switch after all
+    but: Callable[["Subject"], bool] = lambda subject: False
 
     @property
     def words(self) -> str:
@@ -310,7 +344,11 @@ def _any(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
 # by rope_type, why vLLM and why SGLang do not honour it; nothing if they do
 _NO_EAGLE = "its generate has no EAGLE"
 _LMDEPLOY = {
-    LMDEPLOY: EngineCell("only its class with MLA reads it", silent=True, but=lambda s: type(s.config.attention) is MLA)
+    LMDEPLOY: EngineCell(
+        "only its class with MLA reads it",
+        silent=True,
+        but=lambda s: type(s.config.attention) is MLA,
+    )
 }
 _UNKNOWN = "its frequencies are not known to be ours"
 ROPE_KINDS = dict.fromkeys(("default", "linear", "llama3", "yarn"), ("", "")) | {

@@ -32,10 +32,15 @@ def published(ours: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Te
     made: dict[str, list[Tensor]] = defaultdict(list)
     for block in blocks(ours, config):
         made[block.published].append(ours[block.ours][block.rows])
-    return {name: parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1) for name, parts in made.items()}
+    return {
+        name: parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        for name, parts in made.items()
+    }
 
 
-def merged(names: Iterable[str], weights: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
+def merged(
+    names: Iterable[str], weights: Mapping[str, Tensor], config: DrafterConfig
+) -> dict[str, Tensor]:
     """The inverse: what a drafter calls ``names``, of published weights.
 
     Raises:
@@ -46,7 +51,10 @@ def merged(names: Iterable[str], weights: Mapping[str, Tensor], config: DrafterC
         if block.published not in weights:
             raise ValueError(f"the weights lack {block.published}")
         made[block.ours].append(weights[block.published][..., block.columns])
-    return {name: parts[0] if len(parts) == 1 else torch.cat(parts, dim=0) for name, parts in made.items()}
+    return {
+        name: parts[0] if len(parts) == 1 else torch.cat(parts, dim=0)
+        for name, parts in made.items()
+    }
 
 
 def blocks(names: Iterable[str], config: DrafterConfig) -> Iterator[TensorBlock]:
@@ -70,12 +78,16 @@ def blocks(names: Iterable[str], config: DrafterConfig) -> Iterator[TensorBlock]
             for part, rows in _stacked(projections):
                 yield TensorBlock(name, f"{place}.{part}.{kind}", rows, columns)
         elif last == "gate_up_proj":
-            for part, rows in _stacked({"gate": config.intermediate_size, "up": config.intermediate_size}):
+            for part, rows in _stacked(
+                {"gate": config.intermediate_size, "up": config.intermediate_size}
+            ):
                 yield TensorBlock(name, f"{at}.{part}_proj.weight", rows)
         elif last in ("token_fc", "feature_fc") and kind == "weight":
             yield TensorBlock(name, f"{at}.fc.weight", columns=halves[last == "feature_fc"])
         else:
-            place = name.replace("feature_fc.bias", "fc.bias").replace(".attention.norm.", ".attention.")
+            place = name.replace("feature_fc.bias", "fc.bias").replace(
+                ".attention.norm.", ".attention."
+            )
             yield TensorBlock(name, place)
 
 
@@ -87,7 +99,8 @@ def _stacked(sizes: Mapping[str, int]) -> Iterator[tuple[str, slice]]:
 
 
 MASK = "mask_hidden.weight"  # P-EAGLE's learned state, whose published name has no second half
-FP8 = {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}  # and as safetensors calls them
+# and as safetensors calls them
+FP8 = {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 MAPS = DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
 
 # of a layer, after `layers.layers.{i}.` and `layers.{i}.`
@@ -127,9 +140,12 @@ def table(config: DrafterConfig) -> dict[str, str]:
     rows = ELSEWHERE | {"fusion.fc" if isinstance(config.fusion, Concat) else "entry.fc": "fc"}
     rows |= {f"norms.aux.{n}": f"fc_norm.{n}" for n in range(len(config.aux_layers))}
     rows |= {"norms.hidden": "hidden_norm"} if config.entry.context else {}
-    first = 0 if config.entry.context else 1  # of the layers with an input norm among those of the layers
+    # of the layers with an input norm among those of the layers
+    first = 0 if config.entry.context else 1
     for i in range(config.num_layers):
-        rows |= {f"layers.layers.{i}.{ours}": f"layers.{i}.{theirs}" for ours, theirs in LAYER.items()}
+        rows |= {
+            f"layers.layers.{i}.{ours}": f"layers.{i}.{theirs}" for ours, theirs in LAYER.items()
+        }
         if i >= first:
             rows[f"layers.input_norms.{i - first}"] = f"layers.{i}.input_layernorm"
     return rows
@@ -154,12 +170,20 @@ def fp8_block(raw: Mapping[str, Any]) -> tuple[int, int]:
         weights = group.get("weights") if isinstance(group, Mapping) else None
         edges = edges or (weights.get("block_structure") if isinstance(weights, Mapping) else None)
     edges = edges or [128, 128]
-    if not (isinstance(edges, list) and len(edges) == 2 and all(type(edge) is int and edge > 0 for edge in edges)):
-        raise ValueError(f"quantization_config: a block is {edges!r:.60}, wanted two whole numbers above 0")
+    if not (
+        isinstance(edges, list)
+        and len(edges) == 2
+        and all(type(edge) is int and edge > 0 for edge in edges)
+    ):
+        raise ValueError(
+            f"quantization_config: a block is {edges!r:.60}, wanted two whole numbers above 0"
+        )
     return edges[0], edges[1]
 
 
-def dequantized(tensors: Mapping[str, Tensor], block: tuple[int, int] = (128, 128)) -> dict[str, Tensor]:
+def dequantized(
+    tensors: Mapping[str, Tensor], block: tuple[int, int] = (128, 128)
+) -> dict[str, Tensor]:
     """FP8 weights times their scales, in bfloat16, and the other tensors as they are.
 
     Scales are those of DeepSeek (https://arxiv.org/abs/2412.19437), one for each block, ``weight_scale_inv``, or of
@@ -171,10 +195,19 @@ def dequantized(tensors: Mapping[str, Tensor], block: tuple[int, int] = (128, 12
     Raises:
         ValueError: a weight's scales are missing, or do not fit its shape.
     """
-    made = {name: value for name, value in tensors.items() if not name.endswith(".input_scale")}  # of activations
+    # of activations
+    made = {name: value for name, value in tensors.items() if not name.endswith(".input_scale")}
     for name in [name for name, value in made.items() if value.dtype in FP8]:
-        weight, kind = made[name].float(), str(made[name].dtype).removeprefix("torch.")
-        scale = next((made.pop(name + end).float() for end in ("_scale_inv", "_scale") if name + end in made), None)
+        weight = made[name].float()
+        kind = str(made[name].dtype).removeprefix("torch.")
+        scale = next(
+            (
+                made.pop(name + end).float()
+                for end in ("_scale_inv", "_scale")
+                if name + end in made
+            ),
+            None,
+        )
         if scale is None or weight.ndim != 2:
             raise ValueError(
                 f"{name} is {kind} of shape {list(weight.shape)}, without {name}_scale_inv or {name}_scale"
@@ -182,7 +215,9 @@ def dequantized(tensors: Mapping[str, Tensor], block: tuple[int, int] = (128, 12
         rows, columns = weight.shape
         tiles = [-(-size // edge) for size, edge in zip(weight.shape, block, strict=True)]
         if list(scale.shape) == tiles:
-            scale = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
+            scale = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[
+                :, :columns
+            ]
         elif list(scale.shape) in ([rows], [rows, 1]):
             scale = scale.reshape(-1, 1)
         elif scale.numel() > 1:

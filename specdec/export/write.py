@@ -28,7 +28,8 @@ from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
-ROUNDED = (torch.float32, torch.bfloat16, torch.float16)  # what a target is loaded in, beside float64
+# what a target is loaded in, beside float64
+ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def export(
@@ -62,7 +63,9 @@ def export(
     if push is not None:
         check_repository(push)
         if format == mtp.FORMAT:
-            raise ValueError("--push is for drafters: put a copy of the target on the Hub with hf upload")
+            raise ValueError(
+                "--push is for drafters: put a copy of the target on the Hub with hf upload"
+            )
     directory = located(drafter)
     exported = export_drafter(
         load_drafter(directory, dtype=None), target.load(), out, format, draft_tokens=draft_tokens, served=target,
@@ -119,13 +122,19 @@ def export_drafter(
     served = served or TargetSource(target.source)
     if format == mtp.FORMAT:
         line = mtp.stitch(drafter, target, subject, served, directory, drafts)
-        return Exported(directory, DrafterCheckpoint(directory, mtp.FORMAT, subject.architecture), line)
+        return Exported(
+            directory, DrafterCheckpoint(directory, mtp.FORMAT, subject.architecture), line
+        )
     chosen = FORMATS[format]
     chosen.check(subject)
     line = chosen.command(str(directory.resolve()), subject, served, drafts)
     own = target.identity["fingerprint"]  # which parts of a target do not know
     which = own or (config.target.get("fingerprint") if made_for else None)
-    loaded_by = {"source": served.source, "revision": served.revision, "trust_remote_code": served.trust_remote_code}
+    loaded_by = {
+        "source": served.source,
+        "revision": served.revision,
+        "trust_remote_code": served.trust_remote_code,
+    }
     record: dict[str, Any] = {
         "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,
         "parallel": subject.parallel,
@@ -134,7 +143,9 @@ def export_drafter(
         "target": {**loaded_by, "architecture": subject.architecture, "fingerprint": which},
         "training": card.trained(run) if run else None,
     }  # fmt: skip
-    record["evaluations"] = card.evaluations(run or directory, record, evaluation) if run or evaluation else []
+    record["evaluations"] = (
+        card.evaluations(run or directory, record, evaluation) if run or evaluation else []
+    )
     warn_if_rounded(drafter, target, subject)
     warn_of_engines(subject)
     if kernels := missing_kernels(config):
@@ -147,7 +158,12 @@ def export_drafter(
         )
     tensors = chosen.tensors(drafter, subject)
     check_finite(tensors)
-    log.info("writing %s for %s, method %s", how_many(len(tensors), "tensor"), chosen.engine, subject.method)
+    log.info(
+        "writing %s for %s, method %s",
+        how_many(len(tensors), "tensor"),
+        chosen.engine,
+        subject.method,
+    )
     with staged_directory(directory) as temporary:
         file = temporary / read.WEIGHTS
         try:
@@ -165,7 +181,8 @@ def export_drafter(
 
 def _check_positions(subject: Subject, target: Target) -> None:
     """Raise NotServable for a rope that engines would change by raising its length to the server's."""
-    own, longest = subject.config.max_position_embeddings, target.config.max_position_embeddings
+    own = subject.config.max_position_embeddings
+    longest = target.config.max_position_embeddings
     if own < longest:
         raise NotServable(
             f"the drafter's max_position_embeddings is {own:,} and the target's {longest:,}: engines raise it to the "
@@ -176,14 +193,17 @@ def _check_positions(subject: Subject, target: Target) -> None:
 
 def subject_of(drafter: Drafter, target: Target) -> Subject:
     """What engines differ in, of a drafter, its positions raised to the target's, and that target."""
-    config, state = keys.reaching(drafter.config, target.config.max_position_embeddings), drafter.state_dict()
+    config = keys.reaching(drafter.config, target.config.max_position_embeddings)
+    state = drafter.state_dict()
     bias = state.get("entry.feature_fc.bias")
     return Subject(
         config,
         own_embedding=not is_targets(state[EMBEDDING], target.embedding_weight()),
         own_head=not is_targets(state[HEAD], target.head_weight()),
         entry_bias=type(config.entry) is Narrow and bias is not None and bool(bias.any()),
-        **target_facts(target.config, (target.model.config.architectures or [type(target.model).__name__])[0]),
+        **target_facts(
+            target.config, (target.model.config.architectures or [type(target.model).__name__])[0]
+        ),
     )
 
 
@@ -191,13 +211,18 @@ def _verify(directory: Path, drafter: Drafter, target: Target, subject: Subject)
     """Read the checkpoint back as if anyone had written it: to the last bit the drafter, or what the target has."""
     checkpoint = read.read_checkpoint(directory)
     if lost := read.contradictions(subject.config, read.described(checkpoint, target)):
-        raise NotServable(f"the checkpoint does not say all of the drafter: {', '.join(lost)} read back otherwise")
-    state, theirs = drafter.state_dict(), _weights(target)
+        raise NotServable(
+            f"the checkpoint does not say all of the drafter: {', '.join(lost)} read back otherwise"
+        )
+    state = drafter.state_dict()
+    theirs = _weights(target)
     for name, value in read.import_checkpoint(checkpoint, target).state_dict().items():
         left = name in subject.shared and name not in checkpoint.tensors
         wanted = theirs[name].to(state[name].dtype) if left else state[name]
         if not torch.equal(value, wanted.cpu()) or value.dtype != wanted.dtype:
-            raise ValueError(f"{directory}: {name} reads back otherwise than it was written: nothing was exported")
+            raise ValueError(
+                f"{directory}: {name} reads back otherwise than it was written: nothing was exported"
+            )
 
 
 def is_targets(ours: Tensor, theirs: Tensor) -> bool:
@@ -208,20 +233,26 @@ def is_targets(ours: Tensor, theirs: Tensor) -> bool:
     """
     if ours.shape != theirs.shape:
         return False
-    ours, theirs = ours.detach().cpu(), theirs.detach().cpu()
+    ours = ours.detach().cpu()
+    theirs = theirs.detach().cpu()
     return _rounding(ours, theirs) is not None or read.same_numbers(ours.to(theirs.dtype), theirs)
 
 
 def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
     """Warn of what stays with the target but is rounded in the drafter: it is not served as it was in training."""
-    state, theirs = drafter.state_dict(), _weights(target)
+    state = drafter.state_dict()
+    theirs = _weights(target)
     dtypes = {name: _rounding(state[name].cpu(), theirs[name].cpu()) for name in subject.shared}
-    rounded = {name: dtype for name, dtype in dtypes.items() if dtype not in (None, theirs[name].dtype)}
+    rounded = {
+        name: dtype for name, dtype in dtypes.items() if dtype not in (None, theirs[name].dtype)
+    }
     if rounded:
         log.warning(
             "this drafter has weights of the target rounded, %s: an engine reads them as the target has them, and "
             "close drafts may fall otherwise than in training; specdec parity --target.dtype compares in that dtype",
-            " and ".join(f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in rounded.items()),
+            " and ".join(
+                f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in rounded.items()
+            ),
         )
 
 
@@ -252,4 +283,7 @@ def _weights(target: Target) -> dict[str, Tensor]:
 
 def _rounding(ours: Tensor, theirs: Tensor) -> torch.dtype | None:
     """The dtype in which theirs are ours, their own if nothing is rounded; None if there is none."""
-    return next((dtype for dtype in (theirs.dtype, *ROUNDED) if read.same_numbers(ours, theirs.to(dtype))), None)
+    return next(
+        (dtype for dtype in (theirs.dtype, *ROUNDED) if read.same_numbers(ours, theirs.to(dtype))),
+        None,
+    )

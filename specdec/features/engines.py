@@ -31,7 +31,8 @@ INSIDE = Path(__file__).parent / "inside_vllm"
 KNOWN = "0.32.", "0.33."  # versions of one connector, to the byte, which is private to vLLM
 TOKENS = 16384  # of rows that vLLM works out at once
 
-RowStates = tuple[PackedRow, Tensor, Tensor]  # a row, its boundaries' states (R, N, H) and its final one (R, H)
+# a row, its boundaries' states (R, N, H) and its final one (R, H)
+RowStates = tuple[PackedRow, Tensor, Tensor]
 
 
 class EngineDeadError(ValueError):
@@ -42,8 +43,12 @@ class TransformersEngine:
     """The very forward of :class:`specdec.features.OnTheFly`: with one row at a time, its numbers to the last bit."""
 
     def __init__(self, target: Target, layers: Sequence[int], products: str, rows: int = 1) -> None:
-        self.target, self.layers, self.rows = target, layers, rows
-        on = f"{target.device.type}, products {products}" + (f", {rows} rows at a time" if rows > 1 else "")
+        self.target = target
+        self.layers = layers
+        self.rows = rows
+        on = f"{target.device.type}, products {products}" + (
+            f", {rows} rows at a time" if rows > 1 else ""
+        )
         self.name = f"transformers {transformers.__version__}, torch {torch.__version__}, {on}"
 
     def states(self, rows: Iterable[PackedRow]) -> Iterator[RowStates]:
@@ -51,7 +56,9 @@ class TransformersEngine:
         left = iter(rows)
         while group := list(itertools.islice(left, self.rows)):
             ids_BT = nn.utils.rnn.pad_sequence([row.ids_R for row in group], True)
-            documents_BT = nn.utils.rnn.pad_sequence([row.documents_R for row in group], True, PAD_DOCUMENT)
+            documents_BT = nn.utils.rnn.pad_sequence(
+                [row.documents_R for row in group], True, PAD_DOCUMENT
+            )
             ids_BT, documents_BT = (x_BT.to(self.target.device) for x_BT in (ids_BT, documents_BT))
             out = self.target.forward(ids_BT, View.packed(documents_BT), self.layers)
             for row, aux_TNH, final_TH in zip(group, *out, strict=True):
@@ -64,14 +71,24 @@ class VllmEngine:
     Every piece is a request of its own; the final state is the target's final norm of the last boundary.
     """
 
-    def __init__(self, process: "subprocess.Popen[str]", log: Path, target: Target, layers: Sequence[int]) -> None:
-        self.process, self.log, self.target, self.layers = process, log, target, layers
+    def __init__(
+        self, process: "subprocess.Popen[str]", log: Path, target: Target, layers: Sequence[int]
+    ) -> None:
+        self.process = process
+        self.log = log
+        self.target = target
+        self.layers = layers
         self.name = f"vllm {self._answer()['version']}"
 
     @classmethod
     @contextlib.contextmanager
     def started(
-        cls, source: TargetSource, target: Target, layers: Sequence[int], longest: int, more: Mapping[str, Any]
+        cls,
+        source: TargetSource,
+        target: Target,
+        layers: Sequence[int],
+        longest: int,
+        more: Mapping[str, Any],
     ) -> Iterator[Self]:
         """vLLM with this target, for pieces of up to ``longest`` tokens and with ``more`` arguments of its engine.
 
@@ -134,10 +151,13 @@ class VllmEngine:
             found = load_file(file)
         except (OSError, SafetensorError) as error:
             raise ValueError(f"vLLM's {file} cannot be read: {error}") from error
-        states, width = found["hidden_states"], sum(b < self.target.num_layers for b in self.layers) + 1
+        states = found["hidden_states"]
+        width = sum(b < self.target.num_layers for b in self.layers) + 1
         wanted = (len(ids_M), width, self.target.hidden_size)
         if not torch.equal(found["token_ids"], ids_M) or states.shape != wanted:
-            raise ValueError(f"vLLM's {file} holds other tokens than were asked for, or states of another shape")
+            raise ValueError(
+                f"vLLM's {file} holds other tokens than were asked for, or states of another shape"
+            )
         Path(file).unlink()
         with torch.no_grad():
             final_MH = self.target.final_norm(states[:, -1].to(self.target.device)).cpu()
@@ -147,7 +167,9 @@ class VllmEngine:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+            lines = [
+                line for line in self.log.read_text(errors="replace").splitlines() if line.strip()
+            ]
             raise EngineDeadError(f"vLLM ended: {' | '.join(lines[-5:])}")
         answer = json.loads(line)
         if isinstance(answer, dict) and "refused" in answer:

@@ -41,7 +41,8 @@ class Sent(NamedTuple):
     columns: list[Any]  # bytes of each, as arrays, which Ray hands over without a copy
 
 
-Wanted = tuple[int, int, PackedRow, asyncio.Future[Any]]  # the batch's number, a running one, and who waits
+# the batch's number, a running one, and who waits
+Wanted = tuple[int, int, PackedRow, asyncio.Future[Any]]
 
 
 class Producer:
@@ -51,9 +52,12 @@ class Producer:
         self, engine: EngineName, source: TargetSource, contract: Contract, longest: int, rows: int,
         more: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        self.engine, self.source, self.contract = engine, source, contract
+        self.engine = engine
+        self.source = source
+        self.contract = contract
         self._given = longest, rows, more  # of :func:`running`
-        self._lock, self._open = threading.Lock(), contextlib.ExitStack()
+        self._lock = threading.Lock()
+        self._open = contextlib.ExitStack()
         self._running: Engine | None = None
 
     def about(self) -> tuple[dict[str, Any], str]:
@@ -95,8 +99,12 @@ class Ledger:
         tee: the name of what stores them, too.
     """
 
-    def __init__(self, contract: Contract, producers: Sequence[str], rows: int, tee: str | None) -> None:
-        self.contract, self.rows, self.tee = contract, rows, tee
+    def __init__(
+        self, contract: Contract, producers: Sequence[str], rows: int, tee: str | None
+    ) -> None:
+        self.contract = contract
+        self.rows = rows
+        self.tee = tee
         self.done = self.again = 0  # rows
         self._wanted: list[Wanted] = []  # a heap
         self._leases = dict.fromkeys(producers, 0)
@@ -127,7 +135,8 @@ class Ledger:
         while self._leases[name := min(self._leases, key=self._leases.__getitem__)] < LEASES:
             lease: list[Wanted] = []
             while self._wanted and len(lease) < self.rows:
-                if not (one := heapq.heappop(self._wanted))[3].done():  # it is where who asked has forgotten it
+                # it is where who asked has forgotten it
+                if not (one := heapq.heappop(self._wanted))[3].done():
                     lease.append(one)
             if not lease:
                 return
@@ -145,7 +154,8 @@ class Ledger:
             rows = [row for _, _, row, _ in lease]
             receipt, *sent = producer.features_of.options(num_returns=1 + len(rows)).remote(rows)
             await receipt
-            if self.tee:  # before they are handed out: a slow disk stalls the producers, not the memory
+            # before they are handed out: a slow disk stalls the producers, not the memory
+            if self.tee:
                 try:
                     await ray.get_actor(self.tee, NAMESPACE).store.remote(rows, sent)
                 except ray.exceptions.RayActorError as error:
@@ -192,7 +202,9 @@ class Tee:
 
     def __init__(self, directory: str, contract: Contract) -> None:
         self._open = contextlib.ExitStack()
-        self._writer = self._open.enter_context(CacheWriter.building(Path(directory), contract, SHARD_BYTES))
+        self._writer = self._open.enter_context(
+            CacheWriter.building(Path(directory), contract, SHARD_BYTES)
+        )
 
     def known(self) -> int:
         """How many rows there are: it has started."""
@@ -224,9 +236,15 @@ def unpack(contract: Contract, sent: Sent, row: PackedRow, columns_T: Sequence[T
     for column in sent.columns:
         crc = zlib.crc32(column, crc)
     if sent.key != row.key or crc != sent.crc32:
-        raise ValueError(f"a row of {how_many(row.tokens, 'token')} was changed on its way from a producer")
+        raise ValueError(
+            f"a row of {how_many(row.tokens, 'token')} was changed on its way from a producer"
+        )
     for name, column, there in zip(contract.columns(), sent.columns, columns_T, strict=True):
-        place = there[: row.tokens, : len(contract.layers)] if name.startswith("aux") else there[: row.tokens]
+        place = (
+            there[: row.tokens, : len(contract.layers)]
+            if name.startswith("aux")
+            else there[: row.tokens]
+        )
         if place.numel():
             place = place.view(torch.uint8)
             place.numpy()[...] = column.reshape(place.shape)

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.features.store import DTYPES, Contract, FeatureStore, PackedRow, described, each_row, packed_rows
+from specdec.features.store import (
+    DTYPES,
+    Contract,
+    FeatureStore,
+    PackedRow,
+    described,
+    each_row,
+    packed_rows,
+)
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 from specdec.target.rounding import apart, own_states
@@ -29,7 +37,8 @@ SPOT_TOKENS = 512  # of a row that are worked out again, at most
 class FeatureSource:
     """Features of batches, in the target's dtype on its device; those of padding are undefined."""
 
-    first_rows: int | None = None  # how many training rows it has, those that an epoch draws first; None if all
+    # how many training rows it has, those that an epoch draws first; None if all
+    first_rows: int | None = None
     ahead: int = 0  # of how many batches it wants to know beyond the one under way
 
     def announce(self, batch: Batch) -> None:
@@ -41,7 +50,9 @@ class FeatureSource:
     def forget(self, batch: Batch) -> None:
         """A batch that was announced does not come."""
 
-    def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
+    def __call__(
+        self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool
+    ) -> TargetOutput:
         """As :meth:`specdec.target.Target.forward` of ``View.packed``, for rows of packed documents."""
         raise NotImplementedError
 
@@ -58,7 +69,9 @@ class Features:
 
     made_ahead: ClassVar[bool] = False  # then parts of a target are enough
 
-    def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
+    def open(
+        self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool
+    ) -> FeatureSource:
         """The source of a run that reads these boundaries of this data; parts of a target learn which one they are of.
 
         Raises:
@@ -81,11 +94,15 @@ class OnTheFly(Features, FeatureSource):
     def __post_init__(self) -> None:
         check_numbers(OnTheFly, vars(self), "model.features.")
 
-    def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
+    def open(
+        self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool
+    ) -> FeatureSource:
         """Itself: there is nothing to open."""
         return self
 
-    def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
+    def __call__(
+        self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool
+    ) -> TargetOutput:
         """The whole batch, or groups of rows, each up to its last token that is no padding."""
         if self.rows == "batch":
             return target.forward(batch.ids_BT, View.packed(batch.documents_BT), layers, final_norm)
@@ -95,10 +112,13 @@ class OnTheFly(Features, FeatureSource):
         final_BTH = weight.new_zeros(B, T, target.hidden_size)
         for start in range(0, B, self.rows):
             group = slice(start, start + self.rows)
-            ids_GT, documents_GT = batch.ids_BT[group], batch.documents_BT[group]
+            ids_GT = batch.ids_BT[group]
+            documents_GT = batch.documents_BT[group]
             R = int((documents_GT >= 0).sum(1).max())
             if R:
-                out = target.forward(ids_GT[:, :R], View.packed(documents_GT[:, :R]), layers, final_norm)
+                out = target.forward(
+                    ids_GT[:, :R], View.packed(documents_GT[:, :R]), layers, final_norm
+                )
                 aux_BTNH[group, :R], final_BTH[group, :R] = out
         return TargetOutput(aux_BTNH, final_BTH)
 
@@ -114,7 +134,9 @@ class Cached(Features):
     made_ahead = True
     directory: str
 
-    def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
+    def open(
+        self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool
+    ) -> FeatureSource:
         """Check target, boundaries, data and, on one row, the numbers themselves.
 
         Raises:
@@ -131,8 +153,15 @@ class Cached(Features):
             store.read(row, range(len(store.contract.layers)), *found)
             spot_check(store.contract, self.directory, found, target, row)
         else:
-            log.warning("the cache's numbers are taken as they are: parts of a target cannot work one out again")
-        log.info("features: %s, boundaries %s, by %s", self.directory, store.contract.layers, store.contract.engine)
+            log.warning(
+                "the cache's numbers are taken as they are: parts of a target cannot work one out again"
+            )
+        log.info(
+            "features: %s, boundaries %s, by %s",
+            self.directory,
+            store.contract.layers,
+            store.contract.engine,
+        )
         return source
 
 
@@ -148,10 +177,18 @@ class RowSource(FeatureSource):
     """
 
     def __init__(
-        self, contract: Contract, where: str, target: Target, layers: Sequence[int], final_norm: bool, ahead: int
+        self,
+        contract: Contract,
+        where: str,
+        target: Target,
+        layers: Sequence[int],
+        final_norm: bool,
+        ahead: int,
     ) -> None:
         if not target.is_of(contract.target):
-            raise ValueError(f"{where}: made with another target, {contract.target['source']}, or other weights of it")
+            raise ValueError(
+                f"{where}: made with another target, {contract.target['source']}, or other weights of it"
+            )
         if not target.whole:
             target.take_identity(contract.target)
         dtype = str(target.dtype).removeprefix("torch.")
@@ -168,8 +205,12 @@ class RowSource(FeatureSource):
             )
         if contract.dtype != dtype:
             log.warning("%s: states of %s, rounded to %s", where, dtype, contract.dtype)
-        self.contract, self.where, self.ahead = contract, where, ahead
-        self.dtype, self.final_norm, self.layers = target.dtype, final_norm, tuple(layers)
+        self.contract = contract
+        self.where = where
+        self.ahead = ahead
+        self.dtype = target.dtype
+        self.final_norm = final_norm
+        self.layers = tuple(layers)
         self.taps = [contract.layers.index(b) for b in stored]
         self._thread = ThreadPoolExecutor(1, "features")
         self._announced: dict[tuple[bytes, ...], Future[list[Tensor]]] = {}
@@ -197,10 +238,14 @@ class RowSource(FeatureSource):
         if one := self._announced.pop(_keys(packed_rows(batch)), None):
             one.cancel()
 
-    def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
+    def __call__(
+        self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool
+    ) -> TargetOutput:
         """The states of every row."""
         if (tuple(layers), final_norm) != (self.layers, self.final_norm):
-            raise ValueError(f"{self.where}: opened for boundaries {list(self.layers)}, not {list(layers)}")
+            raise ValueError(
+                f"{self.where}: opened for boundaries {list(self.layers)}, not {list(layers)}"
+            )
         rows = packed_rows(batch)
         ahead = self._announced.pop(_keys(rows), None)
         found = self._read(rows, batch.ids_BT.shape[1]) if ahead is None else ahead.result()
@@ -218,7 +263,13 @@ class RowSource(FeatureSource):
 
     def _read(self, rows: Sequence[PackedRow], T: int) -> list[Tensor]:
         columns = [
-            torch.zeros(len(rows), T, *column.shape, dtype=column.dtype, pin_memory=torch.cuda.is_available())
+            torch.zeros(
+                len(rows),
+                T,
+                *column.shape,
+                dtype=column.dtype,
+                pin_memory=torch.cuda.is_available(),
+            )
             for column in self.contract.columns(len(self.layers)).values()
         ]
         for n, row in enumerate(rows):
@@ -230,9 +281,12 @@ class RowSource(FeatureSource):
 class CachedSource(RowSource):
     """Reads from the disk; ValueError as :class:`RowSource`."""
 
-    def __init__(self, store: FeatureStore, target: Target, layers: Sequence[int], final_norm: bool) -> None:
+    def __init__(
+        self, store: FeatureStore, target: Target, layers: Sequence[int], final_norm: bool
+    ) -> None:
         super().__init__(store.contract, str(store.directory), target, layers, final_norm, ahead=1)
-        self.store, self.first_rows = store, store.contract.first_rows
+        self.store = store
+        self.first_rows = store.contract.first_rows
 
     def announce(self, batch: Batch) -> None:
         """Have the thread read it, unless it is the one behind a run's last, which a cache of the first rows need not
@@ -250,7 +304,9 @@ def boundaries(target: Target, layers: Sequence[int], final_norm: bool) -> list[
 
 
 @torch.no_grad()
-def spot_check(contract: Contract, where: str, columns: Sequence[Tensor], target: Target, row: PackedRow) -> None:
+def spot_check(
+    contract: Contract, where: str, columns: Sequence[Tensor], target: Target, row: PackedRow
+) -> None:
     """Compare a row's columns with the target, boundary by boundary, so that a wrong tap shows before the first step.
 
     Raises:
@@ -262,7 +318,10 @@ def spot_check(contract: Contract, where: str, columns: Sequence[Tensor], target
     own = target.forward(ids_1M, View.packed(documents_1M), range(target.num_layers + 1))
     *allowed, allowed_final, _ = own_states(target, DTYPES[contract.dtype]).allowed
     for n, boundary in enumerate(contract.layers):
-        off = [float(apart(aux_RNH[:M, n], state_MH).median()) for state_MH in own.aux_BTNH[0].unbind(1)]
+        off = [
+            float(apart(aux_RNH[:M, n], state_MH).median())
+            for state_MH in own.aux_BTNH[0].unbind(1)
+        ]
         nearest = min(range(len(off)), key=off.__getitem__)
         if off[boundary] > allowed[boundary] or off[nearest] < off[boundary] / 2:
             raise ValueError(
@@ -271,7 +330,9 @@ def spot_check(contract: Contract, where: str, columns: Sequence[Tensor], target
                 "run specdec cache again"
             )
     if (far := float(apart(final_RH[:M], own.final_BTH[0]).median())) > allowed_final:
-        raise ValueError(f"{where}: the final state is not the target's (off by {far:.1e}): run specdec cache again")
+        raise ValueError(
+            f"{where}: the final state is not the target's (off by {far:.1e}): run specdec cache again"
+        )
 
 
 def _keys(rows: Sequence[PackedRow]) -> tuple[bytes, ...]:

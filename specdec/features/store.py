@@ -33,9 +33,11 @@ FORMAT = "specdec-features-6"
 INDEX = "index.json"  # written last: a folder without it is no cache yet
 UNFINISHED = "building.json"  # the index of what is written so far
 REMEDY = "run the same specdec cache command again, which makes it anew"
-SCALED = {torch.float8_e4m3fn: 448.0}  # kept with a scale for every state; the largest number of each
+# kept with a scale for every state; the largest number of each
+SCALED = {torch.float8_e4m3fn: 448.0}
 DTYPES = {
-    str(x).removeprefix("torch."): x for x in (torch.float64, torch.float32, torch.bfloat16, torch.float16, *SCALED)
+    str(x).removeprefix("torch."): x
+    for x in (torch.float64, torch.float32, torch.bfloat16, torch.float16, *SCALED)
 }
 INCIDENTAL = ("batch_size",)  # of the data: it changes no row
 
@@ -75,7 +77,9 @@ class Contract:
             ValueError: no such boundary.
         """
         if wrong := [b for b in layers if not 0 <= b <= target.num_layers]:
-            raise ValueError(f"no layer boundary {wrong[0]}: this target has 0 to {target.num_layers}")
+            raise ValueError(
+                f"no layer boundary {wrong[0]}: this target has 0 to {target.num_layers}"
+            )
         target_dtype = str(target.dtype).removeprefix("torch.")
         return cls(
             layers=tuple(sorted(set(layers))), dtype=target_dtype if dtype == "target" else dtype,
@@ -85,15 +89,22 @@ class Contract:
 
     def columns(self, boundaries: int | None = None) -> dict[str, "Column"]:
         """What there is of every token: its states at all boundaries, or so many, and its final one; scales, too."""
-        N, H, dtype = len(self.layers) if boundaries is None else boundaries, self.hidden_size, DTYPES[self.dtype]
+        N = len(self.layers) if boundaries is None else boundaries
+        H = self.hidden_size
+        dtype = DTYPES[self.dtype]
         found = {"aux_PNH": Column((N, H), dtype), "final_PH": Column((H,), dtype)}
         if dtype in SCALED:
-            found |= {"aux_scale_PN": Column((N,), torch.float32), "final_scale_P": Column((), torch.float32)}
+            found |= {
+                "aux_scale_PN": Column((N,), torch.float32),
+                "final_scale_P": Column((), torch.float32),
+            }
         return found
 
     def empty(self, R: int) -> list[Tensor]:
         """Columns of a row of R tokens, yet to be filled."""
-        return [torch.empty(R, *column.shape, dtype=column.dtype) for column in self.columns().values()]
+        return [
+            torch.empty(R, *column.shape, dtype=column.dtype) for column in self.columns().values()
+        ]
 
     @property
     def token_bytes(self) -> int:
@@ -102,10 +113,16 @@ class Contract:
 
     def encode(self, aux_RNH: Tensor, final_RH: Tensor) -> tuple[Tensor, ...]:
         """A row's columns, on the CPU, of its states; ValueError if one is not finite in the dtype stored."""
-        states, dtype = (aux_RNH, final_RH), DTYPES[self.dtype]
+        states = (aux_RNH, final_RH)
+        dtype = DTYPES[self.dtype]
         if dtype in SCALED:  # the largest number of a token's state becomes the dtype's largest
-            scales = [state.float().abs().amax(-1).clamp(min=1e-30) / SCALED[dtype] for state in states]
-            scaled = [(state.float() / scale[..., None]).to(dtype) for state, scale in zip(states, scales, strict=True)]
+            scales = [
+                state.float().abs().amax(-1).clamp(min=1e-30) / SCALED[dtype] for state in states
+            ]
+            scaled = [
+                (state.float() / scale[..., None]).to(dtype)
+                for state, scale in zip(states, scales, strict=True)
+            ]
             columns = (*scaled, *scales)
         else:
             columns = tuple(state.to(dtype) for state in states)
@@ -113,16 +130,22 @@ class Contract:
         names = (*(f"boundary {b}" for b in self.layers), "the final state")
         for name, column in zip(names, (*aux.unbind(1), final), strict=True):
             if not column.isfinite().all():
-                raise ValueError(f"the target's {name} holds NaN or infinity: run it in a wider dtype")
+                raise ValueError(
+                    f"the target's {name} holds NaN or infinity: run it in a wider dtype"
+                )
         return tuple(column.cpu().contiguous() for column in columns)
 
     def decode(self, columns: Sequence[Tensor], dtype: torch.dtype) -> TargetOutput:
         """The states that columns hold, in ``dtype``, where they lie."""
-        states, scales = columns[:2], columns[2:]
+        states = columns[:2]
+        scales = columns[2:]
         if not scales:
             return TargetOutput(*(state.to(dtype) for state in states))
         return TargetOutput(
-            *((state.float() * scale[..., None]).to(dtype) for state, scale in zip(states, scales, strict=True))
+            *(
+                (state.float() * scale[..., None]).to(dtype)
+                for state, scale in zip(states, scales, strict=True)
+            )
         )
 
     def differences(self, now: Self) -> str:
@@ -149,7 +172,9 @@ class Column(NamedTuple):
 
 def described(data: TokenData) -> dict[str, Any]:
     """The arguments that decide which rows there are."""
-    names = [name for name in inspect.signature(type(data).__init__).parameters if name not in INCIDENTAL]
+    names = [
+        name for name in inspect.signature(type(data).__init__).parameters if name not in INCIDENTAL
+    ]
     found = {name: vars(data)[name] for name in names if name in vars(data)}
     return json.loads(json.dumps(found | {"class": class_name(type(data))}, default=_plain))
 
@@ -186,8 +211,11 @@ def each_row(batch: Batch) -> Iterator[PackedRow]:
     """The same, one by one: all rows of the data need not be in memory twice."""
     for ids_T, documents_T in zip(batch.ids_BT.cpu(), batch.documents_BT.cpu(), strict=True):
         R = int((documents_T >= 0).sum())
-        ids_R, documents_R = ids_T[:R].long().contiguous(), documents_T[:R].long().contiguous()
-        key = hashlib.blake2b(ids_R.numpy().tobytes() + documents_R.numpy().tobytes(), digest_size=16).digest()
+        ids_R = ids_T[:R].long().contiguous()
+        documents_R = documents_T[:R].long().contiguous()
+        key = hashlib.blake2b(
+            ids_R.numpy().tobytes() + documents_R.numpy().tobytes(), digest_size=16
+        ).digest()
         yield PackedRow(ids_R, documents_R, key)
 
 
@@ -202,7 +230,9 @@ class ShardEntry(NamedTuple):
     def verify(self, directory: Path) -> None:
         """Raise ValueError if a byte of the file is not what was written."""
         if not (directory / self.file).exists() or sha256(directory / self.file) != self.sha256:
-            raise ValueError(f"{directory / self.file}: it is gone, or its SHA-256 is not the one in {INDEX}: {REMEDY}")
+            raise ValueError(
+                f"{directory / self.file}: it is gone, or its SHA-256 is not the one in {INDEX}: {REMEDY}"
+            )
 
 
 class FeatureIndex(NamedTuple):
@@ -213,18 +243,27 @@ class FeatureIndex(NamedTuple):
 
     def write(self, path: Path) -> None:
         """Write it, with a hash of itself."""
-        content = {"contract": self.contract.to_json(), "shards": [entry._asdict() for entry in self.shards]}
+        content = {
+            "contract": self.contract.to_json(),
+            "shards": [entry._asdict() for entry in self.shards],
+        }
         write_json(path, {"format": FORMAT, "sha256": _digest(content), **content})
 
     @classmethod
     def of(cls, directory: Path) -> Self:
         """That of a cache; ValueError if there is none, or none that is finished."""
         if not directory.is_dir():
-            raise ValueError(f"{directory}: no such directory: make it with specdec cache --out {directory}")
+            raise ValueError(
+                f"{directory}: no such directory: make it with specdec cache --out {directory}"
+            )
         if not (directory / INDEX).exists() and any(directory.glob("part-*")):
-            raise ValueError(f"{directory}: not all parts of the cache are finished: run specdec cache for the others")
+            raise ValueError(
+                f"{directory}: not all parts of the cache are finished: run specdec cache for the others"
+            )
         if not (directory / INDEX).exists() and (directory / UNFINISHED).exists():
-            raise ValueError(f"{directory}: the cache is not finished: run the same specdec cache command again")
+            raise ValueError(
+                f"{directory}: the cache is not finished: run the same specdec cache command again"
+            )
         return cls.read(directory / INDEX)
 
     @classmethod
@@ -236,9 +275,13 @@ class FeatureIndex(NamedTuple):
         """
         content = read_json(path)
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-            raise ValueError(f"{path}: not a feature cache of this version ({FORMAT}): run specdec cache again")
+            raise ValueError(
+                f"{path}: not a feature cache of this version ({FORMAT}): run specdec cache again"
+            )
         if content.pop("sha256", None) != _digest(content):
-            raise ValueError(f"{path}: it was changed or damaged (its own hash differs): run specdec cache again")
+            raise ValueError(
+                f"{path}: it was changed or damaged (its own hash differs): run specdec cache again"
+            )
         contract = content["contract"] | {"layers": tuple(content["contract"]["layers"])}
         return cls(Contract(**contract), [ShardEntry(**entry) for entry in content["shards"]])
 
@@ -276,19 +319,27 @@ def shard_rows(path: Path, columns: Mapping[str, Column]) -> dict[bytes, RowPlac
     """
     try:
         with safe_open(path, framework="pt", backend="pread") as file, path.open("rb") as stream:
-            keys, sizes_E, crcs_E = (file.get_tensor(name) for name in ("keys", "sizes_E", "crcs_E"))
+            keys, sizes_E, crcs_E = (
+                file.get_tensor(name) for name in ("keys", "sizes_E", "crcs_E")
+            )
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length))
             starts = [8 + length + header[name]["data_offsets"][0] for name in columns]
             sizes = [column.token_bytes for column in columns.values()]
             before_E = (sizes_E.cumsum(0) - sizes_E).tolist()
             places = [
-                RowPlace(path, tuple(at + before * size for at, size in zip(starts, sizes, strict=True)), crc)
+                RowPlace(
+                    path,
+                    tuple(at + before * size for at, size in zip(starts, sizes, strict=True)),
+                    crc,
+                )
                 for before, crc in zip(before_E, crcs_E.tolist(), strict=True)
             ]
             return dict(zip(map(bytes, keys.numpy()), places, strict=True))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{path}: the shard is gone, damaged or cut off ({error}): {REMEDY}") from error
+        raise ValueError(
+            f"{path}: the shard is gone, damaged or cut off ({error}): {REMEDY}"
+        ) from error
 
 
 class FeatureStore:
@@ -303,7 +354,8 @@ class FeatureStore:
     """
 
     def __init__(self, directory: Path, data: Mapping[str, Any]) -> None:
-        self.directory, self.data = directory, data
+        self.directory = directory
+        self.data = data
         self.contract, self.entries = FeatureIndex.of(directory)
         self._places: dict[bytes, RowPlace] = {}
         for entry in self.entries:
@@ -350,8 +402,10 @@ class FeatureStore:
         if not row.tokens:
             return
         self.check(row)
-        place, R = self._places[row.key], row.tokens
-        path, stored = place.path, self.contract.columns()
+        place = self._places[row.key]
+        R = row.tokens
+        path = place.path
+        stored = self.contract.columns()
         in_order = [*taps] == [*range(len(self.contract.layers))]  # all boundaries: no copy
         by_boundary = [name.startswith("aux") for name in stored]
         found = [
@@ -366,7 +420,9 @@ class FeatureStore:
                 if column.numel() and file.readinto(raw(column).data) != column.nbytes:
                     raise ValueError(f"{path}: it is cut off: {REMEDY}")
         if crc32(*found) != place.crc32:
-            raise ValueError(f"{path}: a row's CRC-32 is not the one that was written with it: {REMEDY}")
+            raise ValueError(
+                f"{path}: a row's CRC-32 is not the one that was written with it: {REMEDY}"
+            )
         for there, column in zip(columns, found, strict=True):
             for n, tap in enumerate(taps if there.data_ptr() != column.data_ptr() else ()):
                 there[:R, n] = column[:, tap]

@@ -77,7 +77,9 @@ class Streamed(Features):
     def __post_init__(self) -> None:
         check_numbers(Streamed, vars(self), "model.features.")
         if self.dtype != "target" and self.dtype not in DTYPES:
-            raise ValueError(f"model.features.dtype={self.dtype}: choose target or one of {', '.join(DTYPES)}")
+            raise ValueError(
+                f"model.features.dtype={self.dtype}: choose target or one of {', '.join(DTYPES)}"
+            )
         if self.vllm_args and self.engine != "vllm":
             raise ValueError("model.features.vllm_args needs model.features.engine=vllm")
         if self.gpus and not self.address:
@@ -86,7 +88,9 @@ class Streamed(Features):
                 "cluster, CUDA_VISIBLE_DEVICES=4,5,6,7 ray start --head, and name it: auto"
             )
 
-    def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
+    def open(
+        self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool
+    ) -> FeatureSource:
         """Start the producers, and compare one row of theirs with the target where it is whole.
 
         Raises:
@@ -99,12 +103,21 @@ class StreamedSource(RowSource):
     """Asks the ledger for rows ahead, and takes them; ValueError as :class:`RowSource` and :meth:`Streamed.open`."""
 
     def __init__(
-        self, features: Streamed, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool
+        self,
+        features: Streamed,
+        target: Target,
+        data: TokenData,
+        layers: Sequence[int],
+        final_norm: bool,
     ) -> None:
-        self.features, self.target, self.data = features, target, data
-        self._asked: defaultdict[bytes, deque[tuple[int, Any]]] = defaultdict(deque)  # batches' numbers, and answers
+        self.features = features
+        self.target = target
+        self.data = data
+        # batches' numbers, and answers
+        self._asked: defaultdict[bytes, deque[tuple[int, Any]]] = defaultdict(deque)
         self._lock = threading.Lock()  # of these: the thread takes what the loader asks for
-        self._batches, self._stop = itertools.count(), threading.Event()
+        self._batches = itertools.count()
+        self._stop = threading.Event()
         if distributed.is_initialized() and features.address is None:
             machines: list[Any] = [None] * distributed.get_world_size()
             distributed.all_gather_object(machines, socket.gethostname())
@@ -128,7 +141,8 @@ class StreamedSource(RowSource):
 
     def _start(self, contract: Contract) -> None:
         """Start producers and ledger in the first process, and join them from all."""
-        self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())  # to shut down
+        # to shut down
+        self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
         try:
             address, name, environment = agreed(lambda: self._employ(contract))
             os.environ.update(environment)
@@ -146,7 +160,9 @@ class StreamedSource(RowSource):
 
     def _employ(self, contract: Contract) -> tuple[str, str, dict[str, str]]:
         """Where the cluster is, the ledger's name in it, and variables that others need to join."""
-        one, target, run = self.features, self.target, uuid.uuid4().hex[:8]
+        one = self.features
+        target = self.target
+        run = uuid.uuid4().hex[:8]
         ray = join(one.address, NAMESPACE)
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -158,8 +174,12 @@ class StreamedSource(RowSource):
                     f"{there:g}: ask for fewer, or name a larger cluster by model.features.address"
                 )
         if target.origin is None:
-            raise ValueError("features Streamed need a target that producers can load: give its directory or Hub id")
-        longest, keys = 0, set()  # of the rows alone
+            raise ValueError(
+                "features Streamed need a target that producers can load: give its directory or Hub id"
+            )
+        # of the rows alone
+        longest = 0
+        keys = set()
         for row in itertools.chain(*map(each_row, self.data.splits)):
             longest = max([longest, *map(len, row.pieces())])
             if row.tokens and one.tee is not None:
@@ -169,9 +189,15 @@ class StreamedSource(RowSource):
             near = {name: os.path.abspath(path) for name in ("source", "adapter")
                     if (path := getattr(source, name)) and os.path.exists(path)}  # fmt: skip
             source = dataclasses.replace(source, **near)
-        python = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ and not one.address else {}
+        python = (
+            {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ and not one.address else {}
+        )
         threads = {"OMP_NUM_THREADS": str(one.cpus), "MKL_NUM_THREADS": str(one.cpus)}
-        place = {"num_cpus": one.cpus, "num_gpus": one.gpus, "runtime_env": {"env_vars": python | threads}}
+        place = {
+            "num_cpus": one.cpus,
+            "num_gpus": one.gpus,
+            "runtime_env": {"env_vars": python | threads},
+        }
 
         def hire(kind: type, name: str, *arguments: Any, **options: Any) -> Any:
             options |= {"name": f"{name}-{run}", "namespace": NAMESPACE, "max_restarts": -1}
@@ -188,9 +214,13 @@ class StreamedSource(RowSource):
         identity, engine = found[0]
         for theirs, runs in found:
             if not target.is_of(theirs):
-                raise ValueError(f"a producer has another target, {theirs['source']}, or other weights of it")
+                raise ValueError(
+                    f"a producer has another target, {theirs['source']}, or other weights of it"
+                )
             if runs != engine:
-                raise ValueError(f"producers run {engine} and {runs}: install one version on all machines")
+                raise ValueError(
+                    f"producers run {engine} and {runs}: install one version on all machines"
+                )
         contract = dataclasses.replace(contract, target=identity, engine=engine)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         beside = {"num_cpus": 0, "max_task_retries": -1, "scheduling_strategy": here}
@@ -201,7 +231,9 @@ class StreamedSource(RowSource):
             self._answers([self._tee], "known", "model.features.tee")
         names = [f"producer-{number}-{run}" for number in range(one.producers)]
         tee = None if one.tee is None else f"tee-{run}"
-        ledger = hire(Ledger, "ledger", contract, names, one.rows, tee, max_concurrency=CALLS, **beside)
+        ledger = hire(
+            Ledger, "ledger", contract, names, one.rows, tee, max_concurrency=CALLS, **beside
+        )
         ray.get(ledger.about.remote())
         self._kept = (*producers, ledger)  # they end with their handles
         log.info("%s: %s", how_many(one.producers, "producer"), engine)
@@ -213,7 +245,8 @@ class StreamedSource(RowSource):
         """Of actors that start; ValueError in their words, behind ``wrong``, if one cannot."""
         import ray
 
-        waiting, found = [getattr(actor, method).remote() for actor in actors], []
+        waiting = [getattr(actor, method).remote() for actor in actors]
+        found = []
         while waiting:
             ready, waiting = ray.wait(waiting, timeout=PATIENCE)
             if not ready:
@@ -248,7 +281,9 @@ class StreamedSource(RowSource):
                 if asked := self._asked.get(row.key):
                     self._ray.cancel(asked.pop()[1], recursive=False)
 
-    def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
+    def __call__(
+        self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool
+    ) -> TargetOutput:
         """The states of every row."""
         self._start_again()
         return super().__call__(target, batch, layers, final_norm)
@@ -271,7 +306,9 @@ class StreamedSource(RowSource):
             except errors.RayTaskError:
                 raise
             except errors.RayError as error:  # who made it or kept it has died
-                log.warning("a row's features are lost, and are made again: %s", type(error).__name__)
+                log.warning(
+                    "a row's features are lost, and are made again: %s", type(error).__name__
+                )
                 call = None  # at the place that it had
 
     def _ask(self, row: PackedRow, batch: int) -> Any:
@@ -284,7 +321,10 @@ class StreamedSource(RowSource):
             if self._ray.wait([reference], timeout=POLL)[0]:
                 return self._ray.get(reference)
             if (waited := waited + POLL) % PATIENCE == 0:
-                log.warning("waiting for features since %.0f s: the producers are starting, or too slow", waited)
+                log.warning(
+                    "waiting for features since %.0f s: the producers are starting, or too slow",
+                    waited,
+                )
         raise ValueError("the features are closed")
 
     def close(self, failed: bool = False) -> None:
@@ -306,18 +346,25 @@ class StreamedSource(RowSource):
 
     def _end(self) -> None:
         """Producers and ledger end with their handles, and the cluster if this process started it."""
-        self._ledger, self._kept = None, ()
+        self._ledger = None
+        self._kept = ()
         if self._ours and "ray" in sys.modules:
             sys.modules["ray"].shutdown()
 
     def _tell(self) -> None:
         """Log what was done, and complete what the tee has."""
         counts = self._ray.get(self._ledger.counts.remote())
-        log.info("streamed %s, %d of them begun again", how_many(counts["done"], "row"), counts["again"])
+        log.info(
+            "streamed %s, %d of them begun again", how_many(counts["done"], "row"), counts["again"]
+        )
         if self.features.tee is not None:
             missing = self._ray.get(self._tee.finish.remote(self._rows))
             self._ray.kill(self._tee)  # which lets go of the folder
-            said = f"{how_many(missing, 'row')} missing, which specdec cache makes" if missing else "complete"
+            said = (
+                f"{how_many(missing, 'row')} missing, which specdec cache makes"
+                if missing
+                else "complete"
+            )
             log.info("%s: %s", self.features.tee, said)
 
 

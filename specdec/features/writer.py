@@ -47,7 +47,9 @@ def check_beside(directory: Path, folder: str, contract: Contract) -> None:
     if odd := [name for name in parts if folder == "." or name.rpartition("-")[2] != number] or (
         [whole.name] if whole and folder != "." else []
     ):
-        raise ValueError(f"{directory}: holds {odd[0]}, of a cache that was made otherwise: choose another --out")
+        raise ValueError(
+            f"{directory}: holds {odd[0]}, of a cache that was made otherwise: choose another --out"
+        )
     for name, path in parts.items():
         for index in filter(Path.exists, (path / INDEX, path / UNFINISHED)):
             if different := FeatureIndex.read(index).contract.differences(contract):
@@ -84,14 +86,18 @@ class CacheWriter:
     """
 
     def __init__(self, directory: Path, contract: Contract, shard_bytes: int) -> None:
-        self.directory, self.contract = directory, contract
+        self.directory = directory
+        self.contract = contract
         self.capacity = max(1, shard_bytes // contract.token_bytes)
         self.shards: list[ShardEntry] = []
         self.known: set[bytes] = set()  # keys of rows that are stored
         self._rows: list[tuple[PackedRow, tuple[Tensor, ...]]] = []
-        self._thread, self._written = ThreadPoolExecutor(1, "shards"), Future[None]()
+        self._thread = ThreadPoolExecutor(1, "shards")
+        self._written = Future[None]()
         self._written.set_result(None)
-        if earlier := [path for path in (directory / UNFINISHED, directory / INDEX) if path.exists()]:
+        if earlier := [
+            path for path in (directory / UNFINISHED, directory / INDEX) if path.exists()
+        ]:
             self._resume(earlier[0])
 
     @classmethod
@@ -121,7 +127,9 @@ class CacheWriter:
             self.known.update(rows)
             self.shards.append(entry)
         if self.shards:
-            log.info("%s: goes on after %s", self.directory, how_many(len(self.shards), "whole shard"))
+            log.info(
+                "%s: goes on after %s", self.directory, how_many(len(self.shards), "whole shard")
+            )
 
     def add(self, row: PackedRow, aux_RNH: Tensor, final_RH: Tensor) -> None:
         """Store a row's states.
@@ -157,7 +165,8 @@ class CacheWriter:
     def _flush(self) -> None:
         """Have the thread write what has gathered, when it is done with the shard before."""
         self._written.result()
-        self._written, self._rows = self._thread.submit(self._write, self._rows), []
+        self._written = self._thread.submit(self._write, self._rows)
+        self._rows = []
 
     def _write(self, gathered: list[tuple[PackedRow, tuple[Tensor, ...]]]) -> None:
         """A shard, then the index of all so far."""
@@ -166,7 +175,9 @@ class CacheWriter:
             name: torch.cat(parts)
             for name, parts in zip(self.contract.columns(), zip(*columns, strict=True), strict=True)
         }
-        keys = torch.frombuffer(bytearray(b"".join(row.key for row in rows)), dtype=torch.uint8).view(len(rows), -1)
+        keys = torch.frombuffer(
+            bytearray(b"".join(row.key for row in rows)), dtype=torch.uint8
+        ).view(len(rows), -1)
         sizes_E = torch.tensor([row.tokens for row in rows])
         crcs_E = torch.tensor([crc32(*one) for one in columns])
         path = self.directory / f"shard-{len(self.shards):05}.safetensors"

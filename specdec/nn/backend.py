@@ -67,10 +67,14 @@ def matmul_backend() -> Iterator[str]:
 def _cpu_maker(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """``GenuineIntel``, ``AuthenticAMD``; nothing where the processor does not say."""
     lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), ""
+    )
 
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+# of mallopt(3)
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
 
 
 def keep_freed_memory() -> bool:

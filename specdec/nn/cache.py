@@ -13,28 +13,37 @@ from torch.nn import functional as F
 
 from specdec.nn.view import Spans, Visibility
 
-FEW = 64  # queries of a head up to which plain products beat torch's kernels: in bfloat16 on a CPU many times over, and
+# queries of a head up to which plain products beat torch's kernels: in bfloat16 on a CPU many times over, and
+FEW = 64
 # on a GPU those that take a mask first copy the keys for every query head
 PAIRS = 2048**2  # of nodes and keys in a sequence, up to which a mask of all is made
-KEPT = 2**27  # pairs of a batch's pieces, up to which their masks are made once for all layers, a byte each
+# pairs of a batch's pieces, up to which their masks are made once for all layers, a byte each
+KEPT = 2**27
 ROWS = 512  # nodes of a piece; a document as long is a piece by itself
 
 
 def additive(allowed_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
     """Zero where the mask allows, the least finite number elsewhere: -inf would make NaN of a row without keys."""
-    return torch.zeros_like(allowed_B1TS, dtype=dtype).masked_fill(~allowed_B1TS, torch.finfo(dtype).min)
+    return torch.zeros_like(allowed_B1TS, dtype=dtype).masked_fill(
+        ~allowed_B1TS, torch.finfo(dtype).min
+    )
 
 
-def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor, scale: float) -> Tensor:
+def attend_few(
+    q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor, scale: float
+) -> Tensor:
     """Scaled dot-product attention by plain products, (B, h, T, d); values may be narrower than keys.
 
     The bias, as :func:`additive` makes it, is added to the scaled products.
     """
     B, h, T, d = q_BhTd.shape
     g = k_BgSd.shape[1]
-    grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)  # the heads of a group share their keys' pass
+    # the heads of a group share their keys' pass
+    grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)
     scores = (grouped @ k_BgSd.transpose(-1, -2)).view(B, g, h // g, T, -1) + bias_B1TS[:, :, None]
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v_BgSd.dtype)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(
+        v_BgSd.dtype
+    )
     return (weights.flatten(2, 3) @ v_BgSd).reshape(B, h, T, -1)
 
 
@@ -104,11 +113,15 @@ class Pieces(NamedTuple):
         Args:
             causal: whether there may be causal pieces.
         """
-        found, device = [], spans.first_BT.device
+        found = []
+        device = spans.first_BT.device
         both = [spans] if spans.sinks is None else [spans, spans.sinks]
-        runs_RBT = [(one.first_BT.cpu(), one.last_BT.cpu()) for one in both]  # waits for a device here alone
+        # waits for a device here alone
+        runs_RBT = [(one.first_BT.cpu(), one.last_BT.cpu()) for one in both]
         for b in range(len(spans.first_BT)):
-            (first_T, last_T), *sinks = seen = [(first_BT[b], last_BT[b]) for first_BT, last_BT in runs_RBT]
+            (first_T, last_T), *sinks = seen = [
+                (first_BT[b], last_BT[b]) for first_BT, last_BT in runs_RBT
+            ]
             T = len(first_T)
             goes_on_T = torch.zeros(T, dtype=torch.bool)  # sees one key more than the node before
             goes_on_T[1:] = (first_T[1:] == first_T[:-1]) & (last_T[1:] == last_T[:-1] + 1)
@@ -120,17 +133,29 @@ class Pieces(NamedTuple):
             lengths = torch.cat([starts[1:], starts.new_tensor([T])]) - starts
             long = (lengths >= ROWS) & whole_T[starts] & causal
             done = 0
-            for start, length in [*zip(starts[long].tolist(), lengths[long].tolist(), strict=True), (T, 0)]:
+            for start, length in [
+                *zip(starts[long].tolist(), lengths[long].tolist(), strict=True),
+                (T, 0),
+            ]:
                 for a in range(done, start, ROWS):
                     rows = slice(a, min(a + ROWS, start))
-                    if runs := [run for one in seen if (run := _reach(*(x_T[rows] for x_T in one)))]:
+                    if runs := [
+                        run for one in seen if (run := _reach(*(x_T[rows] for x_T in one)))
+                    ]:
                         keys: slice | Tensor = slice(*runs[0])
                         if len(runs) > 1:  # some nodes' sinks may lie in the run of others
-                            keys = torch.cat([torch.arange(*run) for run in runs]).unique().to(device)
+                            keys = (
+                                torch.cat([torch.arange(*run) for run in runs]).unique().to(device)
+                            )
                         found.append(AttentionPiece(b, rows, keys, causal=False))
                 if length:
-                    first, done = int(first_T[start]), start + length
-                    found.append(AttentionPiece(b, slice(start, done), slice(first, first + length), causal=True))
+                    first = int(first_T[start])
+                    done = start + length
+                    found.append(
+                        AttentionPiece(
+                            b, slice(start, done), slice(first, first + length), causal=True
+                        )
+                    )
         if sum(piece.pairs for piece in found) <= KEPT:
             found = [piece._replace(kept_11RK=piece.mask(spans)) for piece in found]
         return cls(spans, found)
@@ -148,21 +173,33 @@ def attend_pieces(
     Args:
         attend: of one piece: queries, keys, values, and a boolean mask, or None for causal attention.
     """
-    d, narrow = q_BhTd.shape[-1], v_BgSd.shape[-1]
+    d = q_BhTd.shape[-1]
+    narrow = v_BgSd.shape[-1]
     if narrow < d:  # the kernels that make no weights of all pairs want one width
         v_BgSd = F.pad(v_BgSd, (0, d - narrow))
     out = q_BhTd.new_zeros(*q_BhTd.shape[:3], narrow)
     for piece in pieces.pieces:
-        one, rows, keys = slice(piece.sequence, piece.sequence + 1), piece.rows, piece.keys
-        got = attend(q_BhTd[one, :, rows], k_BgSd[one, :, keys], v_BgSd[one, :, keys], piece.mask(pieces.spans))
+        one = slice(piece.sequence, piece.sequence + 1)
+        rows = piece.rows
+        keys = piece.keys
+        got = attend(
+            q_BhTd[one, :, rows],
+            k_BgSd[one, :, keys],
+            v_BgSd[one, :, keys],
+            piece.mask(pieces.spans),
+        )
         out[one, :, rows] = got[..., :narrow]
     return out
 
 
 def write(buffer_BgSd: Tensor, new_BgTd: Tensor, slots_BT: Tensor) -> None:
     """Put new keys or values into their slots, in place: in compiled code too, which would copy all for a scatter."""
-    sequences_B, heads_g = (torch.arange(size, device=buffer_BgSd.device) for size in buffer_BgSd.shape[:2])
-    buffer_BgSd.index_put_((sequences_B[:, None, None], heads_g[:, None], slots_BT[:, None]), new_BgTd)
+    sequences_B, heads_g = (
+        torch.arange(size, device=buffer_BgSd.device) for size in buffer_BgSd.shape[:2]
+    )
+    buffer_BgSd.index_put_(
+        (sequences_B[:, None, None], heads_g[:, None], slots_BT[:, None]), new_BgTd
+    )
 
 
 class StaticCache:
@@ -184,13 +221,17 @@ class StaticCache:
         self.capacity = capacity
         # a tensor for each layer: compiled code would copy a common one whole at every write
         self.keys_BgSd, self.values_BgSd = (
-            [torch.zeros(batch, heads, capacity, head_dim, dtype=dtype, device=device) for _ in range(layers)]
+            [
+                torch.zeros(batch, heads, capacity, head_dim, dtype=dtype, device=device)
+                for _ in range(layers)
+            ]
             for _ in range(2)
         )
 
     def row(self, b: int) -> "StaticCache":
         """The cache of one sequence, in the same memory."""
-        if len(self.keys_BgSd[0]) == 1:  # without a slice: compiled code would copy the buffer at every write
+        # without a slice: compiled code would copy the buffer at every write
+        if len(self.keys_BgSd[0]) == 1:
             return self
         one = copy.copy(self)
         one.keys_BgSd = [x_BgSd[b : b + 1] for x_BgSd in self.keys_BgSd]
@@ -198,14 +239,22 @@ class StaticCache:
         return one
 
     def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, visible: Visibility, slots_BT: Tensor | None
+        self,
+        layer: int,
+        q_BhTd: Tensor,
+        k_BgTd: Tensor,
+        v_BgTd: Tensor,
+        visible: Visibility,
+        slots_BT: Tensor | None,
     ) -> Tensor:
         """Write the new keys into ``slots_BT`` and attend to every visible slot."""
         assert slots_BT is not None, "a static cache needs slots: make the view with View.append"
         write(self.keys_BgSd[layer], k_BgTd, slots_BT)
         write(self.values_BgSd[layer], v_BgTd, slots_BT)
         columns = visible.columns
-        keys_BgSd, values_BgSd = (x[layer].narrow(2, 0, columns) for x in (self.keys_BgSd, self.values_BgSd))
+        keys_BgSd, values_BgSd = (
+            x[layer].narrow(2, 0, columns) for x in (self.keys_BgSd, self.values_BgSd)
+        )
         if q_BhTd.shape[2] > FEW or q_BhTd.requires_grad:
             return attend(q_BhTd, keys_BgSd, values_BgSd, visible)
         bias_B1TS = additive(visible.mask_B1TS, q_BhTd.dtype)

@@ -36,9 +36,14 @@ class LatentAttention(Attention):
         head_dim = plain + rotated
         sizes = [q_rank or heads * head_dim, kv_rank, rotated]
         super().__init__(width, sum(sizes), heads, values, layer, nn.Identity())
-        self.head_dim, self.plain, self.sizes, self.scale = head_dim, plain, sizes, scale
+        self.head_dim = head_dim
+        self.plain = plain
+        self.sizes = sizes
+        self.scale = scale
         self.q_a_layernorm = RMSNorm(q_rank, eps) if q_rank else nn.Identity()
-        self.q_b_proj = nn.Linear(q_rank, heads * self.head_dim, bias=False) if q_rank else nn.Identity()
+        self.q_b_proj = (
+            nn.Linear(q_rank, heads * self.head_dim, bias=False) if q_rank else nn.Identity()
+        )
         self.kv_a_layernorm = RMSNorm(kv_rank, eps)
         self.kv_b_proj = nn.Linear(kv_rank, heads * (plain + values), bias=False)
 
@@ -46,10 +51,17 @@ class LatentAttention(Attention):
         """Queries, keys and values, each (B, h, T, d)."""
         q, latent, shared_BTr = qkv_BTW.split(self.sizes, dim=-1)
         q = self.q_b_proj(self.q_a_layernorm(q)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        kv = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        kv = (
+            self.kv_b_proj(self.kv_a_layernorm(latent))
+            .unflatten(-1, (self.heads, -1))
+            .transpose(1, 2)
+        )
         k, v = kv.split([self.plain, self.value_dim], dim=-1)
         turned_B1Tr = apply_rope(apart(shared_BTr[:, None]), *rope)
-        q = torch.cat([q[..., : self.plain], apply_rope(apart(q[..., self.plain :]), *rope)], -1) * self.scale
+        q = (
+            torch.cat([q[..., : self.plain], apply_rope(apart(q[..., self.plain :]), *rope)], -1)
+            * self.scale
+        )
         k = torch.cat([k, turned_B1Tr.expand(*k.shape[:-1], -1)], -1)
         return q, k, F.pad(v, (0, self.head_dim - self.value_dim))
 

@@ -21,7 +21,15 @@ from specdec.nn.cache import attend
 from specdec.nn.view import View
 
 # what transformers stumbles over in a rope block of any content
-ROPE_FAULTS = LookupError, TypeError, RuntimeError, ArithmeticError, ValueError, AttributeError, StrictDataclassError
+ROPE_FAULTS = (
+    LookupError,
+    TypeError,
+    RuntimeError,
+    ArithmeticError,
+    ValueError,
+    AttributeError,
+    StrictDataclassError,
+)
 
 
 class _Lean(torch.autograd.Function):
@@ -33,15 +41,24 @@ class _Lean(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, function: Callable, gradient: Callable, first: int, options: tuple, *inputs: Tensor) -> Any:
-        ctx.gradient, ctx.options = gradient, options
+    def forward(
+        ctx: Any,
+        function: Callable,
+        gradient: Callable,
+        first: int,
+        options: tuple,
+        *inputs: Tensor,
+    ) -> Any:
+        ctx.gradient = gradient
+        ctx.options = options
         ctx.save_for_backward(*inputs[first:])
         return function(*inputs, *options)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kept = [x.detach() for x in ctx.saved_tensors]  # else a graph for every mix of gradients wanted
+        # else a graph for every mix of gradients wanted
+        kept = [x.detach() for x in ctx.saved_tensors]
         return None, None, None, None, *ctx.gradient(*grads, *kept, *ctx.options)
 
 
@@ -55,7 +72,8 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @pointwise
 def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     kind = wide(x.dtype)
-    x_wide, grad = x.to(kind), grad.to(kind)
+    x_wide = x.to(kind)
+    grad = grad.to(kind)
     scale = torch.rsqrt(x_wide.square().mean(-1, keepdim=True) + eps)
     normed = x_wide * scale
     by_normed = grad * weight.to(kind)
@@ -91,16 +109,19 @@ def rope_parameters(hf_config: Any) -> dict[str, Any]:
     Raises:
         ValueError: the config names no rope at all (ALiBi, learned positions).
     """
-    block = getattr(hf_config, "rope_parameters", None)  # transformers 5; else rope_theta, with rope_scaling
+    # transformers 5; else rope_theta, with rope_scaling
+    block = getattr(hf_config, "rope_parameters", None)
     block = block or getattr(hf_config, "rope_scaling", None) or {}
     full = block.get("full_attention") or {}
     full = {} if full.get("rope_type") == "proportional" else full
     flat = dict(full or block.get("sliding_attention") or block)
     for key in ("mrope_section", "mrope_interleaved"):
         flat.pop(key, None)
-    kind = flat.pop("type", None)  # the older spelling; where both stand, transformers reads rope_type
+    # the older spelling; where both stand, transformers reads rope_type
+    kind = flat.pop("type", None)
     flat.setdefault("rope_type", kind or "default")
-    if flat["rope_type"] == "mrope":  # the default frequencies, shared out among dimensions that are equal in a text
+    # the default frequencies, shared out among dimensions that are equal in a text
+    if flat["rope_type"] == "mrope":
         flat["rope_type"] = "default"
     theta = flat.get("rope_theta", getattr(hf_config, "rope_theta", None))
     if theta is None:
@@ -129,18 +150,31 @@ def frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> t
     """
     with torch.device("cpu"):  # real numbers in a module on the meta device too
         inverse, factor = _frequencies(rope, head_dim, max_positions)
-    if not (0 < 2 * len(inverse) <= head_dim and inverse.isfinite().all() and math.isfinite(factor)):
-        raise ValueError(f"the rope block {dict(rope)!s:.200} gives no finite frequencies for heads of {head_dim}")
+    if not (
+        0 < 2 * len(inverse) <= head_dim and inverse.isfinite().all() and math.isfinite(factor)
+    ):
+        raise ValueError(
+            f"the rope block {dict(rope)!s:.200} gives no finite frequencies for heads of {head_dim}"
+        )
     return inverse, factor
 
 
-def _frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> tuple[Tensor, float]:
+def _frequencies(
+    rope: Mapping[str, Any], head_dim: int, max_positions: int
+) -> tuple[Tensor, float]:
     if missing := {"rope_type", "rope_theta"} - set(rope):
         raise ValueError(f"the rope block {dict(rope)} lacks {' and '.join(sorted(missing))}")
-    kind, theta, share = rope["rope_type"], rope["rope_theta"], rope.get("partial_rotary_factor", 1.0)
-    for name, value, most in (("rope_theta", theta, sys.float_info.max), ("partial_rotary_factor", share, 1)):
+    kind = rope["rope_type"]
+    theta = rope["rope_theta"]
+    share = rope.get("partial_rotary_factor", 1.0)
+    for name, value, most in (
+        ("rope_theta", theta, sys.float_info.max),
+        ("partial_rotary_factor", share, 1),
+    ):
         if type(value) not in (int, float) or not 0 < value <= most:
-            raise ValueError(f"{name} must be a number above 0 and at most {most:g}, not {value!r:.60}")
+            raise ValueError(
+                f"{name} must be a number above 0 and at most {most:g}, not {value!r:.60}"
+            )
     if kind == "default":
         width = int(head_dim * share)
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
@@ -149,7 +183,9 @@ def _frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> 
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if not isinstance(kind, str) or kind not in ROPE_INIT_FUNCTIONS:
-        raise ValueError(f"unknown rope_type {kind!r:.60}; known: default, {', '.join(sorted(ROPE_INIT_FUNCTIONS))}")
+        raise ValueError(
+            f"unknown rope_type {kind!r:.60}; known: default, {', '.join(sorted(ROPE_INIT_FUNCTIONS))}"
+        )
     try:
         config = LlamaConfig(
             head_dim=head_dim,
@@ -159,7 +195,9 @@ def _frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> 
             rope_parameters=dict(rope),
             partial_rotary_factor=share,
         )
-        inverse, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=max_positions)
+        inverse, factor = ROPE_INIT_FUNCTIONS[kind](
+            config, torch.device("cpu"), seq_len=max_positions
+        )
         return inverse, float(factor)
     except ROPE_FAULTS as error:
         reason = " ".join(str(error).split())
@@ -173,7 +211,8 @@ def rope_scale(rope: Mapping[str, Any]) -> float:
     mscale_all_dim ln(factor) + 1`` (https://arxiv.org/abs/2309.00071)."""
     if rope.get("rope_type") != "yarn":
         return 1.0
-    factor, share = rope.get("factor") or 1, rope.get("mscale_all_dim") or 0
+    factor = rope.get("factor") or 1
+    share = rope.get("mscale_all_dim") or 0
     if odd := [value for value in (factor, share) if type(value) not in (int, float) or value < 0]:
         raise ValueError(f"factor and mscale_all_dim of a rope must be numbers, not {odd[0]!r:.60}")
     return float(0.1 * share * math.log(max(factor, 1)) + 1) ** 2
@@ -201,16 +240,20 @@ class Rope(nn.Module):
 
 def apply_rope(x_BhTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first channels of ``x`` by the tables of :meth:`Rope.tables`; by ``-sin`` it is the gradient."""
-    cos, sin = cos.to(x_BhTd.dtype), sin.to(x_BhTd.dtype)
+    cos = cos.to(x_BhTd.dtype)
+    sin = sin.to(x_BhTd.dtype)
     width = cos.shape[-1]
-    rotated, rest = x_BhTd[..., :width], x_BhTd[..., width:]
+    rotated = x_BhTd[..., :width]
+    rest = x_BhTd[..., width:]
     low, high = rotated.chunk(2, dim=-1)
     rotated = rotated * cos + torch.cat([-high, low], dim=-1) * sin
     return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
 
 
 @pointwise
-def _split_heads(qkv_BTnd: Tensor, cos: Tensor, sin: Tensor, h: int, g: int) -> tuple[Tensor, Tensor, Tensor]:
+def _split_heads(
+    qkv_BTnd: Tensor, cos: Tensor, sin: Tensor, h: int, g: int
+) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = qkv_BTnd.transpose(1, 2).split([h, g, g], dim=1)
     return apply_rope(q, cos, sin), apply_rope(k, cos, sin), v.contiguous()
 
@@ -228,7 +271,8 @@ class NormHeads(nn.Module):
 
     def __init__(self, q_norm: nn.Module, k_norm: nn.Module, heads: int, kv_heads: int) -> None:
         super().__init__()
-        self.q_norm, self.k_norm = q_norm, k_norm
+        self.q_norm = q_norm
+        self.k_norm = k_norm
         self.sizes = [heads, kv_heads, kv_heads]
 
     def forward(self, qkv_BTnd: Tensor) -> Tensor:
@@ -264,7 +308,10 @@ class Attention(nn.Module):
         o_bias: bool = False,
     ) -> None:
         super().__init__()
-        self.heads, self.value_dim, self.layer, self.norm = heads, value_dim, layer, norm
+        self.heads = heads
+        self.value_dim = value_dim
+        self.layer = layer
+        self.norm = norm
         self.qkv_proj = nn.Linear(width, projected, bias=qkv_bias)
         self.o_proj = nn.Linear(heads * value_dim, width, bias=o_bias)
 
@@ -293,7 +340,8 @@ class Attention(nn.Module):
             q = q[:, :, context_BCH.shape[1] :]
         visibility = view.visibility
         if view.wanted_BM is not None:
-            visibility, q = visibility.of(view.wanted_BM), q.take_along_dim(view.wanted_BM[:, None, :, None], dim=2)
+            visibility = visibility.of(view.wanted_BM)
+            q = q.take_along_dim(view.wanted_BM[:, None, :, None], dim=2)
         if view.cache is None:
             out = attend(q, k, v, visibility)
         else:
@@ -329,8 +377,11 @@ class GroupedAttention(Attention):
         qkv_bias: bool = False,
         o_bias: bool = False,
     ) -> None:
-        super().__init__(width, (heads + 2 * kv_heads) * head_dim, heads, head_dim, layer, norm, qkv_bias, o_bias)
-        self.kv_heads, self.head_dim = kv_heads, head_dim
+        super().__init__(
+            width, (heads + 2 * kv_heads) * head_dim, heads, head_dim, layer, norm, qkv_bias, o_bias
+        )
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
 
     def split(self, qkv_BTW: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, h, T, d), keys and values (B, g, T, d), rotated."""
@@ -338,7 +389,9 @@ class GroupedAttention(Attention):
         if not qkv_BTnd.requires_grad:
             return _split_heads(qkv_BTnd, *rope, self.heads, self.kv_heads)
         # of the projection itself nothing is kept
-        return _Lean.apply(_split_heads, _join_heads, 1, (self.heads, self.kv_heads), qkv_BTnd, *rope)
+        return _Lean.apply(
+            _split_heads, _join_heads, 1, (self.heads, self.kv_heads), qkv_BTnd, *rope
+        )
 
 
 @pointwise
@@ -372,9 +425,12 @@ class SwiGLU(nn.Module):
         # the product is as wide as the rest of the layer, and cheap to make again: its shape is kept instead, and a
         # node that holds its factors as any operator does, so that gradient checkpointing can let go of them; the
         # hooks live as long as the graph, so they must not know the product itself
-        held, place = _Lean.apply(lambda both: both.new_empty(0), None, 0, (), both).grad_fn, product.data_ptr()
+        held = _Lean.apply(lambda both: both.new_empty(0), None, 0, (), both).grad_fn
+        place = product.data_ptr()
         with torch.autograd.graph.saved_tensors_hooks(
             lambda kept: kept.shape if kept.data_ptr() == place else kept,
-            lambda kept: kept if isinstance(kept, Tensor) else _gate(*held.saved_tensors).view(kept),
+            lambda kept: (
+                kept if isinstance(kept, Tensor) else _gate(*held.saved_tensors).view(kept)
+            ),
         ):
             return self.down_proj(product)

@@ -40,12 +40,17 @@ class AdamW(torch.optim.AdamW):
         eps: Positive = 1e-8,
         weight_decay: NonNegative = 0.0,
     ) -> None:
-        check_numbers(AdamW.__init__, {"lr": lr, "eps": eps, "weight_decay": weight_decay}, "AdamW.")
+        check_numbers(
+            AdamW.__init__, {"lr": lr, "eps": eps, "weight_decay": weight_decay}, "AdamW."
+        )
         split: tuple[list[Any], list[Any]] = [], []  # those with one axis, those with more
         for item in params:
             parameter = item[1] if isinstance(item, tuple) else item
             split[parameter.ndim > 1].append(item)
-        groups: list[dict[str, Any]] = [{"params": split[1]}, {"params": split[0], "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [
+            {"params": split[1]},
+            {"params": split[0], "weight_decay": 0.0},
+        ]
         groups = [group for group in groups if group["params"]]
         # fused is three times as fast on a CPU as the next, and nine times as fast as torch's own choice there
         super().__init__(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
@@ -57,7 +62,10 @@ class AdamW(torch.optim.AdamW):
 @torch.no_grad()
 def orthogonal(update: Tensor, dtype: torch.dtype) -> Tensor:
     """A matrix with its singular values moved close to one by five steps of Newton and Schulz, taken in ``dtype``."""
-    a, b, c = 3.4445, -4.7750, 2.0315  # Muon's quintic
+    # Muon's quintic
+    a = 3.4445
+    b = -4.7750
+    c = 2.0315
     tall = update.shape[0] > update.shape[1]
     x = update.to(dtype)
     x = x.T if tall else x
@@ -99,19 +107,30 @@ class MuonAdamW(torch.optim.Optimizer):
         check_numbers(MuonAdamW.__init__, given, "MuonAdamW.")
         named = list(params)
         if not all(isinstance(item, tuple) for item in named):
-            raise ValueError("MuonAdamW tells embedding and head by their names: give it named_parameters()")
-        matrices, rest = ([item for item in named if hidden_matrix(*item) == hidden] for hidden in (True, False))
+            raise ValueError(
+                "MuonAdamW tells embedding and head by their names: give it named_parameters()"
+            )
+        matrices, rest = (
+            [item for item in named if hidden_matrix(*item) == hidden] for hidden in (True, False)
+        )
         if not matrices:
-            raise ValueError("MuonAdamW finds no hidden matrix among the trainable parameters: use AdamW")
+            raise ValueError(
+                "MuonAdamW finds no hidden matrix among the trainable parameters: use AdamW"
+            )
         muon = {"params": matrices, "lr": lr, "weight_decay": weight_decay, "momentum": momentum}
-        self._adamw = torch.optim.AdamW(rest, lr=lr_rest, betas=betas, weight_decay=0.0, fused=True) if rest else None
+        self._adamw = (
+            torch.optim.AdamW(rest, lr=lr_rest, betas=betas, weight_decay=0.0, fused=True)
+            if rest
+            else None
+        )
         super().__init__([muon, *(self._adamw.param_groups if self._adamw else [])], defaults={})
         self._share()
 
     def _share(self) -> None:
         """Let AdamW read this optimizer's second group and keep its state here."""
         if self._adamw is not None:
-            self._adamw.param_groups, self._adamw.state = self.param_groups[1:], self.state
+            self._adamw.param_groups = self.param_groups[1:]
+            self._adamw.state = self.state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a loaded state, for both."""
@@ -127,15 +146,21 @@ class MuonAdamW(torch.optim.Optimizer):
                 loss = closure()
         muon = self.param_groups[0]
         for parameter in (parameter for parameter in muon["params"] if parameter.grad is not None):
-            grad, state = parameter.grad, self.state[parameter]
+            grad = parameter.grad
+            state = self.state[parameter]
             if not state:
-                state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
+                state["momentum_buffer"] = torch.zeros_like(
+                    grad, memory_format=torch.preserve_format
+                )
             mean = state["momentum_buffer"].lerp_(grad, 1 - muon["momentum"])
             # some CPUs have no instructions for bfloat16 and take some 70 times as long for its products
             slow = parameter.device.type == "cpu" and not multiplies_bfloat16()
-            update = orthogonal(grad.lerp(mean, muon["momentum"]), torch.float32 if slow else torch.bfloat16)
+            update = orthogonal(
+                grad.lerp(mean, muon["momentum"]), torch.float32 if slow else torch.bfloat16
+            )
             parameter.mul_(1 - muon["lr"] * muon["weight_decay"])
-            parameter.add_(update, alpha=-muon["lr"] * 0.2 * max(parameter.shape) ** 0.5)  # as large as AdamW's are
+            # as large as AdamW's are
+            parameter.add_(update, alpha=-muon["lr"] * 0.2 * max(parameter.shape) ** 0.5)
         if self._adamw is not None:
             self._adamw.step()
         return loss

@@ -49,7 +49,13 @@ class UnrollCache:
     layers: list[list[Keys]] = field(default_factory=list)  # by layer, then by step
 
     def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, visible: Visibility, slots_BT: Tensor | None
+        self,
+        layer: int,
+        q_BhTd: Tensor,
+        k_BgTd: Tensor,
+        v_BgTd: Tensor,
+        visible: Visibility,
+        slots_BT: Tensor | None,
     ) -> Tensor:
         """Append this step's keys and attend to the causal block and the node's own diagonal columns."""
         assert isinstance(visible, Spans)
@@ -82,13 +88,23 @@ class BlockCache(NamedTuple):
     context: int  # how many of the nodes are context
 
     def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, visible: Visibility, slots_BT: Tensor | None
+        self,
+        layer: int,
+        q_BhTd: Tensor,
+        k_BgTd: Tensor,
+        v_BgTd: Tensor,
+        visible: Visibility,
+        slots_BT: Tensor | None,
     ) -> Tensor:
         """Output of the drafted nodes, level by level, each of which attends as a step of the unroll does."""
         M = self.spans.first_BT.shape[1]
         sizes = [self.context, *[M] * (q_BhTd.shape[2] // M)]
-        keys = [Keys(*both) for both in zip(k_BgTd.split(sizes, 2), v_BgTd.split(sizes, 2), strict=True)]
-        return torch.cat([self.kernel(q_BhMd, keys, self.spans) for q_BhMd in q_BhTd.split(M, 2)], 2)
+        keys = [
+            Keys(*both) for both in zip(k_BgTd.split(sizes, 2), v_BgTd.split(sizes, 2), strict=True)
+        ]
+        return torch.cat(
+            [self.kernel(q_BhMd, keys, self.spans) for q_BhMd in q_BhTd.split(M, 2)], 2
+        )
 
 
 def unroll_kernel(name: str, device: torch.device) -> tuple[str, UnrollKernel]:
@@ -97,10 +113,13 @@ def unroll_kernel(name: str, device: torch.device) -> tuple[str, UnrollKernel]:
     Raises:
         ValueError: there is no such kernel, or not on this device.
     """
-    kernels, cuda = {"dense": Dense, "blocked": Blocked, "flex": Flex}, device.type == "cuda"
+    kernels = {"dense": Dense, "blocked": Blocked, "flex": Flex}
+    cuda = device.type == "cuda"
     chosen = ("flex" if cuda else "blocked") if name == "auto" else name
     if chosen not in kernels:
-        raise ValueError(f"model.attention must be auto or one of {', '.join(kernels)}, not {name!r}")
+        raise ValueError(
+            f"model.attention must be auto or one of {', '.join(kernels)}, not {name!r}"
+        )
     if chosen == "flex" and not cuda:
         raise ValueError(
             f"model.attention=flex needs CUDA: torch has no backward pass for it on {device.type}; use auto"
@@ -113,13 +132,18 @@ class Dense:
 
     def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], spans: Spans) -> Tensor:
         B, h, T, d = q_BhTd.shape
-        first, own = steps[0], steps[1:]
+        first = steps[0]
+        own = steps[1:]
         g, S = first.k_BgTd.shape[1:3]
         q_BgrTd = q_BhTd.reshape(B, g, h // g, T, d) * d**-0.5
-        scores = (q_BgrTd @ first.k_BgTd[:, :, None].mT).masked_fill(~spans.mask_B1TS[:, :, None], float("-inf"))
+        scores = (q_BgrTd @ first.k_BgTd[:, :, None].mT).masked_fill(
+            ~spans.mask_B1TS[:, :, None], float("-inf")
+        )
         if own:
             keys_BgTkd = torch.stack([keys.k_BgTd for keys in own], dim=3)
-            scores = torch.cat([scores, torch.einsum("bgrtd,bgtkd->bgrtk", q_BgrTd, keys_BgTkd)], dim=-1)
+            scores = torch.cat(
+                [scores, torch.einsum("bgrtd,bgtkd->bgrtk", q_BgrTd, keys_BgTkd)], dim=-1
+            )
         weights = scores.softmax(-1, dtype=wide(scores.dtype)).to(q_BhTd.dtype)
         out = weights[..., :S] @ first.v_BgTd[:, :, None]
         if own:
@@ -131,11 +155,15 @@ class Dense:
 class Merged:
     """Any attention with a differentiable log-sum-exp for the causal block, and the columns beside it."""
 
-    def __init__(self, block: Callable[[Tensor, Tensor, Tensor, Spans], tuple[Tensor, Tensor]]) -> None:
-        self.block = block  # output (B, h, T, d) and log-sum-exp (B, h, T) of queries, keys, values and who sees which
+    def __init__(
+        self, block: Callable[[Tensor, Tensor, Tensor, Spans], tuple[Tensor, Tensor]]
+    ) -> None:
+        # output (B, h, T, d) and log-sum-exp (B, h, T) of queries, keys, values and who sees which
+        self.block = block
 
     def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], spans: Spans) -> Tensor:
-        first, own = steps[0], steps[1:]
+        first = steps[0]
+        own = steps[1:]
         out, lse = self.block(q_BhTd, first.k_BgTd, first.v_BgTd, spans)
         return _Merged.apply(q_BhTd, out, lse, *(x for keys in own for x in keys)) if own else out
 
@@ -144,12 +172,15 @@ class _Merged(torch.autograd.Function):
     """Output and log-sum-exp of the causal block, and own columns; no score is kept, and nothing wider than ``q``."""
 
     @staticmethod
-    def forward(ctx: Any, q_BhTd: Tensor, out_BhTd: Tensor, lse_BhT: Tensor, *own: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, q_BhTd: Tensor, out_BhTd: Tensor, lse_BhT: Tensor, *own: Tensor
+    ) -> Tensor:
         B, h, T, d = q_BhTd.shape
         g = own[0].shape[1]
         q = q_BhTd.view(B, g, h // g, T, d)
         lse = lse_BhT.to(wide(q.dtype)).view(q.shape[:-1])
-        total, scores = lse, [_own_scores(q, k_BgTd) for k_BgTd in own[0::2]]
+        total = lse
+        scores = [_own_scores(q, k_BgTd) for k_BgTd in own[0::2]]
         for scores_BgrT in scores:
             total = torch.logaddexp(total, scores_BgrT)
         merged = out_BhTd.view_as(q) * torch.exp(lse - total).unsqueeze(-1)
@@ -164,12 +195,14 @@ class _Merged(torch.autograd.Function):
     def backward(ctx: Any, grad_BhTd: Tensor) -> tuple[Tensor, ...]:
         q_BhTd, out_BhTd, lse, total, merged_BhTd, *own = ctx.saved_tensors
         q = q_BhTd.view(*total.shape, -1)
-        grad, out = grad_BhTd.reshape(q.shape), out_BhTd.view_as(q)
+        grad = grad_BhTd.reshape(q.shape)
+        out = out_BhTd.view_as(q)
         inner = (grad.to(total.dtype) * merged_BhTd.view_as(q)).sum(-1)
         share = torch.exp(lse - total)  # of the causal block
         by_out = (grad * share.unsqueeze(-1)).to(out.dtype).view_as(out_BhTd)
         by_lse = (share * ((grad.to(total.dtype) * out).sum(-1) - inner)).view(q_BhTd.shape[:-1])
-        by_q, by_own = torch.zeros_like(q, dtype=total.dtype), list[Tensor]()
+        by_q = torch.zeros_like(q, dtype=total.dtype)
+        by_own = list[Tensor]()
         for k_BgTd, v_BgTd in zip(own[0::2], own[1::2], strict=True):
             more_q, by_k, by_v = _own_back(grad, q, total, inner, k_BgTd, v_BgTd)
             by_q += more_q
@@ -180,14 +213,17 @@ class _Merged(torch.autograd.Function):
 def contiguous(spans: Spans) -> Spans:
     """The same, not expanded."""
     sinks = None if spans.sinks is None else contiguous(spans.sinks)
-    return spans._replace(first_BT=spans.first_BT.contiguous(), last_BT=spans.last_BT.contiguous(), sinks=sinks)
+    return spans._replace(
+        first_BT=spans.first_BT.contiguous(), last_BT=spans.last_BT.contiguous(), sinks=sinks
+    )
 
 
 def _rule(spans: Spans) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """What flex attention asks of sequence, head, node and key, whose block mask it makes without one of all pairs."""
     if (sinks := spans.sinks) is None:
         return lambda b, h, t, s: (s >= spans.first_BT[b, t]) & (s <= spans.last_BT[b, t])
-    run, sunk = _rule(spans._replace(sinks=None)), _rule(sinks)
+    run = _rule(spans._replace(sinks=None))
+    sunk = _rule(sinks)
     return lambda b, h, t, s: run(b, h, t, s) | sunk(b, h, t, s)
 
 
@@ -201,31 +237,43 @@ class Flex(Merged):
         # for sequences of any number and length: a graph of each would soon be one too many, and what torch then runs
         # instead keeps all scores; fullgraph makes that an error
         compiled = partial(torch.compile, dynamic=True, fullgraph=True, isolate_recompiles=True)
-        self._attend, self._create = compiled(flex_attention), compiled(create_block_mask)
+        self._attend = compiled(flex_attention)
+        self._create = compiled(create_block_mask)
         self._lse: Any = AuxRequest(lse=True)
         self._spans: Spans | None = None
         self._block_mask: Any = None
 
-    def _causal_block(self, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, spans: Spans) -> tuple[Tensor, Tensor]:
+    def _causal_block(
+        self, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, spans: Spans
+    ) -> tuple[Tensor, Tensor]:
         if spans is not self._spans:
-            B, T, S = len(q_BhTd), q_BhTd.shape[2], k_BgTd.shape[2]
+            B = len(q_BhTd)
+            T = q_BhTd.shape[2]
+            S = k_BgTd.shape[2]
             rule = _rule(contiguous(spans))  # another stride would be another graph
-            self._block_mask, self._spans = self._create(rule, B, None, T, S, device=str(q_BhTd.device)), spans
-        mask, aux = self._block_mask, self._lse
-        out, found = self._attend(q_BhTd, k_BgTd, v_BgTd, block_mask=mask, enable_gqa=True, return_aux=aux)
+            self._block_mask = self._create(rule, B, None, T, S, device=str(q_BhTd.device))
+            self._spans = spans
+        mask = self._block_mask
+        aux = self._lse
+        out, found = self._attend(
+            q_BhTd, k_BgTd, v_BgTd, block_mask=mask, enable_gqa=True, return_aux=aux
+        )
         return out, found.lse
 
 
 NOTHING = -1e30  # the log-sum-exp of no keys: finite, so that nothing less nothing is zero
 KEPT = 2**26  # bytes of a tiling's biases, up to which they are kept from their first use on
-ROWS, KEYS = 256, 2048  # nodes of a tile, keys of a part
+# nodes of a tile, keys of a part
+ROWS = 256
+KEYS = 2048
 
 
 class Blocked:
     """The causal block in tiles of ``rows`` nodes, each with the keys that any of them sees, ``keys`` at a time."""
 
     def __init__(self, rows: int = ROWS, keys: int = KEYS) -> None:
-        self.rows, self.keys = rows, keys
+        self.rows = rows
+        self.keys = keys
         self._spans: Spans | None = None
         self._tiling: Tiling
 
@@ -249,7 +297,8 @@ def kept_bytes(B: int, T: int) -> int:
 def _edges(spans: Spans, rows: int) -> list[list[int]]:
     """Of every tile, where the keys begin and end that all its nodes see, and where those that any sees."""
     sees_BT = spans.first_BT <= spans.last_BT
-    first_BT, end_BT = spans.first_BT.where(sees_BT, spans.columns), spans.last_BT.where(sees_BT, -1) + 1
+    first_BT = spans.first_BT.where(sees_BT, spans.columns)
+    end_BT = spans.last_BT.where(sees_BT, -1) + 1
     edges = [
         torch.stack([first_BR.amax(), end_BR.amin(), first_BR.amin(), end_BR.amax()])
         for first_BR, end_BR in zip(first_BT.split(rows, 1), end_BT.split(rows, 1), strict=True)
@@ -280,11 +329,16 @@ class Tiling:
         self._biases: dict[tuple[int, int], Tensor] = {}
         self.tiles: list[tuple[slice, list[slice]]] = []  # nodes, and their keys in parts
         pairs = 0
-        for a, (lowest, highest, first, end), (*_, sink, sink_end) in zip(range(0, T, rows), edges, sunk, strict=True):
+        for a, (lowest, highest, first, end), (*_, sink, sink_end) in zip(
+            range(0, T, rows), edges, sunk, strict=True
+        ):
             before = _parts(sink, sink_end, keys)
             if before and sink_end > first:  # sinks of some nodes lie in the run of others
-                before, first, end = [], min(sink, first), max(sink_end, end)
-            tile, parts = slice(a, min(a + rows, T)), before + _parts(first, end, keys)
+                before = []
+                first = min(sink, first)
+                end = max(sink_end, end)
+            tile = slice(a, min(a + rows, T))
+            parts = before + _parts(first, end, keys)
             self.tiles.append((tile, parts))
             for part in parts:
                 if lowest <= part.start and part.stop <= highest:
@@ -314,7 +368,8 @@ class _Blocked(torch.autograd.Function):
         B, h, T, d = q_BhTd.shape
         k0, v0 = flat[:2]
         g = k0.shape[1]
-        r, scale = h // g, d**-0.5
+        r = h // g
+        scale = d**-0.5
         q = q_BhTd.view(B, g, r, T, d)
         # lse: of every node, the log-sum-exp of all scores so far; it starts with those of the node's own later keys
         lse = q.new_full((B, g, r, T), NOTHING, dtype=wide(q.dtype))
@@ -322,17 +377,26 @@ class _Blocked(torch.autograd.Function):
         for scores_BgrT in own:
             lse = torch.logaddexp(lse, scores_BgrT)
         kind = lse.dtype if own else q.dtype  # the sum over tile and columns is rounded once
-        out = q.new_zeros(B, T, h, d, dtype=kind).transpose(1, 2).unflatten(1, (g, r))  # so that heads flatten for free
+        # so that heads flatten for free
+        out = q.new_zeros(B, T, h, d, dtype=kind).transpose(1, 2).unflatten(1, (g, r))
         for rows, parts in tiling.tiles:
             q_t = q[..., rows, :].flatten(0, 1).flatten(1, 2)  # (B g, r rows, d)
             tile: Tensor | None = None
             for keys in parts:
                 scores = torch.bmm(q_t, k0[:, :, keys].flatten(0, 1).mT)
-                n, before = scores.shape[-1], lse[..., rows].contiguous()
+                n = scores.shape[-1]
+                before = lse[..., rows].contiguous()
                 # normalised together with all that came before; _merge rescales the earlier parts of the tile
-                weights, after = _weights(scores.view(B, g, r, -1, n), tiling.bias(rows, keys), before, scale)
-                part = torch.bmm(weights.view(B * g, -1, n), v0[:, :, keys].flatten(0, 1)).view(B, g, r, -1, d)
-                tile, lse[..., rows] = part if tile is None else _merge(tile, before, after, part), after
+                weights, after = _weights(
+                    scores.view(B, g, r, -1, n), tiling.bias(rows, keys), before, scale
+                )
+                part = torch.bmm(weights.view(B * g, -1, n), v0[:, :, keys].flatten(0, 1)).view(
+                    B, g, r, -1, d
+                )
+                tile, lse[..., rows] = (
+                    part if tile is None else _merge(tile, before, after, part),
+                    after,
+                )
             if tile is not None:
                 out[..., rows, :] = tile
         # the first part of a tile was weighed with the own columns in its sum: their values are all that is missing
@@ -349,21 +413,29 @@ class _Blocked(torch.autograd.Function):
         q_BhTd, out, lse, *flat = ctx.saved_tensors
         B, h, T, d = q_BhTd.shape
         k0, v0 = flat[:2]
-        g, kind = k0.shape[1], lse.dtype
-        r, scale = h // g, d**-0.5
-        q, grad = q_BhTd.view(B, g, r, T, d), grad_BhTd.reshape(B, g, r, T, d)
+        g = k0.shape[1]
+        kind = lse.dtype
+        r = h // g
+        scale = d**-0.5
+        q = q_BhTd.view(B, g, r, T, d)
+        grad = grad_BhTd.reshape(B, g, r, T, d)
         # sum of weight times its gradient, of every node: grad . out
         inner = (grad.to(kind) * out.view_as(q).to(kind)).sum(-1)
         by_q, by_k0, by_v0 = (x.new_zeros(x.shape, dtype=kind) for x in (q, k0, v0))
         for rows, parts in ctx.tiling.tiles:
             q_t = q[..., rows, :].flatten(0, 1).flatten(1, 2)
             grad_t = grad[..., rows, :].reshape(B * g, -1, d)
-            lse_t, inner_t = lse[..., rows].contiguous(), inner[..., rows].contiguous()
+            lse_t = lse[..., rows].contiguous()
+            inner_t = inner[..., rows].contiguous()
             for keys in parts:
-                k_t, v_t = k0[:, :, keys].flatten(0, 1), v0[:, :, keys].flatten(0, 1)
+                k_t = k0[:, :, keys].flatten(0, 1)
+                v_t = v0[:, :, keys].flatten(0, 1)
                 shape = (B, g, r, -1, k_t.shape[1])
-                scores, by_weights = torch.bmm(q_t, k_t.mT).view(shape), torch.bmm(grad_t, v_t.mT).view(shape)
-                found = _weights_back(scores, ctx.tiling.bias(rows, keys), lse_t, by_weights, inner_t, scale)
+                scores = torch.bmm(q_t, k_t.mT).view(shape)
+                by_weights = torch.bmm(grad_t, v_t.mT).view(shape)
+                found = _weights_back(
+                    scores, ctx.tiling.bias(rows, keys), lse_t, by_weights, inner_t, scale
+                )
                 weights, by_scores = (x.view(B * g, -1, k_t.shape[1]) for x in found)
                 by_v0[:, :, keys] += torch.bmm(weights.mT, grad_t).view(B, g, -1, d)
                 by_k0[:, :, keys] += torch.bmm(by_scores.mT, q_t).view(B, g, -1, d)
@@ -420,12 +492,21 @@ def _add_own(out_BgrTd: Tensor, scores_BgrT: Tensor, lse_BgrT: Tensor, v_BgTd: T
 
 @pointwise
 def _own_back(
-    grad_BgrTd: Tensor, q_BgrTd: Tensor, lse_BgrT: Tensor, inner_BgrT: Tensor, k_BgTd: Tensor, v_BgTd: Tensor
+    grad_BgrTd: Tensor,
+    q_BgrTd: Tensor,
+    lse_BgrT: Tensor,
+    inner_BgrT: Tensor,
+    k_BgTd: Tensor,
+    v_BgTd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     kind = lse_BgrT.dtype
     scale = q_BgrTd.shape[-1] ** -0.5
-    q, grad, k, v = q_BgrTd.to(kind), grad_BgrTd.to(kind), k_BgTd.unsqueeze(2).to(kind), v_BgTd.unsqueeze(2).to(kind)
+    q = q_BgrTd.to(kind)
+    grad = grad_BgrTd.to(kind)
+    k = k_BgTd.unsqueeze(2).to(kind)
+    v = v_BgTd.unsqueeze(2).to(kind)
     weights = torch.exp((q * k).sum(-1) * scale - lse_BgrT)
     by_scores = (weights * ((grad * v).sum(-1) - inner_BgrT) * scale).unsqueeze(-1)
-    by_k, by_v = (by_scores * q).sum(2), (weights.unsqueeze(-1) * grad).sum(2)
+    by_k = (by_scores * q).sum(2)
+    by_v = (weights.unsqueeze(-1) * grad).sum(2)
     return by_scores * k, by_k.to(k_BgTd.dtype), by_v.to(v_BgTd.dtype)

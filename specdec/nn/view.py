@@ -30,24 +30,40 @@ class Spans(NamedTuple):
 
     def part(self, rows: slice, keys: slice | Tensor, sequences: slice = slice(None)) -> Tensor:
         """This part of the mask, (sequences, 1, rows, keys); ``keys`` from a number to a number, or int64 (K,)."""
-        keys_K = torch.arange(keys.start, keys.stop, device=self.first_BT.device) if isinstance(keys, slice) else keys
-        first_BR1, last_BR1 = self.first_BT[sequences, rows, None], self.last_BT[sequences, rows, None]
+        keys_K = (
+            torch.arange(keys.start, keys.stop, device=self.first_BT.device)
+            if isinstance(keys, slice)
+            else keys
+        )
+        first_BR1 = self.first_BT[sequences, rows, None]
+        last_BR1 = self.last_BT[sequences, rows, None]
         seen_B1RK = ((keys_K >= first_BR1) & (keys_K <= last_BR1))[:, None]
-        return seen_B1RK if self.sinks is None else seen_B1RK | self.sinks.part(rows, keys_K, sequences)
+        return (
+            seen_B1RK
+            if self.sinks is None
+            else seen_B1RK | self.sinks.part(rows, keys_K, sequences)
+        )
 
     def of(self, nodes_BM: Tensor) -> Self:
         """That of some of the nodes, int64 (B, M)."""
-        first_BM, last_BM = self.first_BT.gather(1, nodes_BM), self.last_BT.gather(1, nodes_BM)
-        return self._replace(first_BT=first_BM, last_BT=last_BM, sinks=self.sinks and self.sinks.of(nodes_BM))
+        first_BM = self.first_BT.gather(1, nodes_BM)
+        last_BM = self.last_BT.gather(1, nodes_BM)
+        return self._replace(
+            first_BT=first_BM, last_BT=last_BM, sinks=self.sinks and self.sinks.of(nodes_BM)
+        )
 
     def cut(self, columns: int) -> Self:
         """The first ``columns`` keys alone."""
-        last_BT, sinks = self.last_BT.clamp(max=columns - 1), self.sinks and self.sinks.cut(columns)
+        last_BT = self.last_BT.clamp(max=columns - 1)
+        sinks = self.sinks and self.sinks.cut(columns)
         return self._replace(last_BT=last_BT, columns=columns, sinks=sinks)
 
-    def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int, sinks: int = 0) -> Self:
+    def within(
+        self, positions_BT: Tensor, key_positions_BS: Tensor, window: int, sinks: int = 0
+    ) -> Self:
         """Without the keys that stand ``window`` positions or more before the node, at ``sinks`` or a later one."""
-        inside, key_positions_BS = (0, self.columns - 1), key_positions_BS.expand(len(self.last_BT), -1)
+        inside = (0, self.columns - 1)
+        key_positions_BS = key_positions_BS.expand(len(self.last_BT), -1)
         # no take_along_dim, with which torch compiles for a single number of keys
         last_position_BT = key_positions_BS.gather(1, self.last_BT.clamp(*inside))
         nearest_BT = self.last_BT - last_position_BT + positions_BT - window + 1
@@ -56,7 +72,9 @@ class Spans(NamedTuple):
             return narrow
         first_position_BT = key_positions_BS.gather(1, self.first_BT.clamp(*inside))
         end_BT = torch.minimum(self.first_BT - first_position_BT + sinks, narrow.first_BT)
-        return narrow._replace(sinks=Spans(self.first_BT, torch.minimum(end_BT - 1, self.last_BT), self.columns))
+        return narrow._replace(
+            sinks=Spans(self.first_BT, torch.minimum(end_BT - 1, self.last_BT), self.columns)
+        )
 
 
 class Pairs(NamedTuple):
@@ -66,12 +84,16 @@ class Pairs(NamedTuple):
     columns: int  # S
 
     def of(self, nodes_BM: Tensor) -> Self:
-        return self._replace(mask_B1TS=self.mask_B1TS.take_along_dim(nodes_BM[:, None, :, None], dim=2))
+        return self._replace(
+            mask_B1TS=self.mask_B1TS.take_along_dim(nodes_BM[:, None, :, None], dim=2)
+        )
 
     def cut(self, columns: int) -> Self:
         return self._replace(mask_B1TS=self.mask_B1TS[..., :columns], columns=columns)
 
-    def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int, sinks: int = 0) -> Self:
+    def within(
+        self, positions_BT: Tensor, key_positions_BS: Tensor, window: int, sinks: int = 0
+    ) -> Self:
         near_BTS = positions_BT[:, :, None] - key_positions_BS[:, None, :] < window
         if sinks:
             near_BTS = near_BTS | (key_positions_BS < sinks)[:, None]
@@ -86,7 +108,13 @@ class KVCache(Protocol):
     """Stores the keys of new nodes and lets their queries attend to all the keys they may see."""
 
     def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, visible: Visibility, slots_BT: Tensor | None
+        self,
+        layer: int,
+        q_BhTd: Tensor,
+        k_BgTd: Tensor,
+        v_BgTd: Tensor,
+        visible: Visibility,
+        slots_BT: Tensor | None,
     ) -> Tensor:
         """Attention output of the new nodes, shape (B, h, T, d)."""
         ...
@@ -97,8 +125,11 @@ class View(NamedTuple):
 
     positions_BT: Tensor  # int64, RoPE positions
     visibility: Visibility  # which keys each node may attend to
-    key_positions_BS: Tensor  # int64, position of every key column; what sliding windows measure from
-    slots_BT: Tensor | None = None  # int64, where the nodes' keys are written; None without a static cache
+    key_positions_BS: (
+        Tensor  # int64, position of every key column; what sliding windows measure from
+    )
+    # int64, where the nodes' keys are written; None without a static cache
+    slots_BT: Tensor | None = None
     cache: KVCache | None = None  # None: attend to the nodes' own keys only
     wanted_BM: Tensor | None = None  # int64, the nodes whose last state is wanted; None for all
 
@@ -120,7 +151,12 @@ class View(NamedTuple):
 
     @classmethod
     def append(
-        cls, prefix: Tensor | int, seen_BTQ: Tensor, depth_BQ: Tensor, capacity: int, cache: KVCache | None = None
+        cls,
+        prefix: Tensor | int,
+        seen_BTQ: Tensor,
+        depth_BQ: Tensor,
+        capacity: int,
+        cache: KVCache | None = None,
     ) -> Self:
         """Nodes appended after the committed prefixes in a static cache.
 
@@ -144,15 +180,25 @@ class View(NamedTuple):
         mask_BTS = (columns_S < first_B1)[:, None] | (is_node_BS[:, None] & seen_BTS)
         slots_BT = first_B1 + torch.arange(drafted - new, drafted, device=device)
         positions_BQ = first_B1 + depth_BQ
-        key_positions_BS = torch.where(is_node_BS, positions_BQ.take_along_dim(node_BS, dim=1), columns_S)
-        positions_BT, slots_BT = (x.expand(len(mask_BTS), new) for x in (positions_BQ[:, drafted - new :], slots_BT))
-        return cls(positions_BT, Pairs(mask_BTS[:, None], capacity), key_positions_BS, slots_BT, cache)
+        key_positions_BS = torch.where(
+            is_node_BS, positions_BQ.take_along_dim(node_BS, dim=1), columns_S
+        )
+        positions_BT, slots_BT = (
+            x.expand(len(mask_BTS), new) for x in (positions_BQ[:, drafted - new :], slots_BT)
+        )
+        return cls(
+            positions_BT, Pairs(mask_BTS[:, None], capacity), key_positions_BS, slots_BT, cache
+        )
 
     @classmethod
-    def chain(cls, prefix: Tensor | int, length: int, capacity: int, cache: KVCache | None = None) -> Self:
+    def chain(
+        cls, prefix: Tensor | int, length: int, capacity: int, cache: KVCache | None = None
+    ) -> Self:
         """``length`` nodes in a row after a committed prefix in a static cache, on the CPU or the prefix's device."""
         device = prefix.device if isinstance(prefix, Tensor) else torch.device("cpu")
-        slots_BT = torch.as_tensor(prefix, device=device).reshape(-1, 1) + torch.arange(length, device=device)
+        slots_BT = torch.as_tensor(prefix, device=device).reshape(-1, 1) + torch.arange(
+            length, device=device
+        )
         key_positions_BS = torch.arange(capacity, device=device).expand(len(slots_BT), capacity)
         visible = Spans(torch.zeros_like(slots_BT), slots_BT, capacity)
         return cls(slots_BT, visible, key_positions_BS, slots_BT, cache)

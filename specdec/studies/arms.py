@@ -43,10 +43,15 @@ COMMANDS = {
     "drift": "specdec.diagnostics.drift:drift",
     "robustness": "specdec.diagnostics.robustness:robustness",
 }
-DEFAULTS: dict[str, dict[str, Any]] = {"evaluate": {"compile": False, "plain": False}}  # acceptance is compared
-PROMPTS, PROMPT_TOKENS = 40, 64  # of embedded prompts
-OF_PROMPTS = ("prompts", "prompts_count", "prompt_tokens")  # arguments that are the study's, not the command's
-NOT_KEPT = ("allow_changes", "ckpt_path", "out", "seed_everything", "weights_only")  # of a fit's config
+# acceptance is compared
+DEFAULTS: dict[str, dict[str, Any]] = {"evaluate": {"compile": False, "plain": False}}
+# of embedded prompts
+PROMPTS = 40
+PROMPT_TOKENS = 64
+# arguments that are the study's, not the command's
+OF_PROMPTS = ("prompts", "prompts_count", "prompt_tokens")
+# of a fit's config
+NOT_KEPT = ("allow_changes", "ckpt_path", "out", "seed_everything", "weights_only")
 
 
 @dataclass(frozen=True)
@@ -86,11 +91,21 @@ class Arm:
         trainer = self.config["trainer"]
         devices = str(trainer["devices"])
         plain = trainer["max_steps"] > 0 and trainer["max_epochs"] in (None, -1)
-        if not plain or not devices.isdecimal() or trainer["fast_dev_run"] or trainer["overfit_batches"]:
+        if (
+            not plain
+            or not devices.isdecimal()
+            or trainer["fast_dev_run"]
+            or trainer["overfit_batches"]
+        ):
             return None
         if "GradientAccumulationScheduler" in self.callbacks:
             return None
-        rows = self.data.batch_size * trainer["accumulate_grad_batches"] * int(devices) * trainer["num_nodes"]
+        rows = (
+            self.data.batch_size
+            * trainer["accumulate_grad_batches"]
+            * int(devices)
+            * trainer["num_nodes"]
+        )
         return trainer["max_steps"] * rows * self.data.seq_len
 
     @property
@@ -123,9 +138,14 @@ def differences(baseline: Arm, arm: Arm) -> list[str]:
     """What an arm changes, a line for each setting (``norms.aux: none to each``), those of ``model.drafter`` first."""
     found = [*pairs(canonical(baseline.config), canonical(arm.config))]
     found.sort(key=lambda pair: not pair[0].startswith("model.drafter."))
-    its, own = ({name: {**one.config, "target": {}} for name, one in each.measures.items()} for each in (baseline, arm))
+    its, own = (
+        {name: {**one.config, "target": {}} for name, one in each.measures.items()}
+        for each in (baseline, arm)
+    )
     found += pairs(its, own)
-    return [f"{key.removeprefix('model.drafter.')}: {words(a)} to {words(b)}" for key, a, b in found]
+    return [
+        f"{key.removeprefix('model.drafter.')}: {words(a)} to {words(b)}" for key, a, b in found
+    ]
 
 
 def check_equal(baseline: Arm, arms: Sequence[Arm], allow_unequal: bool = False) -> list[str]:
@@ -142,13 +162,15 @@ def check_equal(baseline: Arm, arms: Sequence[Arm], allow_unequal: bool = False)
             )
         found = ""
         if arm.tokens is None or baseline.tokens is None:
-            groups = [[canonical(one.config[group]) for group in ("trainer", "data")] for one in (arm, baseline)]
+            groups = [
+                [canonical(one.config[group]) for group in ("trainer", "data")]
+                for one in (arm, baseline)
+            ]
             if groups[0] != groups[1]:
                 found = "its length is not in steps, and its trainer or data are not the baseline's"
         elif arm.tokens != baseline.tokens:
-            found = (
-                f"it trains on {how_many(arm.tokens, 'token')}, the baseline, {baseline.name}, on {baseline.tokens:,}"
-            )
+            tokens = how_many(arm.tokens, "token")
+            found = f"it trains on {tokens}, the baseline, {baseline.name}, on {baseline.tokens:,}"
         if found and not allow_unequal:
             raise ValueError(
                 f"arm {arm.name}: {found}: give all arms the same budget by trainer.max_steps, or say --allow_unequal"
@@ -161,10 +183,21 @@ def arguments(study: Study, combination: Combination) -> list[str]:
     """The arguments of ``specdec fit`` for an arm: the study's files, the levels', then keys, deeper ones last."""
     levels = [study.axes[axis][level] for axis, level in combination.items()]
     files = [*study.common.files, *(file for level in levels for file in level.files)]
-    of_levels = {key: value for level in levels for key, value in level.settings.items() if not measure_of(key)}
-    settings = {key: value for key, value in study.common.settings.items() if key not in of_levels} | of_levels
-    inside_last = sorted(settings.items(), key=lambda each: each[0].count("."))  # a part before what is inside it
-    return [*(word for file in files for word in ("--config", file)), *(argument(*each) for each in inside_last)]
+    of_levels = {
+        key: value
+        for level in levels
+        for key, value in level.settings.items()
+        if not measure_of(key)
+    }
+    settings = {
+        key: value for key, value in study.common.settings.items() if key not in of_levels
+    } | of_levels
+    # a part before what is inside it
+    inside_last = sorted(settings.items(), key=lambda each: each[0].count("."))
+    return [
+        *(word for file in files for word in ("--config", file)),
+        *(argument(*each) for each in inside_last),
+    ]
 
 
 def argument(key: str, value: Any) -> str:
@@ -174,24 +207,36 @@ def argument(key: str, value: Any) -> str:
 
 def _arm(study: Study, name: str, combination: Combination) -> Arm:
     """Parse an arm, build its drafter without weights, and run a first pass through it."""
-    argv, sys.argv = sys.argv, sys.argv[:1]  # Lightning warns of a command line beside the given one
+    # Lightning warns of a command line beside the given one
+    argv = sys.argv
+    sys.argv = sys.argv[:1]
     try:
         cli = configured(Configured, "fit", arguments(study, combination), RunDirectory())
     finally:
         sys.argv = argv
     config = {key: value for key, value in cli.full().items() if key not in NOT_KEPT}
-    module, data = cli.model, cli.datamodule
+    module = cli.model
+    data = cli.datamodule
     model = _skeleton(module.target_source)
     design = drafter_config(module, model)
     positions = model.config.get_text_config(decoder=True).max_position_embeddings
-    check(design, data.seq_len, positions, module.start, module.train_embed, module.train_head, module.objective.steps)
+    check(
+        design,
+        data.seq_len,
+        positions,
+        module.start,
+        module.train_embed,
+        module.train_head,
+        module.objective.steps,
+    )
     with torch.device("meta"):
         drafter = Drafter(design, torch.arange(design.draft_vocab_size, device="cpu"))
     dry_run(drafter)
     trained = sum(weight.numel() for weight in drafter.parameters())
     trained -= 0 if module.train_embed else drafter.embed_tokens.weight.numel()
     trained -= 0 if module.train_head else drafter.lm_head.weight.numel()
-    source, given = module.target_source, {kind: dict(each) for kind, each in study.measures.items()}
+    source = module.target_source
+    given = {kind: dict(each) for kind, each in study.measures.items()}
     for axis, level in combination.items():
         for key, value in study.axes[axis][level].settings.items():
             if (kind := measure_of(key)) and kind not in given:
@@ -218,20 +263,32 @@ def _measure(target: TargetSource, kind: str, given_json: str) -> Measure:
     given: dict[str, Any] = {"target.source": target.source, "target.revision": target.revision}
     given |= {"target.trust_remote_code": True} if target.trust_remote_code else {}
     given |= {"target.adapter": target.adapter} if target.adapter is not None else {}
-    arguments = {key: value for key, value in json.loads(given_json).items() if key not in OF_PROMPTS}
+    arguments = {
+        key: value for key, value in json.loads(given_json).items() if key not in OF_PROMPTS
+    }
     given |= DEFAULTS.get(kind, {}) | arguments
     given |= {"prompts": ["of the study"], "drafter": "of a fit that is yet to be run"}
-    several = {action.dest for action in parser._actions if get_origin(getattr(action, "_typehint", None)) is list}
-    argv = [argument(key, as_list(value) if key in several else value) for key, value in given.items()]
+    several = {
+        action.dest
+        for action in parser._actions
+        if get_origin(getattr(action, "_typehint", None)) is list
+    }
+    argv = [
+        argument(key, as_list(value) if key in several else value) for key, value in given.items()
+    ]
     try:
         built = parse(parser, argv)
         # the commands themselves check these when they begin
         for text in as_list(getattr(built, "shape", [])):
             parse_shape(text)
-        if several_of := next((name for name in ("suite", "temperatures") if getattr(built, name, [])), None):
+        if several_of := next(
+            (name for name in ("suite", "temperatures") if getattr(built, name, [])), None
+        ):
             raise ValueError(f"{several_of}: a study has one set of prompts at one temperature: give prompts, and "
                              "sampling.temperature, also as an axis")  # fmt: skip
-        get_type_hints(command)["config"](**{key: value for key, value in vars(built).items() if key != "config"})
+        get_type_hints(command)["config"](
+            **{key: value for key, value in vars(built).items() if key != "config"}
+        )
         for text in getattr(built, "baselines", []):
             parse_baseline(text)
         if kind == "robustness":
@@ -239,7 +296,11 @@ def _measure(target: TargetSource, kind: str, given_json: str) -> Measure:
     except ValueError as error:
         raise ValueError(f"{kind}: {error}") from error
     full = loaded(parser.dump(parser.parse_args(argv), skip_none=False))
-    config = {name: value for name, value in full.items() if name not in ("config", "prompts", "drafter", "out")}
+    config = {
+        name: value
+        for name, value in full.items()
+        if name not in ("config", "prompts", "drafter", "out")
+    }
     return Measure(config, built.target)
 
 
@@ -267,17 +328,23 @@ def read_prompts(study: Study, source: TargetSource, directory: Path) -> dict[st
     found = {}
     for measure, arguments in study.measures.items():
         given = arguments if set(OF_PROMPTS) & set(arguments) else {**common, **arguments}
-        files, limit = given.get("prompts", EMBEDDED), given.get("limit")
+        files = given.get("prompts", EMBEDDED)
+        limit = given.get("limit")
         if files != EMBEDDED:
             if more := [name for name in OF_PROMPTS[1:] if name in given]:
-                raise ValueError(f"{measure}: {more[0]} is of embedded prompts: leave it out, or say prompts: embedded")
+                raise ValueError(
+                    f"{measure}: {more[0]} is of embedded prompts: leave it out, or say prompts: embedded"
+                )
             paths = tuple(str(file) for file in as_list(files))
             asked = load_prompts(paths, limit, as_list(given.get("layouts") or []))
             found[measure] = StudyPrompts(paths, fingerprint(asked))
             continue
-        count, tokens = given.get("prompts_count", PROMPTS), given.get("prompt_tokens", PROMPT_TOKENS)
+        count = given.get("prompts_count", PROMPTS)
+        tokens = given.get("prompt_tokens", PROMPT_TOKENS)
         if type(count) is not int or type(tokens) is not int or min(count, tokens) < 2:
-            raise ValueError(f"{measure}: prompts_count is {count}, prompt_tokens {tokens}: both must be 2 at least")
+            raise ValueError(
+                f"{measure}: prompts_count is {count}, prompt_tokens {tokens}: both must be 2 at least"
+            )
         rows = held_out_prompts(count, tokens, SEED, source.load_tokenizer())
         text = "".join(json.dumps({**row, "category": None}) + "\n" for row in rows)
         asked = [Prompt(row["prompt_id"], None, None, None, row["prompt"]) for row in rows][:limit]

@@ -44,7 +44,8 @@ def write_card(directory: Path) -> Path:
     Raises:
         ValueError: there is no study, or a measurement cannot be read.
     """
-    study, out = read_record(directory), directory / "card"
+    study = read_record(directory)
+    out = directory / "card"
     found = {"version": VERSION, **results(study), "manifest": manifest(study)}
     with staged_directory(out, replace=True) as folder:
         text = "\n".join(_document(found, draw(found, folder), str(out / CARD)))
@@ -57,7 +58,9 @@ def write_card(directory: Path) -> Path:
 def page(text: str, folder: Path, title: str) -> str:
     """The Markdown as one page with its pictures in it, which asks for nothing outside."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    body = re.sub("<h2>(.*?)</h2>", lambda found: f'<h2 id="{_anchor(found[1])}">{found[1]}</h2>', body)
+    body = re.sub(
+        "<h2>(.*?)</h2>", lambda found: f'<h2 id="{_anchor(found[1])}">{found[1]}</h2>', body
+    )
 
     def embedded(found: re.Match[str]) -> str:
         return f'src="data:image/png;base64,{base64.b64encode((folder / found[1]).read_bytes()).decode()}"'
@@ -72,12 +75,15 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
-def _document(found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], where: str) -> Iterator[str]:
+def _document(
+    found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], where: str
+) -> Iterator[str]:
     """The card in Markdown, by line, from ``figures`` (files and captions by section) and the path of ``card.json``."""
     study = found["study"]
     axes = "; ".join(f"{axis}: {', '.join(levels)}" for axis, levels in study["axes"].items())
     design = f"{study['design'].replace('_', ' ')} of {how_many(len(found['arms']), 'arm')}"
-    seeds, names = ", ".join(map(str, study["seeds"])), short_names(found["arms"])
+    seeds = ", ".join(map(str, study["seeds"]))
+    names = short_names(found["arms"])
     fits = [[names[arm], seed, f"{fit['steps']:,}", f"{fit['seconds']:.0f}" if fit["seconds"] else "in another study"]
             for arm, runs in found["training"].items() for seed, fit in runs.items()]  # fmt: skip
     sections = {
@@ -87,7 +93,9 @@ def _document(found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], whe
         "Not told apart": _nulls(found),
         "Arms": _arms(found),
         **{family.capitalize(): _family(found, family) for family in FAMILIES},
-        "By draft position and draft step": [f"The numbers are in {CARD}."] if found["curves"] else [],
+        "By draft position and draft step": [f"The numbers are in {CARD}."]
+        if found["curves"]
+        else [],
         "Training": _table(["Arm", "Seed", "Steps", "Seconds"], fits),
         "How the numbers were made": [HOW, "", *_origin(found["manifest"], where)],
     }
@@ -110,15 +118,34 @@ def _primary(found: Json) -> Iterator[str]:
         yield "The study declares no primary contrasts: everything here is exploratory."
         return
     if found["study"]["primary_changed"]:
-        yield from ("**These contrasts were changed after something had been measured: they are not beforehand.**", "")
+        yield from (
+            "**These contrasts were changed after something had been measured: they are not beforehand.**",
+            "",
+        )
     finds = sum(row["verdict"] in ("higher", "lower") for row in rows)
     yield f"Declared in the study file: {how_many(len(rows), 'contrast')}; told apart (Holm's p < 0.05): {finds}."
     yield ""
-    heads = ["Outcome", "Contrast", "Difference", "Detectable", "p", "p (Holm)", "Expected", "Found"]
+    heads = [
+        "Outcome",
+        "Contrast",
+        "Difference",
+        "Detectable",
+        "p",
+        "p (Holm)",
+        "Expected",
+        "Found",
+    ]
     table_rows = []
     for row in rows:
-        tested = [_p(row["p_value"]), _p(row["p_holm"]), row["expect"] or "-", row["verdict"] + _expected(row)]
-        table_rows.append([row["quantity"], label_of(row, found), _difference(row), _detectable(row), *tested])
+        tested = [
+            _p(row["p_value"]),
+            _p(row["p_holm"]),
+            row["expect"] or "-",
+            row["verdict"] + _expected(row),
+        ]
+        table_rows.append(
+            [row["quantity"], label_of(row, found), _difference(row), _detectable(row), *tested]
+        )
     yield from _table(heads, table_rows, left=2)
 
 
@@ -164,7 +191,8 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -
 
 
 def _arms(found: Json) -> Iterator[str]:
-    rows, names = [], short_names(found["arms"])
+    rows = []
+    names = short_names(found["arms"])
     for arm in found["arms"]:
         states = [[state["name"] for state in run["states"].values()] for run in arm["runs"]]
         done = sum(set(each) <= {"done"} for each in states)
@@ -173,12 +201,17 @@ def _arms(found: Json) -> Iterator[str]:
         rows.append([names[arm["name"]], "; ".join(arm["differences"]) or "this is the baseline",
                      f"{arm['trained_parameters']:,}", tokens,
                      f"{done} of {len(states)} done" + (f" ({', '.join(odd)})" if odd else "")])  # fmt: skip
-    yield from _table(["Arm", "Changes against the baseline", "Trained parameters", "Tokens", "Runs"], rows, left=2)
+    yield from _table(
+        ["Arm", "Changes against the baseline", "Trained parameters", "Tokens", "Runs"],
+        rows,
+        left=2,
+    )
 
 
 def _family(found: Json, family: str) -> Iterator[str]:
     """Of acceptance length, drift or robustness: the values of all arms."""
-    digits, names = _digits(family), short_names(found["arms"])
+    digits = _digits(family)
+    names = short_names(found["arms"])
     rows = [[one["name"], names[arm], _interval(own, digits),
              ", ".join(f"{v:.{digits}f}" for v in own["by_seed"].values()), str(own["prompts"])]
             for one in found["quantities"] if one["family"] == family for arm, own in one["arms"].items()]  # fmt: skip
@@ -187,21 +220,33 @@ def _family(found: Json, family: str) -> Iterator[str]:
 
 def _origin(manifest: Json, where: str) -> Iterator[str]:
     """The code and machines of the fits, and the command that trains an arm again."""
-    fits = [run["fit"]["provenance"] or {} for runs in manifest["runs"].values() for run in runs.values()]
+    fits = [
+        run["fit"]["provenance"] or {}
+        for runs in manifest["runs"].values()
+        for run in runs.values()
+    ]
     rows = []
     for name in ("git_commit", "git_dirty", "versions", "platform", "cpu", "gpus"):
         if known := {words(fit[name]) for fit in fits if fit.get(name)}:
             rows.append([f"Fits: {name.replace('_', ' ')}", "; ".join(sorted(known))])
-    yield from _table(["What", "Value"], [*rows, ["Card made", manifest["provenance"]["date"]]], left=2)
+    yield from _table(
+        ["What", "Value"], [*rows, ["Card made", manifest["provenance"]["date"]]], left=2
+    )
     for arm, runs in [*manifest["runs"].items()][:1]:
-        command = shlex.join(["specdec", "sweep", where, "--reproduce", arm, "--seed", next(iter(runs))])
+        command = shlex.join(
+            ["specdec", "sweep", where, "--reproduce", arm, "--seed", next(iter(runs))]
+        )
         yield from ("An arm is trained again, and its losses compared bit by bit, by this command, which reads the "
                     "features and prompts in the study's folder:", "", "```", command, "```", "")  # fmt: skip
 
 
 def _cautions(found: Json) -> Iterator[str]:
     """What is missing from the study, or limits what its numbers say."""
-    rows = [row for row in (*found["primary"], *found["comparisons"], *found["effects"]) if row["value"] is not None]
+    rows = [
+        row
+        for row in (*found["primary"], *found["comparisons"], *found["effects"])
+        if row["value"] is not None
+    ]
     measured = {arm for one in found["quantities"] for arm in one["arms"]}
     for arm in found["arms"]:
         for run in arm["runs"]:
@@ -226,7 +271,11 @@ def _cautions(found: Json) -> Iterator[str]:
 
 def _interval(found: Json | None, digits: int = 2, sign: str = "") -> str:
     """A figure with its interval in brackets."""
-    return "-" if not found else bracketed(found["value"], found["low"], found["high"], f"{{:{sign}.{digits}f}}".format)
+    return (
+        "-"
+        if not found
+        else bracketed(found["value"], found["low"], found["high"], f"{{:{sign}.{digits}f}}".format)
+    )
 
 
 def _digits(family: str) -> int:
@@ -255,6 +304,12 @@ def _p(value: float | None) -> str:
 
 def _plain(text: str) -> str:
     """Text that Markdown takes for text, in a table too: names hold underscores, stars and angle brackets."""
-    for sign, entity in (("&", "&amp;"), ("*", "&#42;"), ("<", "&lt;"), ("`", "&#96;"), ("__", "&#95;&#95;")):
+    for sign, entity in (
+        ("&", "&amp;"),
+        ("*", "&#42;"),
+        ("<", "&lt;"),
+        ("`", "&#96;"),
+        ("__", "&#95;&#95;"),
+    ):
         text = text.replace(sign, entity)
     return " ".join(text.split())

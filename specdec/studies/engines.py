@@ -31,7 +31,8 @@ class Engine(abc.ABC):
 
     def open(self, study: Path) -> None:
         """Get ready for the jobs of a study, run in the working folder; ValueError if the engine cannot be had."""
-        self.study, self.cwd = study.resolve(), Path.cwd()
+        self.study = study.resolve()
+        self.cwd = Path.cwd()
         self.running: dict[str, Any] = {}  # handles by key
 
     def at_once(self, job: Job) -> int | None:
@@ -59,7 +60,11 @@ class Engine(abc.ABC):
         """The jobs whose workers have ended since the last call, by key; waits for one, so long at most."""
         until = time.monotonic() + seconds
         while True:
-            found = {key: end for key, handle in self.running.items() if (end := self.result(handle)) is not None}
+            found = {
+                key: end
+                for key, handle in self.running.items()
+                if (end := self.result(handle)) is not None
+            }
             for key in found:
                 del self.running[key]
             if found or time.monotonic() >= until:
@@ -96,7 +101,8 @@ class Local(Engine):
         used = [gpu for _, _, gpu in self.running.values()]
         gpu = next((gpu for gpu in self.gpus if gpu not in used), None)
         environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        future, stop = Future[Ended](), threading.Event()
+        future = Future[Ended]()
+        stop = threading.Event()
 
         def attempt() -> None:
             try:
@@ -104,7 +110,8 @@ class Local(Engine):
             except BaseException as error:  # noqa: BLE001  raised by future.result()
                 future.set_exception(error)
 
-        threading.Thread(target=attempt, daemon=True).start()  # of a pool, Python's exit would wait for the threads
+        # of a pool, Python's exit would wait for the threads
+        threading.Thread(target=attempt, daemon=True).start()
         return future, stop, gpu
 
     def result(self, handle: Any) -> Ended | None:
@@ -138,7 +145,9 @@ class Ray(Engine):
     def submit(self, job: Job) -> Any:
         # a job of more threads than any node has cores gets all of one
         most = max(node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"])
-        task = self._work.options(name=job.label, num_cpus=min(job.threads, most), num_gpus=self.gpus)
+        task = self._work.options(
+            name=job.label, num_cpus=min(job.threads, most), num_gpus=self.gpus
+        )
         return task.remote(self.study, job, self.cwd)
 
     def result(self, handle: Any) -> Ended | None:
@@ -185,16 +194,25 @@ class Slurm(Engine):
         try:
             import submitit
         except ImportError as error:
-            raise ValueError("the SLURM engine needs submitit: pip install 'specdec-lightning[slurm]'") from error
+            raise ValueError(
+                "the SLURM engine needs submitit: pip install 'specdec-lightning[slurm]'"
+            ) from error
         self._refused = submitit.core.utils.FailedJobError
         place = self.study / JOBS / ".submitit"
         try:
-            self._executor = submitit.AutoExecutor(place, cluster=self.cluster, slurm_max_num_timeout=RETRIES)
+            self._executor = submitit.AutoExecutor(
+                place, cluster=self.cluster, slurm_max_num_timeout=RETRIES
+            )
         except RuntimeError as error:
-            raise ValueError("there is no sbatch here: run this on a node of a SLURM cluster") from error
+            raise ValueError(
+                "there is no sbatch here: run this on a node of a SLURM cluster"
+            ) from error
 
     def submit(self, job: Job) -> Any:
-        options: dict[str, Any] = {"slurm_partition": self.partition, "slurm_additional_parameters": self.more}
+        options: dict[str, Any] = {
+            "slurm_partition": self.partition,
+            "slurm_additional_parameters": self.more,
+        }
         self._executor.update_parameters(
             name=f"specdec-{job.key}", nodes=1, tasks_per_node=1, cpus_per_task=job.threads, gpus_per_node=self.gpus,
             timeout_min=self.minutes, **{name: value for name, value in options.items() if value},

@@ -21,7 +21,8 @@ from specdec.utils.files import staged
 
 MOST_TOGETHER = 6  # lines of one panel that have error bars
 SEPARATOR = " · "
-INK, PALE = "#404040", 0.3
+INK = "#404040"
+PALE = 0.3
 
 Looks = Mapping[str, Json]  # by arm: marker, line and colour
 
@@ -34,7 +35,9 @@ def short_names(arms: Sequence[Json]) -> dict[str, str]:
 def label_of(row: Json, card: Json) -> str:
     """What is compared with what: ``off · 4 - on · 4``, ``norm: on - off (K=4)``, or an interaction."""
     if "outcome" in row:
-        return str(Contrast(*(row[name] for name in ("outcome", "effect", "against", "at", "expect"))))
+        return str(
+            Contrast(*(row[name] for name in ("outcome", "effect", "against", "at", "expect")))
+        )
     if "arm" in row:
         names = short_names(card["arms"])
         return f"{names[row['arm']]} - {names[row['baseline']]}"
@@ -54,10 +57,17 @@ class _Style:
         ordered = [first, *(axis for axis in axes if axis != first)]
         line = next((axis for axis in ordered[1:] if len(axes[axis]) <= len(LINES)), ordered[-1])
         marker = next((axis for axis in ordered[1:] if axis != line), line)
-        self.of = {"color": (first, COLOURS), "linestyle": (line, LINES), "marker": (marker, MARKERS)}
-        self.axes, self.names = axes, short_names(card["arms"])
+        self.of = {
+            "color": (first, COLOURS),
+            "linestyle": (line, LINES),
+            "marker": (marker, MARKERS),
+        }
+        self.axes = axes
+        self.names = short_names(card["arms"])
         self.looks: Looks = {
-            arm["name"]: {key: self._look(key, arm["levels"][axis]) for key, (axis, _) in self.of.items()}
+            arm["name"]: {
+                key: self._look(key, arm["levels"][axis]) for key, (axis, _) in self.of.items()
+            }
             for arm in card["arms"]
         }
 
@@ -69,13 +79,23 @@ class _Style:
         """An entry for every level that a look tells; without lines the figure has none."""
         out = []
         for axis, levels in self.axes.items():
-            keys = [key for key, (one, _) in self.of.items() if one == axis and (lines or key != "linestyle")]
+            keys = [
+                key
+                for key, (one, _) in self.of.items()
+                if one == axis and (lines or key != "linestyle")
+            ]
             for level in levels if keys else ():
-                plain: Json = {"color": INK, "linestyle": "-" if lines else "", "marker": "" if lines else "o"}
+                plain: Json = {
+                    "color": INK,
+                    "linestyle": "-" if lines else "",
+                    "marker": "" if lines else "o",
+                }
                 look = plain | {key: self._look(key, level) for key in keys}
                 if "color" in keys and len(keys) == 1 and not lines:
                     look |= {"marker": "", "linestyle": "-", "linewidth": 6}
-                out.append(Line2D([], [], label=label(f"{axis}={level}", 40, 1), markersize=6, **look))
+                out.append(
+                    Line2D([], [], label=label(f"{axis}={level}", 40, 1), markersize=6, **look)
+                )
         return out
 
 
@@ -83,9 +103,13 @@ def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
     """Draw all that the card has numbers for; returns files and captions by the card's section."""
     style = _Style(card)
     out: dict[str, list[tuple[str, str]]] = {}
-    if contrasts := [row for row in card["primary"] if row["value"] is not None and row["low"] is not None]:
+    if contrasts := [
+        row for row in card["primary"] if row["value"] is not None and row["low"] is not None
+    ]:
         _forest(contrasts, card, folder / "primary.png")
-        caption = "Primary contrasts with 95 % intervals; pale: not told apart after Holm's correction."
+        caption = (
+            "Primary contrasts with 95 % intervals; pale: not told apart after Holm's correction."
+        )
         out["Primary contrasts"] = [("primary.png", caption)]
     for family in FAMILIES:
         # quantities that differ in their draft steps alone share a panel: here every arm stands for itself
@@ -95,21 +119,30 @@ def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
             panel = {"title": one["panel"], "unit": one["unit"], "at": one["null"], "rows": rows}
             panels.setdefault(one["panel"], panel)["rows"] |= one["arms"]
         if panels:
-            file, more = f"{family.partition(' ')[0]}.png", "" if family == ACCEPTANCE else " Dashed: none."
+            file = f"{family.partition(' ')[0]}.png"
+            more = "" if family == ACCEPTANCE else " Dashed: none."
             _dots([*panels.values()], style, folder / file)
             caption = ("with 95 % intervals over seeds and prompts, pale where they hold every arm's value and so tell "
                        "none apart; the small strokes are the seeds' own.")  # fmt: skip
             out[family.capitalize()] = [(file, f"{family.capitalize()} {caption}{more}")]
     for axis, file in (("draft position", "positions.png"), ("draft step", "steps.png")):
-        curves = [curve for curve in card["curves"] if curve["axis"] == axis and any(curve["arms"].values())]
+        curves = [
+            curve
+            for curve in card["curves"]
+            if curve["axis"] == axis and any(curve["arms"].values())
+        ]
         if curves:
             depths = {arm["name"]: arm["trained_depth"] for arm in card["arms"]}
             _curves(curves, style, depths, folder / file)
             section = out.setdefault("By draft position and draft step", [])
             section.append((file, f"By {axis}, of all prompts and seeds."))
             # what is compared at a step or over steps has the curve's title and says at which
-            declared = {re.split(", step | at position ", row["quantity"])[0] for row in card["primary"]}
-            if told := [one for one in curves if one["title"].removeprefix("Conditional ") in declared]:
+            declared = {
+                re.split(", step | at position ", row["quantity"])[0] for row in card["primary"]
+            }
+            if told := [
+                one for one in curves if one["title"].removeprefix("Conditional ") in declared
+            ]:
                 _curves(told, style, depths, folder / f"primary_{file}")
                 caption = f"What primary contrasts are of, by {axis}, of all prompts and seeds."
                 out.setdefault("Primary contrasts", []).append((f"primary_{file}", caption))
@@ -119,11 +152,14 @@ def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
 def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
     """A panel for every outcome, a line for every contrast."""
     panels = {
-        name: [row for row in rows if row["quantity"] == name] for name in dict.fromkeys(r["quantity"] for r in rows)
+        name: [row for row in rows if row["quantity"] == name]
+        for name in dict.fromkeys(r["quantity"] for r in rows)
     }
     most = max(map(len, panels.values()))
     shared = len({tuple(label_of(row, card) for row in own) for own in panels.values()}) == 1
-    figure, grid = _grid(len(panels), 3.4 if shared else 5.2, 1.15 + 0.5 * most, 2.4 if shared else 0.2)
+    figure, grid = _grid(
+        len(panels), 3.4 if shared else 5.2, 1.15 + 0.5 * most, 2.4 if shared else 0.2
+    )
     for number, (axes, (name, own)) in enumerate(zip(grid, panels.items(), strict=True)):
         for place, row in enumerate(own):
             apart = row["verdict"] in ("higher", "lower")
@@ -144,7 +180,8 @@ def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
 def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
     """Rows with intervals, panel beside panel; all panels have the same rows."""
     names = [label(style.names[name], 34, 3) for name in style.looks]
-    tall, handles = 1.15 + 0.34 * sum(1.15 + 0.55 * name.count("\n") for name in names), style.legend(lines=False)
+    tall = 1.15 + 0.34 * sum(1.15 + 0.55 * name.count("\n") for name in names)
+    handles = style.legend(lines=False)
     left = 0.5 + 0.08 * max(len(line) for name in names for line in name.split("\n"))
     columns, below = _below(handles, left + 3.4 * _columns(len(panels)))
     figure, grid = _grid(len(panels), 3.4, tall, left, below)
@@ -153,18 +190,32 @@ def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
         reach = [min(values), max(values)]
         for place, (name, row) in enumerate(panel["rows"].items()):
             if row is None:
-                where: Json = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center"}
+                where: Json = {
+                    "xycoords": ("axes fraction", "data"),
+                    "ha": "center",
+                    "va": "center",
+                }
                 axes.annotate("not measured", (0.5, place), **where)
                 continue
             look = style.looks[name] | {"linestyle": ""}
             nothing = (
-                len(values) > 1 and row["low"] is not None and row["low"] < min(values) and row["high"] > max(values)
+                len(values) > 1
+                and row["low"] is not None
+                and row["low"] < min(values)
+                and row["high"] > max(values)
             )
             axes.plot(row["value"], place, markersize=7, **look)
             axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, elinewidth=1.8, zorder=1,
                           alpha=PALE if nothing else 1.0, **look | {"marker": ""})  # fmt: skip
             seeds = [*row["by_seed"].values()]
-            axes.plot(seeds, [place + 0.28] * len(seeds), linestyle="", marker="|", markersize=6, color=INK)
+            axes.plot(
+                seeds,
+                [place + 0.28] * len(seeds),
+                linestyle="",
+                marker="|",
+                markersize=6,
+                color=INK,
+            )
             ends = [] if nothing or row["low"] is None else [row["low"], row["high"]]
             reach = [min(*reach, *seeds, *ends), max(*reach, *seeds, *ends)]
         if panel["at"] is not None:
@@ -172,12 +223,17 @@ def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
             reach = [min(reach[0], panel["at"]), max(reach[1], panel["at"])]
         if reach[0] < reach[1]:  # a pale interval may run off the panel
             axes.set_xlim(
-                *(end + sign * 0.12 * (reach[1] - reach[0]) for end, sign in zip(reach, (-1, 1), strict=True))
+                *(
+                    end + sign * 0.12 * (reach[1] - reach[0])
+                    for end, sign in zip(reach, (-1, 1), strict=True)
+                )
             )
         axes.set_title(label(panel["title"], 42, 2), fontsize=10)
         axes.set_xlabel(label(panel["unit"], 40, 2))
         axes.locator_params(axis="x", nbins=6)
-        axes.set_yticks(range(len(names)), names if number % _columns(len(panels)) == 0 else [""] * len(names))
+        axes.set_yticks(
+            range(len(names)), names if number % _columns(len(panels)) == 0 else [""] * len(names)
+        )
         axes.set_ylim(len(names) - 0.4, -0.6)
     _legend(figure, handles, columns)
     _save(figure, path)
@@ -190,27 +246,44 @@ def _below(handles: Sequence[Line2D], wide: float) -> tuple[int, float]:
 
 
 def _legend(figure: Figure, handles: list[Line2D], columns: int) -> None:
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, handlelength=3)
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        handlelength=3,
+    )
 
 
 def _ends(row: Json) -> list[list[float]] | None:
     """An interval as error bars."""
-    return None if row["low"] is None else [[row["value"] - row["low"]], [row["high"] - row["value"]]]
+    return (
+        None if row["low"] is None else [[row["value"] - row["low"]], [row["high"] - row["value"]]]
+    )
 
 
 def _curves(panels: Sequence[Json], style: _Style, depths: Mapping[str, int], path: Path) -> None:
     """Lines with intervals, hollow beyond the trained depth; a legend below all panels."""
     hollow: Json = {"color": INK, "marker": "o", "markerfacecolor": "white", "linestyle": ""}
-    handles = [*style.legend(lines=True), Line2D([], [], label="beyond the trained depth", **hollow)]
+    handles = [
+        *style.legend(lines=True),
+        Line2D([], [], label="beyond the trained depth", **hollow),
+    ]
     wide = 3.9 if len(panels) > 1 else 7.0
     columns, below = _below(handles, 0.4 + wide * _columns(len(panels)))
     figure, grid = _grid(len(panels), wide, 2.9, 0.4, below)
     for axes, panel in zip(grid, panels, strict=True):
         bars = len(panel["arms"]) <= MOST_TOGETHER
         for number, (name, points) in enumerate(panel["arms"].items()):
-            shift, look = 0.05 * (number - (len(panel["arms"]) - 1) / 2) if bars else 0.0, style.looks[name]
+            shift = 0.05 * (number - (len(panel["arms"]) - 1) / 2) if bars else 0.0
+            look = style.looks[name]
             known = [(at, each) for at, each in enumerate(points, start=1) if each is not None]
-            axes.plot([at + shift for at, _ in known], [e["value"] for _, e in known], **look | {"marker": ""})
+            axes.plot(
+                [at + shift for at, _ in known],
+                [e["value"] for _, e in known],
+                **look | {"marker": ""},
+            )
             for at, each in known:
                 colour = "white" if at > depths[name] else look["color"]
                 axes.errorbar(at + shift, each["value"], yerr=_ends(each) if bars else None, capsize=2, markersize=5,
@@ -228,7 +301,9 @@ def _columns(count: int) -> int:
     return 2 if count == 4 else min(3, count)
 
 
-def _grid(count: int, wide: float, tall: float, left: float, below: float = 0.2) -> tuple[Figure, list[Axes]]:
+def _grid(
+    count: int, wide: float, tall: float, left: float, below: float = 0.2
+) -> tuple[Figure, list[Axes]]:
     """Panels in rows; sizes in inches."""
     columns = _columns(count)
     deep = -(-count // columns)

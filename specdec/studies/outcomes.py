@@ -31,11 +31,15 @@ from specdec.utils.files import check_sums, read_json
 Json = dict[str, Any]
 Table = Mapping[str, Array]  # of a run: by prompt, its sums and weights
 
-ACCEPTANCE, DRIFT, ROBUSTNESS = "acceptance length", "drift", "robustness"
-FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}  # and where they are measured
+ACCEPTANCE = "acceptance length"
+DRIFT = "drift"
+ROBUSTNESS = "robustness"
+# and where they are measured
+FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}
 MEASUREMENT = {"drift": OF_DRIFT, "robustness": 1}  # the versions of drift.json and robustness.json
 COMBINE = {"ratio": Linear.over, "difference": Linear.minus}  # two means of a figure of drift
-USUAL = ("drift.state_rms_growth", "drift.out_rms_growth", "drift.sink_mass_change")  # of drift, in every study
+# of drift, in every study
+USUAL = ("drift.state_rms_growth", "drift.out_rms_growth", "drift.sink_mass_change")
 NAME = re.compile(
     r"(?P<kind>acceptance_length|accepted)(_at_(?P<at>[1-9]\d*(-[1-9]\d*)?))?(\.(?P<shape>.+))?"
     r"|(?P<drift>drift)\.(?P<series>\w+(\+\w+)*)_(at_(?P<step>[1-9]\d*(-[1-9]\d*)?)|(?P<change>growth|change))"
@@ -61,7 +65,8 @@ class RecordedRun:
             last = attempts[-1] if attempts else {"end": "not begun"}
             name = last.get("end") or ("running" if folder.is_held() else "killed")
             if folder.is_done():
-                name, last = "done", {}
+                name = "done"
+                last = {}
             elif name in ("died", "done"):  # or whose file was removed
                 name = "failed"
             seconds = sum(one.get("seconds") or 0.0 for one in attempts)
@@ -83,7 +88,9 @@ class RecordedRun:
         check_sums(path.parent, "measure again", partial=True)
         found = read_json(path)
         if not isinstance(found, dict) or found.get("version") != MEASUREMENT[kind]:
-            raise ValueError(f"{path}: not of version {MEASUREMENT[kind]}: measure again with this version of specdec")
+            raise ValueError(
+                f"{path}: not of version {MEASUREMENT[kind]}: measure again with this version of specdec"
+            )
         return found
 
     def training(self) -> Json:
@@ -112,34 +119,44 @@ class Quantity(NamedTuple):
 
 def check_outcome(name: str, arm: Arm) -> None:
     """Raise ValueError unless an arm will have been measured for a quantity of that name."""
-    parts, where = _parts(name), f"primary: outcome {name}"
+    parts = _parts(name)
+    where = f"primary: outcome {name}"
     family = DRIFT if parts["drift"] else ROBUSTNESS if parts["kept"] else ACCEPTANCE
     if (measure := arm.measures.get(FAMILIES[family])) is None:
-        raise ValueError(f"{where}: the study has no {FAMILIES[family]}: add it, or give another outcome")
+        raise ValueError(
+            f"{where}: the study has no {FAMILIES[family]}: add it, or give another outcome"
+        )
     if (steps := parts["at"] or parts["step"]) and not _steps(steps):
         raise ValueError(f"{where}: {steps} is no range of steps: the first one first")
     if family == ACCEPTANCE:
         parsed = [parse_shape(text) for text in measure.config["shape"]]
         shapes = [shape.name for shape in parsed]
         if parts["shape"] is None and len(shapes) > 1:
-            raise ValueError(f"{where}: of which draft shape? As {name}.{measure.config['shape'][0]}")
-        known, asked = shapes, [_shape(parts["shape"])] if parts["shape"] else []
+            raise ValueError(
+                f"{where}: of which draft shape? As {name}.{measure.config['shape'][0]}"
+            )
+        known = shapes
+        asked = [_shape(parts["shape"])] if parts["shape"] else []
         depth = max((shape.depth for shape in parsed if shape.name in (asked or shapes)), default=0)
         if parts["at"] and 0 < depth < _steps(parts["at"]).stop:
             raise ValueError(
                 f"{where}: the draft shape has {depth} positions: give a deeper one, or an earlier position"
             )
     elif family == DRIFT:
-        known, asked, depths = [*SERIES], parts["series"].split("+"), measure.config["depths"]
+        known = [*SERIES]
+        asked = parts["series"].split("+")
+        depths = measure.config["depths"]
         if len(units := {SERIES[one][1] for one in asked if one in SERIES}) > 1:
-            raise ValueError(f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit")
+            raise ValueError(
+                f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit"
+            )
         if parts["step"] and _steps(parts["step"]).stop > depths:
-            raise ValueError(f"{where}: drift has {depths} steps: give drift.depths, or an earlier step")
+            raise ValueError(
+                f"{where}: drift has {depths} steps: give drift.depths, or an earlier step"
+            )
     else:
-        known, asked = (
-            [one.name for one in parse_conditions(measure.config["conditions"])],
-            [_condition(parts["condition"])],
-        )
+        known = [one.name for one in parse_conditions(measure.config["conditions"])]
+        asked = [_condition(parts["condition"])]
     if wrong := next((one for one in asked if one not in known), None):
         raise ValueError(f"{where}: arm {arm.name} has no {wrong}; it has: {', '.join(known)}")
 
@@ -187,15 +204,22 @@ def named(name: str, run: RecordedRun) -> Quantity | None:
         unit = SERIES[names[0]][1]
         if parts["step"]:
             title += f", step {parts['step']}"
-            return _of_drift(DriftFigure(name, title, parts["series"], (_steps(parts["step"]),), unit))
+            return _of_drift(
+                DriftFigure(name, title, parts["series"], (_steps(parts["step"]),), unit)
+            )
         both = (range(last - 1, last), range(1))
         if parts["change"] == "growth":
             title += f", step {last} over step 1"
             return _of_drift(DriftFigure(name, title, parts["series"], both, "ratio", "ratio", 1.0))
-        title, unit = f"{title}, step 1 to {last}", f"difference of {unit.replace('share', 'shares')}"
+        title = f"{title}, step 1 to {last}"
+        unit = f"difference of {unit.replace('share', 'shares')}"
         return _of_drift(DriftFigure(name, title, parts["series"], both, unit, "difference", 0.0))
     if parts["kept"]:
-        rows = {row["name"]: row for row in run.measured("robustness")["conditions"]} if run.done("robustness") else {}
+        rows = (
+            {row["name"]: row for row in run.measured("robustness")["conditions"]}
+            if run.done("robustness")
+            else {}
+        )
         condition = _condition(parts["condition"])
         return _kept(condition, rows[condition]["title"]) if condition in rows else None
     shapes = [*run.evaluation.answers] if run.done("evaluate") else []
@@ -211,7 +235,9 @@ def quantities(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dict[str,
     for run in runs:
         each: dict[str, Quantity | None] = {name: named(name, run) for name in primary}
         if run.done("evaluate"):
-            each |= {f"acceptance_length.{shape}": _acceptance(shape) for shape in run.evaluation.answers}
+            each |= {
+                f"acceptance_length.{shape}": _acceptance(shape) for shape in run.evaluation.answers
+            }
         if run.done("drift"):
             one = run.measured("drift")
             each |= {name: named(name, run) for name in USUAL}
@@ -220,7 +246,9 @@ def quantities(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dict[str,
             each |= {quantity.name: quantity for quantity in changes}
         if run.done("robustness"):
             one = run.measured("robustness")
-            names = [f"kept.{row['name']}" for row in one["conditions"] if row["name"] != one["clean"]]
+            names = [
+                f"kept.{row['name']}" for row in one["conditions"] if row["name"] != one["clean"]
+            ]
             each |= {name: named(name, run) for name in names}
         for name, quantity in each.items():
             if quantity is not None:
@@ -232,7 +260,9 @@ def sums(answers: Iterable[Answer], columns: Callable[[Answer], Any]) -> Table:
     """Sums over each prompt's answers."""
     out: dict[str, Array] = {}
     for answer in answers:
-        out[answer.prompt_id] = out.get(answer.prompt_id, np.zeros(1)) + np.array(columns(answer), dtype=float)
+        out[answer.prompt_id] = out.get(answer.prompt_id, np.zeros(1)) + np.array(
+            columns(answer), dtype=float
+        )
     return out
 
 
@@ -241,9 +271,15 @@ def _acceptance(shape: str) -> Quantity:
 
     def table(run: RecordedRun) -> Table | None:
         found = run.evaluation.answers.get(shape)
-        return None if found is None else sums(found, lambda answer: (committed(answer), passes(answer)))
+        return (
+            None
+            if found is None
+            else sums(found, lambda answer: (committed(answer), passes(answer)))
+        )
 
-    return Quantity(f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, table)
+    return Quantity(
+        f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, table
+    )
 
 
 def _accepted(at: str, shape: str) -> Quantity:
@@ -273,9 +309,14 @@ def _of_drift(figure: DriftFigure) -> Quantity:
 
     def table(run: RecordedRun) -> Table | None:
         one = run.measured("drift")
-        known = {each.name: each.depths for each in drift_figures(one["depths"], one["trained_depth"])}
+        known = {
+            each.name: each.depths for each in drift_figures(one["depths"], one["trained_depth"])
+        }
         names = figure.series.split("+")
-        if not set(names) <= set(one["series"]) or max(depths.stop for depths in figure.depths) > one["depths"]:
+        if (
+            not set(names) <= set(one["series"])
+            or max(depths.stop for depths in figure.depths) > one["depths"]
+        ):
             return None
         if change and known.get(figure.name) != figure.depths:
             return None
@@ -283,7 +324,9 @@ def _of_drift(figure: DriftFigure) -> Quantity:
         total_KP2 = np.stack([sum(sums_KP2[..., 0] for sums_KP2 in each), each[0][..., 1]], axis=-1)
         return dict(zip(map(str, one["prompts"]), figure.columns(total_KP2), strict=True))
 
-    return Quantity(name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE.get(figure.how))
+    return Quantity(
+        name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE.get(figure.how)
+    )
 
 
 def _kept(condition: str, title: str) -> Quantity:
@@ -292,7 +335,8 @@ def _kept(condition: str, title: str) -> Quantity:
     def table(run: RecordedRun) -> Table | None:
         one = run.measured("robustness")
         rows = {row["name"]: row for row in one["conditions"]}
-        row, clean = rows.get(condition), rows[one["clean"]]
+        row = rows.get(condition)
+        clean = rows[one["clean"]]
         if row is None or row.get("skipped"):
             return None
         columns = [row["committed"], row["passes"], clean["committed"], clean["passes"]]

@@ -27,7 +27,14 @@ from specdec.data.rows import HUB, hub_fingerprint
 from specdec.evaluation.style import ReportTable, print_report
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL
-from specdec.studies.arms import Arm, StudyPrompts, check_equal, differences, read_arms, read_prompts
+from specdec.studies.arms import (
+    Arm,
+    StudyPrompts,
+    check_equal,
+    differences,
+    read_arms,
+    read_prompts,
+)
 from specdec.studies.outcomes import check_outcome
 from specdec.studies.study import MEASURES, Study, arm_name, read_strictly
 from specdec.studies.worker import FOLDERS, Job, JobFolder, specdec_job, write_config
@@ -40,10 +47,12 @@ from specdec.utils.machine import provenance
 from specdec.utils.text import how_many
 
 VERSION = 3
-PLAN, STUDY = "plan.json", "study.yaml"
+PLAN = "plan.json"
+STUDY = "study.yaml"
 DIGITS = 16  # of a key, hexadecimal
 LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
-OF_A_TARGET = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".py")  # weights, configuration, tokenizer, code
+# weights, configuration, tokenizer, code
+OF_A_TARGET = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".py")
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,11 @@ class StudyPlan:
         """The jobs of some arms, or of all: those that are done without needs, so that what only they needed, as a
         cache that was removed, is not made again.
         """
-        chosen = [runs for arm, runs in zip(self.arms, self.runs, strict=True) if arms is None or arm.name in arms]
+        chosen = [
+            runs
+            for arm, runs in zip(self.arms, self.runs, strict=True)
+            if arms is None or arm.name in arms
+        ]
         keys = {run[kind] for runs in chosen for run in runs for kind in ("fit", *MEASURES)}
         for key, job in reversed(self.jobs.items()):  # a job comes after those that it needs
             if key in keys and not self.is_done(key):
@@ -134,20 +147,28 @@ class StudyPlan:
 
     def primary_changed(self) -> bool:
         """Whether primary contrasts are others than those planned before anything was measured."""
-        path, own = self.directory / PLAN, [one.to_json() for one in self.study.primary]
+        path = self.directory / PLAN
+        own = [one.to_json() for one in self.study.primary]
         before = read_json(path) if path.is_file() else {}
         if not isinstance(before, dict) or before.get("version") != VERSION:
             before = {"primary": []}  # of an earlier version, which had none
         measured = any(job.kind in MEASURES and self.is_done(key) for key, job in self.jobs.items())
-        return bool(before.get("primary_changed")) or (measured and before["primary"] != json.loads(json.dumps(own)))
+        return bool(before.get("primary_changed")) or (
+            measured and before["primary"] != json.loads(json.dumps(own))
+        )
 
     def show(self, more: Sequence[str] = ()) -> None:
         """Print what each arm changes against the baseline, the summary, and further lines."""
-        rows = [[arm.name, "\n".join(differences(self.baseline, arm)) or "this is the baseline"] for arm in self.arms]
+        rows = [
+            [arm.name, "\n".join(differences(self.baseline, arm)) or "this is the baseline"]
+            for arm in self.arms
+        ]
         headings = ["Arm", "Changes against the baseline"]
         tables = [ReportTable(f"Study {self.study.name}", headings, rows, 2)]
         contrasts = [[one.outcome, str(one), one.expect or "-"] for one in self.study.primary]
-        tables.append(ReportTable("Primary contrasts", ["Outcome", "Contrast", "Expected"], contrasts, 3))
+        tables.append(
+            ReportTable("Primary contrasts", ["Outcome", "Contrast", "Expected"], contrasts, 3)
+        )
         print_report(tables, [*self.summary(), *more])
 
     def summary(self) -> list[str]:
@@ -161,7 +182,11 @@ class StudyPlan:
             lines.append("no primary contrasts are declared: all that comes of it is exploratory")
         done = Counter(job.kind for key, job in self.jobs.items() if self.is_done(key))
         total = Counter(job.kind for job in self.jobs.values())
-        return [*lines, "jobs: " + ", ".join(f"{done[kind]} of {count} {kind} done" for kind, count in total.items())]
+        return [
+            *lines,
+            "jobs: "
+            + ", ".join(f"{done[kind]} of {count} {kind} done" for kind, count in total.items()),
+        ]
 
 
 def claim(directory: Path, name: str) -> None:
@@ -177,7 +202,9 @@ def claim(directory: Path, name: str) -> None:
         raise ValueError(f"{directory} holds the study {found}, not {name}: choose another --out")
 
 
-def make_plan(study: Study, directory: Path, threads: int = 1, allow_unequal: bool = False) -> StudyPlan:
+def make_plan(
+    study: Study, directory: Path, threads: int = 1, allow_unequal: bool = False
+) -> StudyPlan:
     """Work out a study's plan; nothing is written.
 
     Args:
@@ -192,18 +219,29 @@ def make_plan(study: Study, directory: Path, threads: int = 1, allow_unequal: bo
     unequal = check_equal(base, arms, allow_unequal)
     prompts = read_prompts(study, base.target, directory)
     for one in study.primary:
-        needed = [dict(each) for each in one.weights([frozenset(arm.levels.items()) for arm in arms])]
+        needed = [
+            dict(each) for each in one.weights([frozenset(arm.levels.items()) for arm in arms])
+        ]
         for arm in (arm for arm in arms if arm.levels in needed):
             check_outcome(one.outcome, arm)
-    jobs, cache_of = _cache_jobs(arms, directory, threads) if study.features == "cached" else ({}, {})
+    jobs, cache_of = (
+        _cache_jobs(arms, directory, threads) if study.features == "cached" else ({}, {})
+    )
     for arm in arms:
-        both = [target_contents(each.measures["evaluate"].target) for each in (base, arm) if "evaluate" in arm.measures]
+        both = [
+            target_contents(each.measures["evaluate"].target)
+            for each in (base, arm)
+            if "evaluate" in arm.measures
+        ]
         if both and both[0] != both[1]:
             raise ValueError(
                 f"arm {arm.name}: it is evaluated on another target than the baseline, or in another dtype, so that "
                 "their acceptance cannot be compared: make a study of each"
             )
-    runs = [_runs(arm, study.seeds, cache_of.get(arm.name), prompts, directory, threads, jobs) for arm in arms]
+    runs = [
+        _runs(arm, study.seeds, cache_of.get(arm.name), prompts, directory, threads, jobs)
+        for arm in arms
+    ]
     return StudyPlan(study, directory, tuple(arms), tuple(runs), jobs, prompts, tuple(unequal))
 
 
@@ -212,31 +250,42 @@ def _runs(
     threads: int, jobs: dict[str, Job],
 ) -> tuple[dict[str, Any], ...]:  # fmt: skip
     """The keys of an arm's jobs with each seed; jobs that no other arm needs are added to ``jobs``."""
-    model, needs, runs = dict(arm.config["model"]), tuple[str, ...](), []
+    model = dict(arm.config["model"])
+    needs = tuple[str, ...]()
+    runs = []
     if cache is not None:
         where = {"directory": str(JobFolder(directory, "cache", cache).output)}
         model["features"], needs = {"class_path": "Cached", "init_args": where}, (cache,)
     decisive = fit_decisive(arm, "on_the_fly" if cache is None else "cached")
     of_measures = {
-        kind: {**measure.config, "target": target_contents(measure.target)} for kind, measure in arm.measures.items()
+        kind: {**measure.config, "target": target_contents(measure.target)}
+        for kind, measure in arm.measures.items()
     }
     for seed in seeds:
-        fit, label = key_of("fit", {**decisive, "seed": seed}), f"{arm.name} seed={seed}"
+        fit = key_of("fit", {**decisive, "seed": seed})
+        label = f"{arm.name} seed={seed}"
         if fit not in jobs:
-            config, more = {"seed_everything": seed, **arm.config, "model": model}, ("--ckpt_path", "auto")
-            jobs[fit] = specdec_job(directory, "fit", fit, f"{label}: fit", config, threads, needs, *more)
+            config = {"seed_everything": seed, **arm.config, "model": model}
+            more = ("--ckpt_path", "auto")
+            jobs[fit] = specdec_job(
+                directory, "fit", fit, f"{label}: fit", config, threads, needs, *more
+            )
         run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(MEASURES)}
         drafter = ("--drafter", str(JobFolder(directory, "fit", fit).output / "drafter"))
         for kind, measure in arm.measures.items():
             key = run[kind] = key_of(kind, [fit, of_measures[kind], prompts[kind].sha256])
             config = {**measure.config, "prompts": list(prompts[kind].files)}
-            job = specdec_job(directory, kind, key, f"{label}: {kind}", config, threads, (fit,), *drafter)
+            job = specdec_job(
+                directory, kind, key, f"{label}: {kind}", config, threads, (fit,), *drafter
+            )
             jobs.setdefault(key, job)
         runs.append(run)
     return tuple(runs)
 
 
-def _cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dict[str, Job], dict[str, str]]:
+def _cache_jobs(
+    arms: Sequence[Arm], directory: Path, threads: int
+) -> tuple[dict[str, Job], dict[str, str]]:
     """One job for all arms of the same target and rows; and by arm the key of its own."""
     on_the_fly = {"class_path": "OnTheFly", "init_args": {"rows": OnTheFly().rows}}
     groups: dict[str, list[Arm]] = {}
@@ -248,21 +297,36 @@ def _cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dic
             )
         data = canonical(arm.config["data"])
         rows = {name: value for name, value in data["init_args"].items() if name not in INCIDENTAL}
-        same = digest([target_contents(arm.target), contents({"class_path": data["class_path"], "init_args": rows})])
+        same = digest(
+            [
+                target_contents(arm.target),
+                contents({"class_path": data["class_path"], "init_args": rows}),
+            ]
+        )
         groups.setdefault(same, []).append(arm)
-    jobs, cache_of = dict[str, Job](), dict[str, str]()
+    jobs = dict[str, Job]()
+    cache_of = dict[str, str]()
     for same, group in groups.items():
         layers = sorted({
             b for d in (arm.drafter for arm in group) for b in d.aux_layers
             if b < d.num_target_layers or not d.fusion.final_norm
         })  # fmt: skip
-        count, config = _first_rows(group), group[0].config
+        count = _first_rows(group)
+        config = group[0].config
         key = key_of("cache", [same, layers, count])
         parts = {"target": config["model"]["target"], "drafter": config["model"]["drafter"]}
-        given, more = {"model": parts, "data": config["data"]}, ["--layers", *map(str, layers)]
+        given = {"model": parts, "data": config["data"]}
+        more = ["--layers", *map(str, layers)]
         more += [] if count is None else ["--first_rows", str(count)]
         jobs[key] = specdec_job(
-            directory, "cache", key, f"features of {how_many(len(group), 'arm')}", given, threads, (), *more
+            directory,
+            "cache",
+            key,
+            f"features of {how_many(len(group), 'arm')}",
+            given,
+            threads,
+            (),
+            *more,
         )
         cache_of |= dict.fromkeys((arm.name for arm in group), key)
     return jobs, cache_of
@@ -272,7 +336,8 @@ def _first_rows(arms: Sequence[Arm]) -> int | None:
     """The number of rows from an epoch's start that the fits read at most; None if it is not known."""
     most = 0
     for arm in arms:
-        trainer, drawn = arm.config["trainer"], arm.tokens
+        trainer = arm.config["trainer"]
+        drawn = arm.tokens
         alone = (str(trainer["devices"]), trainer["num_nodes"]) == ("1", 1)
         all_batches = str(trainer["limit_train_batches"]) in ("None", "1.0")
         alike = canonical(arm.config["data"]) == canonical(arms[0].config["data"])
@@ -298,7 +363,9 @@ def code() -> dict[str, Any]:
     """The code that runs, Python included: the embedded data is its library."""
     found = provenance()
     versions = {name: found["versions"][name] for name in LIBRARIES}
-    return {name: found[name] for name in ("git_commit", "git_dirty", "python")} | {"versions": versions}
+    return {name: found[name] for name in ("git_commit", "git_dirty", "python")} | {
+        "versions": versions
+    }
 
 
 def digest(value: Any) -> str:
@@ -310,7 +377,11 @@ def fit_decisive(arm: Arm, features: str) -> dict[str, Any]:
     """What decides, with its seed, the numbers of a fit, to the last bit, ``cached`` features or ``on_the_fly`` ones
     included."""
     config = _decisive(canonical(arm.config))
-    model = {**config["model"], "target": target_contents(arm.target), "start": contents(config["model"]["start"])}
+    model = {
+        **config["model"],
+        "target": target_contents(arm.target),
+        "start": contents(config["model"]["start"]),
+    }
     if features == "cached":
         model["features"] = features
     return {**config, "model": model, "data": contents(config["data"])}
@@ -321,11 +392,17 @@ def target_contents(source: TargetSource) -> Any:
     """The model's dtype, and hashes of its weights, configuration and tokenizer on disk, or a Hub id's commit."""
     if source.adapter is not None:
         alone = dataclasses.replace(source, adapter=None)
-        return [target_contents(alone), target_contents(dataclasses.replace(alone, source=source.adapter))]
+        return [
+            target_contents(alone),
+            target_contents(dataclasses.replace(alone, source=source.adapter)),
+        ]
     place = Path(source.directory())
     if place.exists():
         files = sorted(place.iterdir()) if place.is_dir() else [place]
-        return [source.dtype, {file.name: _file_hash(file) for file in files if file.suffix in OF_A_TARGET}]
+        return [
+            source.dtype,
+            {file.name: _file_hash(file) for file in files if file.suffix in OF_A_TARGET},
+        ]
     found = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
     commit = Path(found).parent.name if isinstance(found, str) else source.revision
     return [source.dtype, source.source, commit]
@@ -345,7 +422,9 @@ def contents(value: Any) -> Any:
     if path.is_file():
         return [path.suffix, _file_hash(path)]
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+        files = sorted(
+            file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+        )
         return [[file.relative_to(path).as_posix(), _file_hash(file)] for file in files]
     if glob.has_magic(value) and (found := sorted(glob.glob(value, recursive=True))):
         return [contents(file) for file in found if Path(file).is_file()]
@@ -356,7 +435,9 @@ def _decisive(value: Any, key: str = "") -> Any:
     """Without the settings that change no number; ``init_args`` does not count in their names."""
     if not isinstance(value, dict):
         return value
-    inner = {name: key if name == "init_args" else f"{key}.{name}" if key else name for name in value}
+    inner = {
+        name: key if name == "init_args" else f"{key}.{name}" if key else name for name in value
+    }
     return {name: _decisive(child, inner[name]) for name, child in value.items()
             if name == "init_args" or changes_numbers(inner[name])}  # fmt: skip
 

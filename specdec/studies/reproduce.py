@@ -20,15 +20,30 @@ from specdec.utils.machine import provenance
 from specdec.utils.trust import check_reach, load_yaml, read_yaml_text
 
 log = logging.getLogger(__name__)
-CARD, VERSION = "card.json", 4
-ELSEWHERE = ("out", "ckpt_path", "allow_changes")  # of a fit's config: where it ran, and how it went on
-MOST_LOSSES, MOST_THREADS = 2**28, 4096
-MACHINE = ("python", "platform", "cpu", "torch_threads", "gpus", "git_commit", "git_dirty", "versions")
+CARD = "card.json"
+VERSION = 4
+# of a fit's config: where it ran, and how it went on
+ELSEWHERE = ("out", "ckpt_path", "allow_changes")
+MOST_LOSSES = 2**28
+MOST_THREADS = 4096
+MACHINE = (
+    "python",
+    "platform",
+    "cpu",
+    "torch_threads",
+    "gpus",
+    "git_commit",
+    "git_dirty",
+    "versions",
+)
 
 
 def manifest(study: RecordedStudy) -> Json:
     """Where a card comes from, and of every finished run what it takes to make it again."""
-    runs = {name: {str(run.seed): _recipe(run) for run in done} for name, done in study.done("fit").items()}
+    runs = {
+        name: {str(run.seed): _recipe(run) for run in done}
+        for name, done in study.done("fit").items()
+    }
     return {
         "study_sha256": study.plan.get("study_sha256"),
         "prompts_sha256": study.plan.get("prompts_sha256"),
@@ -84,11 +99,15 @@ def recorded_run(card: Path, arm: str, seed: int) -> Json:
         raise ValueError(f"{path}: not a study card of version {VERSION}")
     manifest = found["manifest"]
     runs = manifest.get("runs") if isinstance(manifest, dict) else None
-    if not isinstance(runs, dict) or not all(isinstance(by_seed, dict) for by_seed in runs.values()):
+    if not isinstance(runs, dict) or not all(
+        isinstance(by_seed, dict) for by_seed in runs.values()
+    ):
         raise ValueError(f"{path}: its manifest lists no runs by arm and seed: the card is damaged")
     if str(seed) not in runs.get(arm, {}):
         known = "; ".join(f"{name}, seeds {', '.join(seeds)}" for name, seeds in runs.items())
-        raise ValueError(f"{path}: no finished fit of an arm {arm!r} with seed {seed}; there are: {known or 'none'}")
+        raise ValueError(
+            f"{path}: no finished fit of an arm {arm!r} with seed {seed}; there are: {known or 'none'}"
+        )
     recorded: Json = runs[arm][str(seed)]
     _check(recorded, f"{path}: arm {arm}, seed {seed}")
     return recorded
@@ -106,7 +125,9 @@ def _check(recorded: Any, where: str) -> None:
         for name, kind in fields.items():
             found = recorded.get(job) if isinstance(recorded, dict) else None
             if not isinstance(found, dict) or not isinstance(found.get(name), kind):
-                raise ValueError(f"{where}: {job}.{name} is missing or of another type: the card is damaged")
+                raise ValueError(
+                    f"{where}: {job}.{name} is missing or of another type: the card is damaged"
+                )
         if fields:
             check_reach(recorded[job]["config"], f"{where}: {job}")
     threads = recorded["fit"]["provenance"].get("torch_threads")
@@ -120,15 +141,21 @@ def jobs_again(recorded: Json, directory: Path) -> list[Job]:
 
     Versions and machine that differ from the run's are logged: with other ones the last bits need not agree.
     """
-    then, now = recorded["fit"]["provenance"], provenance()
+    then = recorded["fit"]["provenance"]
+    now = provenance()
     known = [name for name in MACHINE if name in then]
-    for what, one, two in pairs({name: then[name] for name in known}, {name: now[name] for name in known}):
+    for what, one, two in pairs(
+        {name: then[name] for name in known}, {name: now[name] for name in known}
+    ):
         log.warning("%s: %s then, %s now", what.replace("_", " "), one, two)
-    threads, drafter = then.get("torch_threads") or 1, JobFolder(directory, "fit", "fit").output / "drafter"
+    threads = then.get("torch_threads") or 1
+    drafter = JobFolder(directory, "fit", "fit").output / "drafter"
     jobs = [specdec_job(directory, "fit", "fit", "fit", recorded["fit"]["config"], threads, ())]
     if recorded["evaluate"]:
         config = recorded["evaluate"]["config"] | {"drafter": str(drafter)}
-        jobs.append(specdec_job(directory, "evaluate", "evaluate", "evaluate", config, threads, ("fit",)))
+        jobs.append(
+            specdec_job(directory, "evaluate", "evaluate", "evaluate", config, threads, ("fit",))
+        )
     for job in jobs:
         write_config(directory, job)
     return jobs
@@ -136,9 +163,12 @@ def jobs_again(recorded: Json, directory: Path) -> list[Job]:
 
 def compare_again(recorded: Json, directory: Path) -> int:
     """Print what is equal and what differs, and write ``reproduction.json``; 0 where all is equal, else 1."""
-    fit, then = JobFolder(directory, "fit", "fit").output, recorded["fit"]
+    fit = JobFolder(directory, "fit", "fit").output
+    then = recorded["fit"]
     losses = unpacked(then["losses"]), read_losses(fit / LOSSES)
-    checks = [{"what": "losses", "equal": losses[0] == losses[1], "found": _first_difference(*losses)}]
+    checks = [
+        {"what": "losses", "equal": losses[0] == losses[1], "found": _first_difference(*losses)}
+    ]
     digests = [("weights", then["weights_sha256"], _weights(fit))]
     if then := recorded["evaluate"]:
         now = _accepted(JobFolder(directory, "evaluate", "evaluate").output)
@@ -149,14 +179,17 @@ def compare_again(recorded: Json, directory: Path) -> int:
                for what, one, two in digests]  # fmt: skip
     write_json(directory / "reproduction.json", {"checks": checks, "provenance": provenance()})
     for check in checks:
-        sys.stdout.write(f"{check['what']}: {'equal' if check['equal'] else 'differs'}, {check['found']}\n")
+        sys.stdout.write(
+            f"{check['what']}: {'equal' if check['equal'] else 'differs'}, {check['found']}\n"
+        )
     return 0 if all(check["equal"] for check in checks) else 1
 
 
 def unpacked(losses: str) -> list[str]:
     """The lines of ``losses.txt``: optimizer step, batch within it, loss in hexadecimal; ValueError if not."""
     try:
-        packed, reader = base64.b64decode(losses, validate=True), zlib.decompressobj()
+        packed = base64.b64decode(losses, validate=True)
+        reader = zlib.decompressobj()
         text = reader.decompress(packed, MOST_LOSSES)
         if not reader.eof:
             raise ValueError(f"more than {MOST_LOSSES:,} bytes, or cut off")

@@ -74,7 +74,11 @@ def read_record(directory: Path) -> RecordedStudy:
     arms: dict[str, list[RecordedRun]] = {arm["name"]: [] for arm in plan["arms"]}
     for arm in plan["arms"]:
         for run in arm["runs"]:
-            folders = {kind: JobFolder(directory, kind, run[kind]) for kind in ("fit", *MEASURES) if run[kind]}
+            folders = {
+                kind: JobFolder(directory, kind, run[kind])
+                for kind in ("fit", *MEASURES)
+                if run[kind]
+            }
             arms[arm["name"]].append(RecordedRun(run["seed"], folders))
     return RecordedStudy(plan, arms)
 
@@ -87,8 +91,13 @@ def results(study: RecordedStudy) -> Json:
     arms = []
     for arm in study.plan["arms"]:
         pairs = zip(arm["runs"], study.arms[arm["name"]], strict=True)
-        arms.append({**arm, "runs": [{**run, "states": recorded.states} for run, recorded in pairs]})
-    about = {key: study.plan[key] for key in ("name", "design", "axes", "seeds", "unequal", "primary_changed")}
+        arms.append(
+            {**arm, "runs": [{**run, "states": recorded.states} for run, recorded in pairs]}
+        )
+    about = {
+        key: study.plan[key]
+        for key in ("name", "design", "axes", "seeds", "unequal", "primary_changed")
+    }
     out: Json = {
         "study": about | {"baseline": study.baseline},
         "arms": arms,
@@ -98,7 +107,10 @@ def results(study: RecordedStudy) -> Json:
         "effects": [],
         "curves": [*_positions(study), *_drift_curves(study)],
         "looping": _looping(study),
-        "training": {name: {str(run.seed): run.training() for run in runs} for name, runs in study.done("fit").items()},
+        "training": {
+            name: {str(run.seed): run.training() for run in runs}
+            for name, runs in study.done("fit").items()
+        },
     }
     declared = [Contrast(**one) for one in study.plan["primary"]]
     runs = [run for own in study.arms.values() for run in own]
@@ -113,9 +125,14 @@ def results(study: RecordedStudy) -> Json:
         for at, one in enumerate(declared):
             if one.outcome == outcome and (row := contrasts.primary(one)):
                 primary[at] = row
-        values = {name: value for name, by_seed in known.items() if (value := _value(quantity, by_seed))}
+        values = {
+            name: value for name, by_seed in known.items() if (value := _value(quantity, by_seed))
+        }
         if values and quantity.name not in [one["name"] for one in out["quantities"]]:
-            about = {name: getattr(quantity, name) for name in ("name", "panel", "family", "unit", "null")}
+            about = {
+                name: getattr(quantity, name)
+                for name in ("name", "panel", "family", "unit", "null")
+            }
             out["quantities"].append({**about, "arms": values})
             out["comparisons"] += contrasts.comparisons()
             out["effects"] += contrasts.effects()
@@ -133,14 +150,17 @@ def results(study: RecordedStudy) -> Json:
 
 def _looping(study: RecordedStudy) -> list[str]:
     """Of the baseline's answers, under every condition too; greedy ones are the target's own, in all arms alike."""
-    runs, lines = study.done("evaluate").get(study.baseline, []), list[str]()
+    runs = study.done("evaluate").get(study.baseline, [])
+    lines = list[str]()
     for shape in runs[0].evaluation.answers if runs else ():
         answers = [answer for run in runs for answer in run.evaluation.answers.get(shape, ())]
         length = acceptance_length(answers)
         found = looping(answers) | {"acceptance_length": length and length._asdict()}
         lines += looping_warning(f"{study.baseline}, {shape}", found)
     for run in study.done("robustness").get(study.baseline, [])[:1]:
-        for row in (row for row in run.measured("robustness")["conditions"] if row.get("looping_answers")):
+        for row in (
+            row for row in run.measured("robustness")["conditions"] if row.get("looping_answers")
+        ):
             lines += looping_warning(f"{study.baseline}, {row['name']}", row)
     return lines
 
@@ -155,12 +175,18 @@ def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
     prompts = common([list(by_seed[seed]) for by_seed in tables.values() for seed in seeds])
     if not prompts:
         return {}
-    sums_ASPC = np.array([[[each[seed][prompt] for prompt in prompts] for seed in seeds] for each in tables.values()])
-    if quantity.family == ROBUSTNESS:  # a prompt without a target pass, clean or not, counts nowhere
+    sums_ASPC = np.array(
+        [[[each[seed][prompt] for prompt in prompts] for seed in seeds] for each in tables.values()]
+    )
+    # a prompt without a target pass, clean or not, counts nowhere
+    if quantity.family == ROBUSTNESS:
         sums_ASPC = sums_ASPC[:, :, (sums_ASPC[..., 1::2] > 0).all((0, 1, 3))]
     out = {}
     for name, sums_SPC in zip(tables, sums_ASPC, strict=True):
-        ratios = [pooled(sums_SPC[..., at], sums_SPC[..., at + 1]) for at in range(0, sums_SPC.shape[-1], 2)]
+        ratios = [
+            pooled(sums_SPC[..., at], sums_SPC[..., at + 1])
+            for at in range(0, sums_SPC.shape[-1], 2)
+        ]
         known = [ratio for ratio in ratios if ratio is not None]
         if len(known) == len(ratios):
             out[name] = known[0] if quantity.combine is None else quantity.combine(*known)
@@ -180,11 +206,17 @@ class _Contrasts:
     """The contrasts of one quantity between arms that have it."""
 
     def __init__(self, study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> None:
-        self.study, self.quantity, self.tables = study, quantity, tables
-        self.levels: dict[Arm, str] = {frozenset(arm["levels"].items()): arm["name"] for arm in study.plan["arms"]}
+        self.study = study
+        self.quantity = quantity
+        self.tables = tables
+        self.levels: dict[Arm, str] = {
+            frozenset(arm["levels"].items()): arm["name"] for arm in study.plan["arms"]
+        }
         self.about = {"quantity": quantity.name, "family": quantity.family}
 
-    def _of(self, weights: Mapping[str, float], needs: Iterable[str] = ()) -> tuple[Json, Json | None] | None:
+    def _of(
+        self, weights: Mapping[str, float], needs: Iterable[str] = ()
+    ) -> tuple[Json, Json | None] | None:
         """A contrast; of two arms, whose weights are 1 and -1, the ratio too; None where an arm lacks the quantity."""
         used = [*dict.fromkeys([*weights, *needs])]
         if not set(used) <= set(self.tables):
@@ -193,17 +225,24 @@ class _Contrasts:
         prompts = set(common([list(self.tables[name][seed]) for name in used for seed in seeds]))
         able = {name: own for name, own in self.tables.items()
                 if all(seed in own and prompts <= set(own[seed]) for seed in seeds)}  # fmt: skip
-        known = aligned(self.quantity, {name: {seed: able[name][seed] for seed in seeds} for name in [*used, *able]})
+        known = aligned(
+            self.quantity,
+            {name: {seed: able[name][seed] for seed in seeds} for name in [*used, *able]},
+        )
         if not set(used) <= set(known):
             return None
-        error, ratio = seed_error([*known.values()]), None
+        error = seed_error([*known.values()])
+        ratio = None
         figure = weighted([known[name] for name in weights], [*weights.values()])
-        found = estimate(figure, 0.0, seeds=error, squares=sum(weight**2 for weight in weights.values()))
+        found = estimate(
+            figure, 0.0, seeds=error, squares=sum(weight**2 for weight in weights.values())
+        )
         row = {**self.about, **found._asdict(), "detectable": detectable(found)}
         row["spreads_differ"] = error is not None and not error.equal
         if sorted(weights.values()) == [-1, 1] and self.quantity.family == ACCEPTANCE:
             old, new = sorted(weights, key=lambda name: weights[name])
-            times, below = known[new].over(known[old]), known[old].value
+            times = known[new].over(known[old])
+            below = known[old].value
             ratio = estimate(times, seeds=error, squares=(1 + times.value**2) / below**2)._asdict()
         return row, ratio
 
@@ -236,8 +275,13 @@ class _Contrasts:
 def _positions(study: RecordedStudy) -> Iterable[Json]:
     """Of every draft shape, the share of passes that accepted position k, of those that accepted all before it."""
     done = study.done("evaluate")
-    for shape in dict.fromkeys(shape for runs in done.values() for run in runs for shape in run.evaluation.answers):
-        answers = {arm: [run.evaluation.answers.get(shape) or [] for run in runs] for arm, runs in done.items()}
+    for shape in dict.fromkeys(
+        shape for runs in done.values() for run in runs for shape in run.evaluation.answers
+    ):
+        answers = {
+            arm: [run.evaluation.answers.get(shape) or [] for run in runs]
+            for arm, runs in done.items()
+        }
         arms = {arm: _shares(each) for arm, each in answers.items() if each and all(each)}
         yield {"title": f"Acceptance by position, {shape}", "unit": "share of the passes that came so far",
                "axis": "draft position", "arms": arms}  # fmt: skip
@@ -247,7 +291,10 @@ def _shares(answers: Sequence[Sequence[Answer]]) -> list[Json | None]:
     """By position, of the answers of every seed."""
     deepest = max((depth for each in answers for one in each for depth in one.drafted), default=0)
     least = np.arange(deepest + 1)  # passes that accepted so many, or more
-    tables = [sums(each, lambda one: (np.array(one.accepted)[:, None] >= least).sum(0)) for each in answers]
+    tables = [
+        sums(each, lambda one: (np.array(one.accepted)[:, None] >= least).sum(0))
+        for each in answers
+    ]
     prompts = common([list(table) for table in tables])
     sums_SPK = np.array([[table[prompt] for prompt in prompts] for table in tables])
     return [_point(pooled(sums_SPK[..., k], sums_SPK[..., k - 1]), SHARE) for k in least[1:]]
@@ -261,12 +308,18 @@ def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
         at = [list(map(str, one["prompts"])) for one in found]
         places = [[each.index(prompt) for prompt in common(at)] for each in at]
         for name in common([list(one["series"]) for one in found]):
-            unit, title = found[0]["series"][name]["unit"], found[0]["series"][name]["title"]
-            found_KP2 = [sums_of(one, name)[:, place] for one, place in zip(found, places, strict=True)]
+            unit = found[0]["series"][name]["unit"]
+            title = found[0]["series"][name]["title"]
+            found_KP2 = [
+                sums_of(one, name)[:, place] for one, place in zip(found, places, strict=True)
+            ]
             sums_KSP2 = np.stack([one[: min(map(len, found_KP2))] for one in found_KP2], axis=1)
             bounds = possible(unit)
-            curve = out.setdefault(name, {"title": title, "unit": unit, "axis": "draft step", "arms": {}})
-            seen = [sums_SP2[:, (sums_SP2[..., 1] > 0).any(0)] for sums_SP2 in sums_KSP2]  # with any seed
+            curve = out.setdefault(
+                name, {"title": title, "unit": unit, "axis": "draft step", "arms": {}}
+            )
+            # with any seed
+            seen = [sums_SP2[:, (sums_SP2[..., 1] > 0).any(0)] for sums_SP2 in sums_KSP2]
             curve["arms"][arm] = [_point(pooled(one[..., 0], one[..., 1]), bounds) for one in seen]
     return out.values()
 

@@ -60,7 +60,10 @@ def pooled(top_SP: Array, bottom_SP: Array) -> Linear | None:
 def weighted(figures: Sequence[Linear], weights: Sequence[float]) -> Linear:
     """A sum of figures of the same seeds and prompts, each times its weight."""
     pairs = list(zip(figures, weights, strict=True))
-    added_SP = sum((weight * figure.added_SP for figure, weight in pairs[1:]), pairs[0][1] * pairs[0][0].added_SP)
+    added_SP = sum(
+        (weight * figure.added_SP for figure, weight in pairs[1:]),
+        pairs[0][1] * pairs[0][0].added_SP,
+    )
     return Linear(sum(weight * figure.value for figure, weight in pairs), added_SP)
 
 
@@ -90,7 +93,9 @@ def seed_error(figures: Sequence[Linear]) -> SeedError | None:
     df = (arms - 1) * (seeds - 1)
     squares = ((rows_AS - rows_AS.mean(0)) ** 2).sum()  # of every row the mean is zero
     variances = rows_AS.var(1)
-    equal = not variances.any() or (bool(variances.all()) and float(bartlett(*rows_AS).pvalue) >= UNEQUAL)
+    equal = not variances.any() or (
+        bool(variances.all()) and float(bartlett(*rows_AS).pvalue) >= UNEQUAL
+    )
     return SeedError(float(next(iter(distinct.values())).shape[1] * squares / df), df, arms, equal)
 
 
@@ -123,7 +128,9 @@ class Spread(NamedTuple):
 def spread(added_SP: Array) -> Spread:
     """The mean squares; those without a degree of freedom are 0."""
     S, P = added_SP.shape
-    mean, row_S, column_P = added_SP.mean(), added_SP.mean(1), added_SP.mean(0)
+    mean = added_SP.mean()
+    row_S = added_SP.mean(1)
+    column_P = added_SP.mean(0)
     rest_SP = added_SP - row_S[:, None] - column_P + mean
     of_seeds = float(P * ((row_S - mean) ** 2).sum() / (S - 1)) if S > 1 else 0.0
     of_prompts = float(S * ((column_P - mean) ** 2).sum() / (P - 1)) if P > 1 else 0.0
@@ -139,16 +146,26 @@ def _error(added_SP: Array, seeds: SeedError | None, squares: float) -> tuple[fl
     (S, P), found = added_SP.shape, spread(added_SP)
     if S < 2:
         return math.sqrt(found.of_prompts / P), P - 1
-    of_seeds, df = (found.of_seeds, S - 1) if seeds is None else (squares * seeds.mean_square, seeds.df)
+    of_seeds, df = (
+        (found.of_seeds, S - 1) if seeds is None else (squares * seeds.mean_square, seeds.df)
+    )
     variance = of_seeds + max(0.0, found.of_prompts - found.of_rest)
     if variance > of_seeds:
-        parts = of_seeds**2 / df + found.of_prompts**2 / (P - 1) + found.of_rest**2 / ((S - 1) * (P - 1))
+        parts = (
+            of_seeds**2 / df
+            + found.of_prompts**2 / (P - 1)
+            + found.of_rest**2 / ((S - 1) * (P - 1))
+        )
         return math.sqrt(variance / (S * P)), max(variance**2 / parts, min(df, P - 1))
     return math.sqrt(variance / (S * P)), df
 
 
 def estimate(
-    figure: Linear, null: float | None = None, bounds: Range = ANY, seeds: SeedError | None = None, squares: float = 1.0
+    figure: Linear,
+    null: float | None = None,
+    bounds: Range = ANY,
+    seeds: SeedError | None = None,
+    squares: float = 1.0,
 ) -> Estimate:
     """The figure with its interval, and the p-value of ``null`` if one is named.
 
@@ -208,7 +225,11 @@ def add_verdicts(rows: Sequence[dict[str, Any]]) -> None:
     tested = distinct([row for row in rows if row["p_value"] is not None])
     for same, corrected in zip(tested, holm([each[0]["p_value"] for each in tested]), strict=True):
         for row in same:
-            verdict = ("higher" if row["value"] > 0 else "lower") if corrected < ALPHA else "not told apart"
+            verdict = (
+                ("higher" if row["value"] > 0 else "lower")
+                if corrected < ALPHA
+                else "not told apart"
+            )
             row |= {"p_holm": corrected, "verdict": verdict}
 
 
@@ -226,7 +247,9 @@ def detectable(found: Estimate, tests: int = 1) -> tuple[float, float, float] | 
     if found.error is None or found.df is None:
         return None
     size = found.error * _noncentral(found.df, ALPHA / tests)
-    low, high = (math.sqrt(found.df / float(chi2.isf(tail, found.df))) for tail in (ALPHA / 2, 1 - ALPHA / 2))
+    low, high = (
+        math.sqrt(found.df / float(chi2.isf(tail, found.df))) for tail in (ALPHA / 2, 1 - ALPHA / 2)
+    )
     return size, size * low, size * high
 
 
@@ -234,7 +257,8 @@ def detectable(found: Estimate, tests: int = 1) -> tuple[float, float, float] | 
 def _noncentral(df: float, alpha: float) -> float:
     """A true difference, in standard errors, that a two-sided t-test finds in 80 of 100 studies: 5.65 where df is 2."""
     least = float(student.isf(alpha / 2, df))
-    return float(brentq(lambda size: nct.sf(least, df, size) - POWER, 0.0, 2 * least + 3))  # on its own side
+    # on its own side
+    return float(brentq(lambda size: nct.sf(least, df, size) - POWER, 0.0, 2 * least + 3))
 
 
 # contrasts
@@ -270,7 +294,12 @@ def effects(
 ) -> Iterator[tuple[str, Weights]]:
     """All main effects (``norm=on``, against the level in the baseline) and two-way interactions (``norm=on x K=4``)
     that these arms support."""
-    changes = [(axis, level) for axis, levels in axes.items() for level in levels if level != baseline[axis]]
+    changes = [
+        (axis, level)
+        for axis, levels in axes.items()
+        for level in levels
+        if level != baseline[axis]
+    ]
     for terms in [*itertools.combinations(changes, 1), *itertools.combinations(changes, 2)]:
         if len({axis for axis, _ in terms}) == len(terms):
             pairs = [({axis: level}, {axis: baseline[axis]}) for axis, level in terms]

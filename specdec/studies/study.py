@@ -31,7 +31,16 @@ OF_THE_STUDY = {
     "ckpt_path": "every fit goes on from its newest checkpoint",
     **dict.fromkeys(MEASURES, "give its arguments by dotted keys, such as evaluate.max_new_tokens"),
 }
-OF_ALL_ARMS = ("prompts", "prompts_count", "prompt_tokens", "limit", "layouts", "drafter", "out", "target.source")
+OF_ALL_ARMS = (
+    "prompts",
+    "prompts_count",
+    "prompt_tokens",
+    "limit",
+    "layouts",
+    "drafter",
+    "out",
+    "target.source",
+)
 
 Combination = dict[str, str]  # axis to level: one arm
 
@@ -64,7 +73,11 @@ class Contrast:
 
     def weights(self, arms: Iterable[Arm]) -> Weights:
         """Of arms; empty where these do not support it."""
-        chosen = [arm for arm in arms if all(dict(arm)[axis] in levels for axis, levels in self.at.items())]
+        chosen = [
+            arm
+            for arm in arms
+            if all(dict(arm)[axis] in levels for axis, levels in self.at.items())
+        ]
         return contrast(chosen, [(self.effect, self.against)])
 
     def to_json(self) -> dict[str, Any]:
@@ -124,61 +137,106 @@ def _study(given: Any, path: Path, allow_few_seeds: bool) -> Study:
     for key, value in _mapping(given, KINDS, "study").items():
         if not isinstance(value, KINDS[key]):
             raise ValueError(f"{key}: must be {NAMES[KINDS[key]]}, not {value!r}")
-    name, design, features = given.get("name", ""), given.get("design", "grid"), given.get("features", "cached")
+    name = given.get("name", "")
+    design = given.get("design", "grid")
+    features = given.get("features", "cached")
     if not re.fullmatch(r"[\w.+-]+", name):
-        raise ValueError("name: a study needs a name of letters, digits and . _ + - alone, which names its directory")
-    for where, value, known in (("design", design, "grid one_factor"), ("features", features, "cached on_the_fly")):
+        raise ValueError(
+            "name: a study needs a name of letters, digits and . _ + - alone, which names its directory"
+        )
+    for where, value, known in (
+        ("design", design, "grid one_factor"),
+        ("features", features, "cached on_the_fly"),
+    ):
         if value not in known.split():
             raise ValueError(f"{where}: must be {known.replace(' ', ' or ')}, not {value}")
-    axes = {axis: _axis(levels, f"axes.{axis}", path.parent) for axis, levels in given.get("axes", {}).items()}
+    axes = {
+        axis: _axis(levels, f"axes.{axis}", path.parent)
+        for axis, levels in given.get("axes", {}).items()
+    }
     if not axes:
         raise ValueError("axes: a study needs at least one axis with its levels")
     for one, two in itertools.combinations(axes, 2):
-        keys = [{key for level in axes[axis].values() for key in level.settings} for axis in (one, two)]
+        keys = [
+            {key for level in axes[axis].values() for key in level.settings} for axis in (one, two)
+        ]
         if both := keys[0] & keys[1]:
-            raise ValueError(f"axes {one} and {two} both give {min(both)}: their effects could not be told apart")
-    common = _level([*as_list(given.get("fit", [])), given.get("set", {})], "fit and set", path.parent)
+            raise ValueError(
+                f"axes {one} and {two} both give {min(both)}: their effects could not be told apart"
+            )
+    common = _level(
+        [*as_list(given.get("fit", [])), given.get("set", {})], "fit and set", path.parent
+    )
     if wrong := next((key for key in common.settings if measure_of(key)), None):
-        raise ValueError(f"set: {wrong}: what holds for the measures of all arms belongs in {measure_of(wrong)}")
+        raise ValueError(
+            f"set: {wrong}: what holds for the measures of all arms belongs in {measure_of(wrong)}"
+        )
     baseline = _levels(given.get("baseline", {}), axes, "baseline")
     for axis, levels in axes.items():
         if axis not in baseline and (baseline or design == "one_factor"):
             raise ValueError(f"baseline: give a level of {axis} too; it has: {', '.join(levels)}")
     baseline = {axis: baseline.get(axis, next(iter(levels))) for axis, levels in axes.items()}
     if not all(left_out := given.get("leave_out", [])):
-        raise ValueError("leave_out: must be a list of levels, as [{axis: level, other_axis: level}]")
-    arms = combinations(design, axes, baseline, [_levels(each, axes, "leave_out") for each in left_out])
+        raise ValueError(
+            "leave_out: must be a list of levels, as [{axis: level, other_axis: level}]"
+        )
+    arms = combinations(
+        design, axes, baseline, [_levels(each, axes, "leave_out") for each in left_out]
+    )
     seeds = given.get("seeds", list(range(FEWEST_SEEDS)))
-    if any(type(seed) is not int or not 0 <= seed < 2**32 for seed in seeds) or len(set(seeds)) != len(seeds):
-        raise ValueError(f"seeds: must be numbers from 0 to 2^32 - 1, none of them twice, not {seeds}")
+    if any(type(seed) is not int or not 0 <= seed < 2**32 for seed in seeds) or len(
+        set(seeds)
+    ) != len(seeds):
+        raise ValueError(
+            f"seeds: must be numbers from 0 to 2^32 - 1, none of them twice, not {seeds}"
+        )
     if not seeds or (len(seeds) < FEWEST_SEEDS and not allow_few_seeds):
         raise ValueError(
             f"seeds: {len(seeds)} are too few for a test: give {FEWEST_SEEDS} at least, or --allow_few_seeds"
         )
     measures = {measure: given[measure] for measure in MEASURES if measure in given}
     for measure, arguments in measures.items():
-        if wrong := next((key for key in arguments if key in ("drafter", "out", "target", "target.source")), None):
+        if wrong := next(
+            (key for key in arguments if key in ("drafter", "out", "target", "target.source")), None
+        ):
             raise ValueError(f"{measure}: {wrong} is the study's to give: remove it")
         check_settings(arguments, measure)
-    primary = tuple(one for each in given.get("primary", []) for one in _contrasts(each, axes, baseline, arms))
+    primary = tuple(
+        one for each in given.get("primary", []) for one in _contrasts(each, axes, baseline, arms)
+    )
     for number, one in enumerate(primary):
-        if any(dataclasses.replace(one, expect=other.expect) == other for other in primary[:number]):
+        if any(
+            dataclasses.replace(one, expect=other.expect) == other for other in primary[:number]
+        ):
             raise ValueError(f"primary: {one.outcome}, {one} stands twice")
     text = read_yaml_text(path)
-    return Study(name, common, axes, design, arms, baseline, tuple(seeds), features, measures, primary, text)
+    return Study(
+        name, common, axes, design, arms, baseline, tuple(seeds), features, measures, primary, text
+    )
 
 
-def _contrasts(given: Any, axes: Axes, baseline: Combination, arms: Sequence[Combination]) -> Iterable[Contrast]:
+def _contrasts(
+    given: Any, axes: Axes, baseline: Combination, arms: Sequence[Combination]
+) -> Iterable[Contrast]:
     """Read an entry of ``primary``: a contrast for each of its outcomes."""
     given = _mapping(given, ("outcome", "effect", "against", "at", "expect"), "primary")
-    outcomes, expect = as_list(given.get("outcome", [])), given.get("expect")
+    outcomes = as_list(given.get("outcome", []))
+    expect = given.get("expect")
     if not outcomes or not all(isinstance(each, str) for each in outcomes):
-        raise ValueError("primary: give an outcome, such as acceptance_length or drift.kl_at_8, or a list of them")
+        raise ValueError(
+            "primary: give an outcome, such as acceptance_length or drift.kl_at_8, or a list of them"
+        )
     if expect not in (None, "higher", "lower"):
         raise ValueError(f"primary: expect: must be higher or lower, not {expect}")
     effect = _levels(given.get("effect", {}), axes, "primary: effect")
-    against = _levels(given.get("against", {}), axes, "primary: against") or {axis: baseline[axis] for axis in effect}
-    if not effect or set(effect) != set(against) or any(effect[axis] == against[axis] for axis in effect):
+    against = _levels(given.get("against", {}), axes, "primary: against") or {
+        axis: baseline[axis] for axis in effect
+    }
+    if (
+        not effect
+        or set(effect) != set(against)
+        or any(effect[axis] == against[axis] for axis in effect)
+    ):
         both = f"{arm_name(effect) or 'nothing'} against {arm_name(against) or 'nothing'}"
         raise ValueError(f"primary: effect and against must give other levels of the same axes, not {both}; against is "
                          "the baseline's levels where it is not given")  # fmt: skip
@@ -186,7 +244,9 @@ def _contrasts(given: Any, axes: Axes, baseline: Combination, arms: Sequence[Com
     for axis, levels in _mapping(given.get("at", {}), axes, "primary: at").items():
         if axis in effect:
             raise ValueError(f"primary: at: {axis} is what is compared: leave it out")
-        at[axis] = tuple(_levels({axis: level}, axes, "primary: at")[axis] for level in as_list(levels))
+        at[axis] = tuple(
+            _levels({axis: level}, axes, "primary: at")[axis] for level in as_list(levels)
+        )
     for outcome in outcomes:
         one = Contrast(outcome, effect, against, at, expect)
         if not one.weights([frozenset(arm.items()) for arm in arms]):
@@ -195,22 +255,34 @@ def _contrasts(given: Any, axes: Axes, baseline: Combination, arms: Sequence[Com
 
 
 def combinations(
-    design: str, axes: Mapping[str, Iterable[str]], baseline: Combination, left_out: Sequence[Combination] = ()
+    design: str,
+    axes: Mapping[str, Iterable[str]],
+    baseline: Combination,
+    left_out: Sequence[Combination] = (),
 ) -> tuple[Combination, ...]:
     """The arms: every combination of levels (``grid``), or the baseline and one change at a time (``one_factor``).
 
     An arm that has all levels of an entry of ``left_out`` is none; ValueError if that is the baseline, or no arm.
     """
     if design == "grid":
-        found = [dict(zip(axes, levels, strict=True)) for levels in itertools.product(*axes.values())]
+        found = [
+            dict(zip(axes, levels, strict=True)) for levels in itertools.product(*axes.values())
+        ]
     else:
-        changes = ({axis: level} for axis, levels in axes.items() for level in levels if level != baseline[axis])
+        changes = (
+            {axis: level}
+            for axis, levels in axes.items()
+            for level in levels
+            if level != baseline[axis]
+        )
         found = [dict(baseline), *({**baseline, **change} for change in changes)]
     for each in left_out:
         if not any(each.items() <= arm.items() for arm in found):
             raise ValueError(f"leave_out: {arm_name(each)} is in no arm of this design: remove it")
         if each.items() <= baseline.items():
-            raise ValueError(f"the baseline, arm {arm_name(baseline)}, is left out: choose another baseline")
+            raise ValueError(
+                f"the baseline, arm {arm_name(baseline)}, is left out: choose another baseline"
+            )
     return tuple(arm for arm in found if not any(each.items() <= arm.items() for each in left_out))
 
 
@@ -228,7 +300,9 @@ def measure_of(key: str) -> str | None:
 def _axis(given: Any, where: str, beside: Path) -> dict[str, Level]:
     """Read an axis: a mapping of levels, or the short form, one dotted key and its values, which name the levels."""
     if not isinstance(given, dict):
-        raise ValueError(f"{where}: must be levels with their dotted keys, or one key with a list of values")
+        raise ValueError(
+            f"{where}: must be levels with their dotted keys, or one key with a list of values"
+        )
     if len(given) == 1 and "." in (key := next(iter(given))) and isinstance(given[key], list):
         pairs = [(_value_name(value, where), {key: value}) for value in given[key]]
     else:
@@ -237,7 +311,9 @@ def _axis(given: Any, where: str, beside: Path) -> dict[str, Level]:
     if len(levels) < len(pairs):
         raise ValueError(f"{where}: a level stands twice: {', '.join(name for name, _ in pairs)}")
     if len(levels) < 2:
-        raise ValueError(f"{where}: an axis needs at least two levels; what holds for all arms belongs in set")
+        raise ValueError(
+            f"{where}: an axis needs at least two levels; what holds for all arms belongs in set"
+        )
     if odd := next((word for word in (where, *levels) if not re.fullmatch(r"\S+", word)), None):
         raise ValueError(f"{where}: the name of an axis or a level must be one word, not {odd!r}")
     return levels
@@ -245,10 +321,13 @@ def _axis(given: Any, where: str, beside: Path) -> dict[str, Level]:
 
 def _level(given: Any, where: str, beside: Path) -> Level:
     """Read a level: dotted keys, a config file, or a list of both."""
-    files, settings = list[str](), dict[str, Any]()
+    files = list[str]()
+    settings = dict[str, Any]()
     for each in as_list(given):
         if isinstance(each, str) and each.endswith((".yaml", ".yml")):
-            found = next((str(path) for path in (beside / each, Path(shipped(each))) if path.is_file()), None)
+            found = next(
+                (str(path) for path in (beside / each, Path(shipped(each))) if path.is_file()), None
+            )
             if found is None:
                 raise ValueError(
                     f"{where}: {each}: no such file beside the study, in the working folder or the package"
@@ -266,7 +345,9 @@ def _level(given: Any, where: str, beside: Path) -> Level:
         if reason := OF_THE_STUDY.get(key):
             raise ValueError(f"{where}: {key} cannot be set: {reason}")
         if measure_of(key) and key.partition(".")[2] in OF_ALL_ARMS:
-            raise ValueError(f"{where}: {key} cannot differ between arms, which are compared prompt by prompt")
+            raise ValueError(
+                f"{where}: {key} cannot differ between arms, which are compared prompt by prompt"
+            )
     return Level(tuple(files), settings)
 
 
@@ -277,16 +358,22 @@ def _value_name(value: Any, where: str) -> str:
     if isinstance(value, str):
         return Path(value).stem if value.endswith(".yaml") else value.replace(" ", "")
     if isinstance(value, dict):
-        raise ValueError(f"{where}: a mapping gives a level no name: write the levels out, name: {{key: value}}")
+        raise ValueError(
+            f"{where}: a mapping gives a level no name: write the levels out, name: {{key: value}}"
+        )
     return json.dumps(value, separators=(",", ":"))
 
 
 def _levels(given: Any, axes: Axes, where: str) -> Combination:
     """Axes with a level of each, as in a baseline or an entry of ``leave_out``."""
-    found = {axis: _value_name(level, where) for axis, level in _mapping(given, axes, where).items()}
+    found = {
+        axis: _value_name(level, where) for axis, level in _mapping(given, axes, where).items()
+    }
     for axis, level in found.items():
         if level not in axes[axis]:
-            raise ValueError(f"{where}: axis {axis} has no level {level}; it has: {', '.join(axes[axis])}")
+            raise ValueError(
+                f"{where}: axis {axis} has no level {level}; it has: {', '.join(axes[axis])}"
+            )
     return found
 
 
@@ -296,7 +383,9 @@ def check_settings(given: Mapping[str, Any], where: str) -> None:
     check_reach(given, where)
     for key, value in given.items():
         if isinstance(value, str) and SECRET_NAME.search(key.rpartition(".")[2]):
-            raise ValueError(f"{where}: {key} would be written into the study's directory: give it by the environment")
+            raise ValueError(
+                f"{where}: {key} would be written into the study's directory: give it by the environment"
+            )
 
 
 def as_list(value: Any) -> list[Any]:
@@ -317,7 +406,9 @@ class _StrictLoader(yaml.SafeLoader):
         found: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.value in found:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} stands twice", problem_mark=key.start_mark
+                )
             found[key.value] = self.construct_object(value, deep=True)
         return found
 

@@ -72,9 +72,12 @@ def sweep(
         ValueError: the study is wrong; nothing has begun then, and the message has the arm's name.
     """
     if reproduce is not None:
-        recorded, directory = recorded_run(study, reproduce, seed or 0), out or new_run("reproduce")
+        recorded = recorded_run(study, reproduce, seed or 0)
+        directory = out or new_run("reproduce")
         with claimed(directory):
-            status, _ = run(directory, jobs_again(recorded, directory), engine, f"{reproduce} again")
+            status, _ = run(
+                directory, jobs_again(recorded, directory), engine, f"{reproduce} again"
+            )
             return status or compare_again(recorded, directory)
     if seed is not None:
         raise ValueError("--seed is of the arm that --reproduce names: a study lists its seeds")
@@ -82,7 +85,8 @@ def sweep(
         if card_only:
             log.info("the card is in %s", write_card(study))
             return 0
-        study, out = study / STUDY, out or study
+        out = out or study
+        study = study / STUDY
     given = read_study(study, allow_few_seeds or card_only)
     directory = out or runs_folder() / "studies" / given.name
     claim(directory, given.name)
@@ -127,7 +131,11 @@ def expected(study: Path, jobs: Collection[Job], engine: Engine) -> str:
         return f"time: not known until the first jobs are done ({open_} left)"
     work = sum(statistics.mean(took.get(_arm_and_kind(job), took[job.kind])) for job in known)
     at_once = engine.at_once(known[0])
-    how = "summed over jobs" if at_once is None else f"{(at_once := min(at_once, len(known)))} at a time"
+    how = (
+        "summed over jobs"
+        if at_once is None
+        else f"{(at_once := min(at_once, len(known)))} at a time"
+    )
     more = f"; not known yet: {open_}" if unknown else ""
     time = f"time: about {duration(work / (at_once or 1))} for {how_many(len(known), 'job')} left"
     return f"{time}, {how}, as those done took{more}"
@@ -140,7 +148,8 @@ def _arm_and_kind(job: Job) -> str:
 class Phase(enum.Enum):
     """The state of a job in a sweep."""
 
-    WAITING = "waiting"  # also while another sweep works on it, or what is left of a killed attempt lives
+    # also while another sweep works on it, or what is left of a killed attempt lives
+    WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
@@ -167,7 +176,8 @@ class SweepJob:
 
     def settle(self, phase: Phase, message: str = "") -> None:
         """Note that it has ended, and log it."""
-        self.phase, self.message = phase, message
+        self.phase = phase
+        self.message = message
         log.info("%s: %s%s", self.job.label, phase.value, f": {message}" if message else "")
 
 
@@ -196,21 +206,29 @@ def run(
     for entry in entries.values():
         entry.phase = Phase.DONE if entry.folder.is_done() else Phase.WAITING
     settled = sum(entry.phase is Phase.DONE for entry in entries.values())
-    with stop_on_signals(patience=1) as signals, progress(title, "job", len(entries), settled) as advance:
+    with (
+        stop_on_signals(patience=1) as signals,
+        progress(title, "job", len(entries), settled) as advance,
+    ):
         try:
             engine.open(study)
             try:
                 while True:
                     _start(entries, engine)
                     watch(entries.values())
-                    before, settled = settled, sum(entry.phase in SETTLED for entry in entries.values())
+                    before = settled
+                    settled = sum(entry.phase in SETTLED for entry in entries.values())
                     advance(settled - before)
                     if settled == len(entries):
                         break
                     if settled > before:
-                        log.info("%s", expected(study, [entry.job for entry in entries.values()], engine))
+                        log.info(
+                            "%s", expected(study, [entry.job for entry in entries.values()], engine)
+                        )
                     if signals:
-                        log.warning("stopping: what runs saves and ends; once more does not wait for it")
+                        log.warning(
+                            "stopping: what runs saves and ends; once more does not wait for it"
+                        )
                         break
                     for key, ended in engine.ended(POLL).items():
                         _after(entries[key], ended)
@@ -229,8 +247,12 @@ def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:
     """Start the jobs whose needs are done, and settle those whose needs have failed."""
     for entry in (each for each in entries.values() if each.phase is Phase.WAITING):
         needs = [entries[need] for need in entry.job.needs]
-        if bad := next((need for need in needs if need.phase in (Phase.FAILED, Phase.NOT_RUN)), None):
-            why = f"needs {bad.job.label}, which failed" if bad.phase is Phase.FAILED else bad.message
+        if bad := next(
+            (need for need in needs if need.phase in (Phase.FAILED, Phase.NOT_RUN)), None
+        ):
+            why = (
+                f"needs {bad.job.label}, which failed" if bad.phase is Phase.FAILED else bad.message
+            )
             entry.settle(Phase.NOT_RUN, why)
         elif all(need.phase is Phase.DONE for need in needs):
             if entry.folder.is_done():

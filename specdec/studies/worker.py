@@ -30,8 +30,12 @@ from specdec.utils.files import SUMS, explained, write_sums, write_text
 from specdec.utils.imports import flags
 from specdec.utils.journal import Journal, JournalBusyError, is_being_written, read_journal
 
-JOBS, CONFIG, LOG, ATTEMPTS = "jobs", "config.yaml", "log.txt", "attempts.jsonl"
-FOLDERS = {"cache": "features", "fit": "fits"}  # of a study, by the kind of job; what measures leave: measures
+JOBS = "jobs"
+CONFIG = "config.yaml"
+LOG = "log.txt"
+ATTEMPTS = "attempts.jsonl"
+# of a study, by the kind of job; what measures leave: measures
+FOLDERS = {"cache": "features", "fit": "fits"}
 LAST_FILES = {
     "cache": INDEX, "fit": "DONE.json", "evaluate": "metrics.json", "drift": "drift.json",
     "robustness": "robustness.json",
@@ -41,7 +45,8 @@ GRACE = 30.0  # seconds for a command to end by itself: fit ends its optimizer s
 PATIENCE = 10.0  # seconds more, until what was killed is gone
 POLL = 0.1
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")  # of a launcher around the sweep: a job has its own
+# of a launcher around the sweep: a job has its own
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")
 LONGEST = 400  # letters of a reason
 
 
@@ -85,7 +90,8 @@ class JobFolder:
     """
 
     def __init__(self, study: Path, kind: str, key: str) -> None:
-        self.path, self.output = study / JOBS / key, study / FOLDERS.get(kind, "measures") / key
+        self.path = study / JOBS / key
+        self.output = study / FOLDERS.get(kind, "measures") / key
         self.last_file = self.output / LAST_FILES[kind]
 
     def attempts(self) -> list[dict[str, Any]]:
@@ -111,7 +117,15 @@ def specdec_job(
     folder = JobFolder(study, kind, key)
     given = ("--config", str(folder.path / CONFIG), "--out", str(folder.output))
     command = ("specdec", kind, *flags(), *given, *more)
-    return Job(key=key, kind=kind, label=label, command=command, needs=needs, threads=threads, config=config)
+    return Job(
+        key=key,
+        kind=kind,
+        label=label,
+        command=command,
+        needs=needs,
+        threads=threads,
+        config=config,
+    )
 
 
 def write_config(study: Path, job: Job) -> None:
@@ -124,7 +138,11 @@ def write_config(study: Path, job: Job) -> None:
 
 
 def work(
-    study: Path, job: Job, cwd: Path, environment: Mapping[str, str] | None = None, stop: threading.Event | None = None
+    study: Path,
+    job: Job,
+    cwd: Path,
+    environment: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
 ) -> Ended:
     """Attempt a job unless it is done or another worker has it, and wait for it.
 
@@ -148,7 +166,12 @@ def work(
 
 
 def _attempt(
-    folder: JobFolder, job: Job, cwd: Path, journal: Journal, environment: Mapping[str, str], stop: threading.Event
+    folder: JobFolder,
+    job: Job,
+    cwd: Path,
+    journal: Journal,
+    environment: Mapping[str, str],
+    stop: threading.Event,
 ) -> Ended:
     """The attempt itself, under the journal's lock."""
     before = _attempts(journal.entries)
@@ -158,14 +181,29 @@ def _attempt(
         return Ended("done")
     if before and job.kind not in RESUME:
         shutil.rmtree(folder.output, ignore_errors=True)
-    begun, start = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"), time.monotonic()
+    begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    start = time.monotonic()
     journal.append({"begun": begun, "host": socket.gethostname()})
-    keep = {name: text for name, text in os.environ.items() if name not in RANKS and not name.startswith("SLURM_")}
+    keep = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in RANKS and not name.startswith("SLURM_")
+    }
     with explained(folder.path), (folder.path / LOG).open("ab") as stream:
-        stream.write(f"--- attempt {len(before) + 1}, {begun}: {shlex.join(job.command)}\n".encode())
+        stream.write(
+            f"--- attempt {len(before) + 1}, {begun}: {shlex.join(job.command)}\n".encode()
+        )
         stream.flush()
         supervisor = subprocess.Popen(
-            [sys.executable, "-I", supervise.__file__, str(GRACE), sys.executable, "-m", *job.command],
+            [
+                sys.executable,
+                "-I",
+                supervise.__file__,
+                str(GRACE),
+                sys.executable,
+                "-m",
+                *job.command,
+            ],
             cwd=cwd,
             stdin=subprocess.PIPE,
             stdout=stream,
@@ -184,8 +222,20 @@ def _attempt(
         status = supervisor.wait(GRACE + PATIENCE)
         if status < 0:  # the supervisor itself was killed
             _end_session(supervisor.pid)
-        ended = Ended("done") if folder.is_done() else Ended("stopped") if stopped else _failure(folder, status)
-        journal.append({"end": ended.end, "seconds": round(time.monotonic() - start, 3), "message": ended.message})
+        ended = (
+            Ended("done")
+            if folder.is_done()
+            else Ended("stopped")
+            if stopped
+            else _failure(folder, status)
+        )
+        journal.append(
+            {
+                "end": ended.end,
+                "seconds": round(time.monotonic() - start, 3),
+                "message": ended.message,
+            }
+        )
     return ended
 
 
@@ -194,7 +244,9 @@ def _failure(folder: JobFolder, status: int) -> Ended:
     number = -status if status < 0 else status - 128
     if number > 0:
         name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
-        return Ended("died", f"ended by {name}{': was there memory enough?' if name == 'SIGKILL' else ''}")
+        return Ended(
+            "died", f"ended by {name}{': was there memory enough?' if name == 'SIGKILL' else ''}"
+        )
     if status == 0:
         return Ended("failed", f"ended well, but made no {folder.last_file}")
     text = (folder.path / LOG).read_text(encoding="utf-8", errors="replace").strip()
@@ -214,7 +266,8 @@ def _attempts(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _end_session(session: int) -> None:
     """End what a killed supervisor has left, on Linux; the kernel has sent its command SIGTERM already."""
     until = time.monotonic() + GRACE
-    while any(pid == group for pid, group in _members(session)) and time.monotonic() < until:  # the command itself
+    # the command itself
+    while any(pid == group for pid, group in _members(session)) and time.monotonic() < until:
         time.sleep(POLL)
     for group in {group for _, group in _members(session)}:
         with contextlib.suppress(ProcessLookupError):

@@ -16,7 +16,8 @@ from transformers.utils import is_peft_available
 from specdec.target.files import check_files, failing_in_one_line, is_local
 from specdec.utils.files import check_sum, read_json
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 # what makes the merged weights; all else has to be as LoraConfig has it by itself
 TAKEN = {
     "r", "lora_alpha", "target_modules", "exclude_modules", "fan_in_fan_out", "bias", "use_rslora", "use_dora",
@@ -60,11 +61,15 @@ def merge_adapter(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
             wrapped = get_peft_model(model, lora_config(read_json(files[0])))
             report = set_peft_model_state_dict(wrapped, tensors)
         # PEFT drops what has no place: count what came in
-        places = {name for name in wrapped.state_dict() if "lora_" in name or "modules_to_save" in name}
+        places = {
+            name for name in wrapped.state_dict() if "lora_" in name or "modules_to_save" in name
+        }
         lacking = sorted(places & set(report.missing_keys))
         if lacking or report.unexpected_keys:
             name = lacking[0] if lacking else report.unexpected_keys[0]
-            raise ValueError(f"{name} is {'missing' if lacking else 'unknown'}: it is an adapter of another model")
+            raise ValueError(
+                f"{name} is {'missing' if lacking else 'unknown'}: it is an adapter of another model"
+            )
         merged: PreTrainedModel = wrapped.merge_and_unload(safe_merge=True)
     return merged
 
@@ -78,21 +83,36 @@ def lora_config(said: Any) -> Any:
 
     if not isinstance(said, dict) or said.get("peft_type") != "LORA":
         raise ValueError(f"{CONFIG}: no LoRA adapter: merge it into its model and give that")
-    taken, own = {name: said[name] for name in TAKEN & said.keys()}, LoraConfig().to_dict()
+    taken = {name: said[name] for name in TAKEN & said.keys()}
+    own = LoraConfig().to_dict()
     for name in sorted(said.keys() - TAKEN - WITHOUT_EFFECT):
-        if said[name] and said[name] != own.get(name) and (name, said[name]) != ("init_lora_weights", "gaussian"):
+        if (
+            said[name]
+            and said[name] != own.get(name)
+            and (name, said[name]) != ("init_lora_weights", "gaussian")
+        ):
             raise ValueError(
                 f"{CONFIG}: {name} is {str(said[name])[:40]!r}, which is not read: merge it into its model"
             )
-    patterns: dict[str, Any] = {name: taken.get(name) or {} for name in ("rank_pattern", "alpha_pattern")}
-    names = [taken.get(name) or [] for name in ("target_modules", "exclude_modules", "modules_to_save")]
+    patterns: dict[str, Any] = {
+        name: taken.get(name) or {} for name in ("rank_pattern", "alpha_pattern")
+    }
+    names = [
+        taken.get(name) or [] for name in ("target_modules", "exclude_modules", "modules_to_save")
+    ]
     ranks = [taken.get("r"), *patterns["rank_pattern"].values()]
-    words = [*patterns["rank_pattern"], *patterns["alpha_pattern"], *(word for part in names for word in part)]
+    words = [
+        *patterns["rank_pattern"],
+        *patterns["alpha_pattern"],
+        *(word for part in names for word in part),
+    ]
     words += [taken["layers_pattern"]] if taken.get("layers_pattern") else []
     if not all(isinstance(part, list) for part in names) or not all(
         isinstance(word, str) and re.fullmatch(r"[\w.]+", word) for word in words
     ):
-        raise ValueError(f"{CONFIG}: modules are to be named in lists, without patterns: merge it into its model")
+        raise ValueError(
+            f"{CONFIG}: modules are to be named in lists, without patterns: merge it into its model"
+        )
     if not all(type(rank) is int and 0 < rank <= LARGEST_RANK for rank in ranks):
         raise ValueError(f"{CONFIG}: a rank is a whole number up to {LARGEST_RANK:,}: correct it")
     return LoraConfig(**taken)

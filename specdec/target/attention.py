@@ -31,7 +31,11 @@ Mask = Tensor | Pieces | None
 
 
 def layer_masks(
-    view: View, columns: int, windows: Sequence[int | None], dtype: torch.dtype, in_pieces: bool = False
+    view: View,
+    columns: int,
+    windows: Sequence[int | None],
+    dtype: torch.dtype,
+    in_pieces: bool = False,
 ) -> list[Mask]:
     """One additive (B, 1, T, S) mask per layer, over the first ``columns`` keys; equal windows share theirs.
 
@@ -41,7 +45,9 @@ def layer_masks(
     Args:
         in_pieces: the layers take a cut in place of a mask that would be too large.
     """
-    near = view._replace(visibility=view.visibility.cut(columns), key_positions_BS=view.key_positions_BS[:, :columns])
+    near = view._replace(
+        visibility=view.visibility.cut(columns), key_positions_BS=view.key_positions_BS[:, :columns]
+    )
     made: dict[int | None, Mask] = {}
     masks = []
     for window in windows:
@@ -51,7 +57,10 @@ def layer_masks(
             made[reaching] = Pieces.of(seen) if in_pieces else None
             if made[reaching] is None:
                 allowed_B1TS = seen.mask_B1TS
-                one = allowed_B1TS.shape[0] == allowed_B1TS.shape[2] == 1 and allowed_B1TS.device.type == "cpu"
+                one = (
+                    allowed_B1TS.shape[0] == allowed_B1TS.shape[2] == 1
+                    and allowed_B1TS.device.type == "cpu"
+                )
                 if not (one and not torch.compiler.is_compiling() and bool(allowed_B1TS.all())):
                     made[reaching] = additive(allowed_B1TS, dtype)
         masks.append(made[reaching])
@@ -65,12 +74,16 @@ def use_own_attention(model: PreTrainedModel) -> None:
     Long rows and prompts come in pieces in place of the mask.
     """
     decoder = model.get_decoder()
-    theirs, family = decoder.config._attn_implementation, sys.modules[type(decoder).__module__]
-    upcast = getattr(decoder.config, "reorder_and_upcast_attn", False)  # GPT-2 does that for the name eager alone
+    theirs = decoder.config._attn_implementation
+    family = sys.modules[type(decoder).__module__]
+    # GPT-2 does that for the name eager alone
+    upcast = getattr(decoder.config, "reorder_and_upcast_attn", False)
     if theirs == "sdpa":
-        ours, mask = OURS, sdpa_mask
+        ours = OURS
+        mask = sdpa_mask
     elif theirs == "eager" and not upcast and hasattr(family, "eager_attention_forward"):
-        ours, mask = OURS_EAGER, eager_mask
+        ours = OURS_EAGER
+        mask = eager_mask
     else:
         return
     AttentionInterface.register(ours, _attention)
@@ -79,12 +92,21 @@ def use_own_attention(model: PreTrainedModel) -> None:
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Mask, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Mask,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """(B, h, T, d), twice (B, g, S, d) and an additive (B, 1, T, S) or pieces, to (B, T, h, d)."""
     config: Any = module.config
     eager = config._attn_implementation == OURS_EAGER
-    own = sys.modules[type(module).__module__].eager_attention_forward if eager else sdpa_attention_forward
+    own = (
+        sys.modules[type(module).__module__].eager_attention_forward
+        if eager
+        else sdpa_attention_forward
+    )
     if isinstance(attention_mask, Pieces):
 
         def one(q_1hRd: Tensor, k_1gKd: Tensor, v_1gKd: Tensor, mask_11RK: Tensor | None) -> Tensor:
@@ -99,7 +121,9 @@ def _attention(
     if few and not eager and attention_mask is not None and attention_mask.is_floating_point():
         scale = kwargs.get("scaling")
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        return attend_few(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
+        return attend_few(query, key, value, attention_mask, scale).transpose(
+            1, 2
+        ).contiguous(), None
     return own(module, query, key, value, attention_mask, **kwargs)
 
 
@@ -115,20 +139,35 @@ class Tape:
         self._boundaries: Collection[int] = ()
         self._states: dict[int, Tensor] = {}
         for i, layer in enumerate(parts.layers):
-            layer.register_forward_pre_hook(partial(self._enter, i, parts.mask_argument), with_kwargs=True)
-        parts.final_norm.register_forward_pre_hook(partial(self._enter, len(parts.layers), None), with_kwargs=True)
+            layer.register_forward_pre_hook(
+                partial(self._enter, i, parts.mask_argument), with_kwargs=True
+            )
+        parts.final_norm.register_forward_pre_hook(
+            partial(self._enter, len(parts.layers), None), with_kwargs=True
+        )
 
     @contextlib.contextmanager
-    def running(self, masks: Sequence[Mask], boundaries: Collection[int]) -> Iterator[dict[int, Tensor]]:
+    def running(
+        self, masks: Sequence[Mask], boundaries: Collection[int]
+    ) -> Iterator[dict[int, Tensor]]:
         """While the block runs, hand out ``masks`` and fill the yielded mapping with the states at ``boundaries``."""
-        self._masks, self._boundaries, self._states = masks, boundaries, {}
+        self._masks = masks
+        self._boundaries = boundaries
+        self._states = {}
         try:
             yield self._states
         finally:
-            self._masks, self._boundaries, self._states = (), (), {}
+            self._masks = ()
+            self._boundaries = ()
+            self._states = {}
 
     def _enter(
-        self, boundary: int, place: int | None, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        boundary: int,
+        place: int | None,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Keep the state that comes in, and put the layer's mask at its place; the final norm (None) takes none."""
         if (
@@ -158,10 +197,14 @@ class TargetCache(Cache):
 
     def __init__(self, capacity: int, batch: int = 1, recurrent: int = 0) -> None:
         if min(capacity, batch) < 1:
-            raise ValueError(f"a cache needs at least one slot and one sequence, not {capacity} and {batch}")
+            raise ValueError(
+                f"a cache needs at least one slot and one sequence, not {capacity} and {batch}"
+            )
         super().__init__(layers=[LinearAttentionLayer() for _ in range(recurrent)])
-        self.capacity, self.batch = capacity, batch
-        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # of all sequences, also in a row of the cache
+        self.capacity = capacity
+        self.batch = batch
+        # of all sequences, also in a row of the cache
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
         self._rows: slice | None = None  # all
         self._slots_BT = torch.empty(0, dtype=torch.int64)
         self._columns = capacity
@@ -210,11 +253,14 @@ class TargetCache(Cache):
                 f"the view has {columns} key columns and the cache {self.capacity} slots: "
                 "make the view with View.append or View.chain and the cache's capacity, or less"
             )
-        self._slots_BT, self._columns = view.slots_BT, columns
+        self._slots_BT = view.slots_BT
+        self._columns = columns
         if view.slots_BT.device.type == "cpu" and not torch.compiler.is_compiling():
             self._columns = int(view.slots_BT.max()) + 1
             if self._columns > columns:
-                raise ValueError(f"slot {self._columns - 1} is beyond the view's {columns} key columns")
+                raise ValueError(
+                    f"slot {self._columns - 1} is beyond the view's {columns} key columns"
+                )
         return self._columns
 
     def update(
@@ -223,13 +269,15 @@ class TargetCache(Cache):
         """Write the keys and values of T nodes, (B, g, T, d) each; returns the columns to attend to."""
         if layer_idx not in self._buffers:
             keys_BgSd, values_BgSd = (
-                x.new_zeros(self.batch, x.shape[1], self.capacity, x.shape[3]) for x in (key_states, value_states)
+                x.new_zeros(self.batch, x.shape[1], self.capacity, x.shape[3])
+                for x in (key_states, value_states)
             )
             self._buffers[layer_idx] = keys_BgSd, values_BgSd
         slots_BT = self._slots_BT.to(key_states.device)  # a layer may lie on another device
         keys_BgSd, values_BgSd = self._buffers[layer_idx]
         if self._rows is not None:
-            keys_BgSd, values_BgSd = keys_BgSd[self._rows], values_BgSd[self._rows]
+            keys_BgSd = keys_BgSd[self._rows]
+            values_BgSd = values_BgSd[self._rows]
         write(keys_BgSd, key_states, slots_BT)
         write(values_BgSd, value_states, slots_BT)
         return keys_BgSd.narrow(2, 0, self._columns), values_BgSd.narrow(2, 0, self._columns)
@@ -243,10 +291,16 @@ class TargetCache(Cache):
                 ended, best ``j`` at ``j``.
         """
         order_P = torch.arange(path_BP.shape[1], device=path_BP.device)
-        if path_BP.device.type == "cpu" and not torch.compiler.is_compiling() and bool((path_BP == order_P).all()):
+        if (
+            path_BP.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and bool((path_BP == order_P).all())
+        ):
             return
-        from_BP, to_BP = path_BP + prefix_B[:, None], order_P + prefix_B[:, None]
+        from_BP = path_BP + prefix_B[:, None]
+        to_BP = order_P + prefix_B[:, None]
         for whole in (x for pair in self._buffers.values() for x in pair):
             buffer = whole if self._rows is None else whole[self._rows]
-            here_BP, there_BP = from_BP.to(buffer.device), to_BP.to(buffer.device)
+            here_BP = from_BP.to(buffer.device)
+            there_BP = to_BP.to(buffer.device)
             write(buffer, buffer.take_along_dim(here_BP[:, None, :, None], dim=2), there_BP)

@@ -23,19 +23,23 @@ from transformers.utils import is_accelerate_available, is_gguf_available
 from specdec.utils.files import read_json
 from specdec.utils.text import how_many, printable
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 # the largest number of a config.json, by its name's pattern; the first that fits counts
 LARGEST = {
     r"(num|n|decoder|encoder)_(\w+_)?layers?|depth": 1_000,
     r"(num|n)_(\w+_)?experts": 10_000,
     r"num_(?!param)\w+": 2**20,
-    r"(\w+_)?(size|dim)|\w+_(token_ids?|position_embeddings|window)|n_(embd|inner|positions|ctx|head)": 2**31,
+    r"(\w+_)?(size|dim)|\w+_(token_ids?|position_embeddings|window)|n_(embd|inner|positions|ctx|head)": 2
+    ** 31,
     r"partial_rotary_factor|rotary_pct": 1,
     r"time_step_limit|(\w+_)?max_length": math.inf,  # some say "no end" so
     r".*": 2**53,
 }
 EXPERTS = 50_000  # of all layers together
-SPARE, TIMES = 2**26, 2  # weights that a model may have beyond this many times those in its files: what lacks is named
+# weights that a model may have beyond this many times those in its files: what lacks is named
+SPARE = 2**26
+TIMES = 2
 REMEDY = "compare the .json files with the original's, or download them again"
 LONG_ID = re.compile(rb":\s*(\d{8,})\s*[,}]")  # tokenizers makes a list as long as the largest id
 FILE = 2**29  # bytes of a file beside the weights, at most
@@ -47,7 +51,9 @@ def is_local(source: str) -> bool:
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return True
     if path.exists():
-        raise ValueError(f"{source}: a file; a target is a model directory, a GGUF file or a Hub id")
+        raise ValueError(
+            f"{source}: a file; a target is a model directory, a GGUF file or a Hub id"
+        )
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
         raise ValueError(f"{source}: no such directory")
     return False
@@ -63,14 +69,22 @@ def gguf_file(source: str) -> Path | None:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ValueError(f"{source}: no such file")
-    elif not path.is_dir() or (path / "config.json").exists() or not (found := sorted(path.glob("*.gguf"))):
+    elif (
+        not path.is_dir()
+        or (path / "config.json").exists()
+        or not (found := sorted(path.glob("*.gguf")))
+    ):
         return None
     elif len(found) > 1:
-        raise ValueError(f"{source}: has {len(found)} GGUF files: give one of them, {found[0].name} for example")
+        raise ValueError(
+            f"{source}: has {len(found)} GGUF files: give one of them, {found[0].name} for example"
+        )
     else:
         path = found[0]
     if not (is_gguf_available() and is_accelerate_available()):
-        raise ValueError(f"{source}: a GGUF file is read by two more packages: pip install gguf accelerate")
+        raise ValueError(
+            f"{source}: a GGUF file is read by two more packages: pip install gguf accelerate"
+        )
     return path
 
 
@@ -96,22 +110,29 @@ def check_files(source: str) -> None:
             if path.suffix != ".safetensors" and path.stat().st_size > FILE:
                 raise ValueError(f"{path.name}: larger than {FILE // 2**20} MiB")
             if path.name == "tokenizer.json" and (found := LONG_ID.search(path.read_bytes())):
-                raise ValueError(f"{path.name}: {found[1].decode()[:20]} is no token's id: download it again")
+                raise ValueError(
+                    f"{path.name}: {found[1].decode()[:20]} is no token's id: download it again"
+                )
 
 
 def check_numbers(raw: dict[str, Any]) -> None:
     """Refuse a ``config.json`` whose numbers cannot be: transformers makes lists as long as they say."""
-    layers, experts = [1.0], [1.0]
+    layers = [1.0]
+    experts = [1.0]
     for name, number in numbers(raw):
         most = next(most for pattern, most in LARGEST.items() if re.fullmatch(pattern, name))
         if not number <= most:  # NaN is not, either
-            raise ValueError(f"config.json: {name} is {number:,}, at most {most:,} can be: correct it")
+            raise ValueError(
+                f"config.json: {name} is {number:,}, at most {most:,} can be: correct it"
+            )
         if name.endswith("layers"):
             layers.append(number)
         elif name.endswith("experts"):
             experts.append(number)
     if max(layers) * max(experts) > EXPERTS:
-        raise ValueError(f"config.json: {max(layers):g} layers of {max(experts):g} experts are too many: correct it")
+        raise ValueError(
+            f"config.json: {max(layers):g} layers of {max(experts):g} experts are too many: correct it"
+        )
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -123,19 +144,26 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         yield printable(name)[:60], value
 
 
-def check_sizes(source: str, revision: str | None, config: Any, described_by: Callable[[], PreTrainedModel]) -> None:
+def check_sizes(
+    source: str, revision: str | None, config: Any, described_by: Callable[[], PreTrainedModel]
+) -> None:
     """Hold what a configuration describes against what the files' headers hold, before memory is taken for it.
 
     ``described_by`` makes the model of it, without weights.
     """
     with failing_in_one_line(source):
-        tensors, held, gguf = 0, 0, gguf_file(source)
+        tensors = 0
+        held = 0
+        gguf = gguf_file(source)
         for path in weight_files(source, revision) if gguf is None else [gguf]:
             try:
                 shapes = _shapes(path)
             except (SafetensorError, OSError, ValueError, IndexError, KeyError) as error:
-                raise ValueError(f"{path.name}: {error}: it is damaged or cut off, download it again") from error
-            tensors, held = tensors + len(shapes), held + sum(map(math.prod, shapes))
+                raise ValueError(
+                    f"{path.name}: {error}: it is damaged or cut off, download it again"
+                ) from error
+            tensors = tensors + len(shapes)
+            held = held + sum(map(math.prod, shapes))
         if not tensors:
             return  # transformers says what it lacks
         layers = config.get_text_config(decoder=True).num_hidden_layers
@@ -145,7 +173,8 @@ def check_sizes(source: str, revision: str | None, config: Any, described_by: Ca
             )
         model = described_by()
         described = sum(part.numel() for part in (*model.parameters(), *model.buffers()))
-        packed = 32 if getattr(config, "quantization_config", None) else 1  # values of one bit in 32-bit words
+        # values of one bit in 32-bit words
+        packed = 32 if getattr(config, "quantization_config", None) else 1
         if described > TIMES * packed * held + SPARE:
             raise ValueError(
                 f"config.json describes a model of {described:,} weights, the files hold {held:,}: one of the two is "
@@ -166,7 +195,11 @@ def _shapes(path: Path) -> list[list[int]]:
 def weight_files(source: str, revision: str | None = None) -> list[Path]:
     """The safetensors that transformers will read, from the Hub if need be; none where there are none."""
     index, whole = _index(source, revision)
-    return [whole] if whole else [_fetched(source, name, revision) for name in sorted(set(index.values()))]
+    return (
+        [whole]
+        if whole
+        else [_fetched(source, name, revision) for name in sorted(set(index.values()))]
+    )
 
 
 def read_tensors(
@@ -178,7 +211,8 @@ def read_tensors(
     if whole is not None:
         with safe_open(whole, framework="pt") as file:
             index = dict.fromkeys(file.keys(), whole.name)
-    chosen, found = set(choose(index)), dict[str, Tensor]()
+    chosen = set(choose(index))
+    found = dict[str, Tensor]()
     for name in sorted({index[one] for one in chosen}):
         with safe_open(whole or _fetched(source, name, revision), framework="pt") as file:
             found |= {one: file.get_tensor(one) for one in chosen if index[one] == name}
@@ -186,7 +220,11 @@ def read_tensors(
 
 
 def _fetched(source: str, name: str, revision: str | None) -> Path:
-    return Path(source) / name if is_local(source) else Path(hf_hub_download(source, name, revision=revision))
+    return (
+        Path(source) / name
+        if is_local(source)
+        else Path(hf_hub_download(source, name, revision=revision))
+    )
 
 
 def _index(source: str, revision: str | None) -> tuple[dict[str, str], Path | None]:
@@ -204,8 +242,12 @@ def _index(source: str, revision: str | None) -> tuple[dict[str, str], Path | No
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ValueError(f"{INDEX}: it has no weight_map of tensors to files: download it again")
-    if outside := [name for name in set(names.values()) if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name)]:
-        raise ValueError(f"{INDEX}: {printable(outside[0])[:100]} is no safetensors file beside it: download it again")
+    if outside := [
+        name for name in set(names.values()) if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name)
+    ]:
+        raise ValueError(
+            f"{INDEX}: {printable(outside[0])[:100]} is no safetensors file beside it: download it again"
+        )
     return names, None
 
 
@@ -214,11 +256,16 @@ def check_ends(source: str, model: PreTrainedModel) -> None:
     with failing_in_one_line(source):
         config: Any = model.config
         rows = config.get_text_config(decoder=True).vocab_size
-        for name, holder in (("config.json", config), ("generation_config.json", model.generation_config)):
+        for name, holder in (
+            ("config.json", config),
+            ("generation_config.json", model.generation_config),
+        ):
             value = getattr(holder, "eos_token_id", None)
             for token in value if isinstance(value, list) else [value]:
                 if token is not None and (type(token) is not int or token >= rows):
-                    raise ValueError(f"{name}: eos_token_id {token!r} is none of {rows:,} tokens: correct it")
+                    raise ValueError(
+                        f"{name}: eos_token_id {token!r} is none of {rows:,} tokens: correct it"
+                    )
 
 
 @contextlib.contextmanager
@@ -229,7 +276,8 @@ def failing_in_one_line(source: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of tokenizers, in Rust
+        # of tokenizers, in Rust
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = one_line(error)
         if reason.startswith(f"{source}: "):

@@ -42,28 +42,49 @@ from specdec.target.model_parts import model_parts
 from specdec.utils.files import check_sum
 from specdec.utils.text import tensor_fault
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "spiece.model",
+)
 
 
 def load_model(
-    source: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool, device_map: str | None
+    source: str,
+    revision: str | None,
+    dtype: str,
+    device: str,
+    trust_remote_code: bool,
+    device_map: str | None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load in evaluation form; see :class:`specdec.target.target.TargetSource`."""
     where = _device(device, dtype)
     if device_map is not None and not is_accelerate_available():
-        raise ValueError(f"device_map={device_map} needs the package accelerate: pip install accelerate")
+        raise ValueError(
+            f"device_map={device_map} needs the package accelerate: pip install accelerate"
+        )
     gguf = gguf_file(source)
-    for file in files_beside(source) if gguf is None else [gguf]:  # of a model that comes with its hashes
+    # of a model that comes with its hashes
+    for file in files_beside(source) if gguf is None else [gguf]:
         if file.is_file():
             check_sum(file)
     config = _read_config(source, revision, trust_remote_code)
     _check_architecture(source, config, trust_remote_code)
-    if not (trust_remote_code and getattr(config, "auto_map", None)):  # its own code may build itself as it likes
+    # its own code may build itself as it likes
+    if not (trust_remote_code and getattr(config, "auto_map", None)):
         check_sizes(source, revision, config, lambda: _on_meta(source, config, trust_remote_code))
     quantized = getattr(config, "quantization_config", None)
     if isinstance(quantized, dict) and quantized.get("quant_method") == "compressed-tensors":
-        quantized["dequantize"] = True  # now, and not at the first forward, which would change what the model is
+        # now, and not at the first forward, which would change what the model is
+        quantized["dequantize"] = True
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # what its report lists over pages is one line below
     try:
@@ -85,7 +106,11 @@ def load_model(
         logging.set_verbosity(verbosity)
     check_ends(source, model)
     tokenizer = _tokenizer(source, revision, trust_remote_code)
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if name in report["missing_keys"]}
+    wanted = {
+        name: tensor.shape
+        for name, tensor in model.state_dict().items()
+        if name in report["missing_keys"]
+    }
     found: dict[str, Any] = dict.fromkeys(report["unexpected_keys"] if wanted else (), ())
     if not wanted:
         for name, there, said in sorted(report["mismatched_keys"]):
@@ -94,7 +119,8 @@ def load_model(
         raise ValueError(f"{source}: its weights are not as config.json says: {fault}")
     if device_map is None:
         for tensor in (*model.parameters(), *model.buffers()) if where.type == "cpu" else ():
-            tensor.data = tensor.detach().clone()  # mapped, they would change with the file, or end the run by SIGBUS
+            # mapped, they would change with the file, or end the run by SIGBUS
+            tensor.data = tensor.detach().clone()
         return model.to(where), tokenizer
     if outside := sorted({str(place) for place in spread(model)} & {"disk", "cpu", "meta"}):
         raise ValueError(
@@ -112,13 +138,17 @@ def load_parts(
     Its layers need not be in the files, nor in a dtype that torch computes in. ``ValueError`` if a part is missing.
     """
     if gguf_file(source) is not None:
-        raise ValueError(f"{source}: parts are read from safetensors: of a GGUF file give the whole target")
-    where, kind = _device(device, dtype), DTYPES[dtype]
+        raise ValueError(
+            f"{source}: parts are read from safetensors: of a GGUF file give the whole target"
+        )
+    where = _device(device, dtype)
+    kind = DTYPES[dtype]
     config = _read_config(source, revision, trust_remote_code)
     _check_architecture(source, config, trust_remote_code)
     model = _on_meta(source, config, trust_remote_code).to(kind)
     with failing_in_one_line(source):
-        parts, stored_as = named_parts(model), dict[str, str]()
+        parts = named_parts(model)
+        stored_as = dict[str, str]()
 
         def choose(names: Collection[str]) -> Collection[str]:
             for name, _ in parts.values():
@@ -128,17 +158,29 @@ def load_parts(
                 stored_as.update(dict.fromkeys(alike, name))
             return stored_as
 
-        found = {stored_as[one]: value for one, value in read_tensors(source, revision, choose).items()}
-        if odd := [name for name, value in found.items() if not value.is_floating_point() or value.itemsize < 2]:
+        found = {
+            stored_as[one]: value for one, value in read_tensors(source, revision, choose).items()
+        }
+        if odd := [
+            name
+            for name, value in found.items()
+            if not value.is_floating_point() or value.itemsize < 2
+        ]:
             raise ValueError(f"{odd[0]} is quantized: the parts of a target must be plain weights")
-        if fault := tensor_fault({name: x.shape for name, x in found.items()}, {n: x.shape for n, x in parts.values()}):
+        if fault := tensor_fault(
+            {name: x.shape for name, x in found.items()}, {n: x.shape for n, x in parts.values()}
+        ):
             raise ValueError(f"among the parts of a target {fault}")
-    made = {name: nn.Parameter(value.to(where, kind, copy=True), requires_grad=False) for name, value in found.items()}
+    made = {
+        name: nn.Parameter(value.to(where, kind, copy=True), requires_grad=False)
+        for name, value in found.items()
+    }
     for module in model.modules():  # a tied head has the embedding's
         for own, parameter in [*module.named_parameters(recurse=False)]:
             if id(parameter) in parts:
                 setattr(module, own, made[parts[id(parameter)][0]])
-    with contextlib.suppress(OSError):  # where it has none, as with from_pretrained, the config's ends count
+    # where it has none, as with from_pretrained, the config's ends count
+    with contextlib.suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(
             source, revision=revision, local_files_only=is_local(source)
         )
@@ -148,15 +190,23 @@ def load_parts(
 
 def named_parts(model: PreTrainedModel) -> dict[int, tuple[str, Tensor]]:
     """Name and value of each weight of embedding, final norm and head, by its id; a tied head's are the embedding's."""
-    modules = (model.get_input_embeddings(), model_parts(model).final_norm, model.get_output_embeddings())
+    modules = (
+        model.get_input_embeddings(),
+        model_parts(model).final_norm,
+        model.get_output_embeddings(),
+    )
     own = {id(parameter) for module in modules for parameter in module.parameters()}
-    return {id(value): (name, value) for name, value in model.named_parameters() if id(value) in own}
+    return {
+        id(value): (name, value) for name, value in model.named_parameters() if id(value) in own
+    }
 
 
 def _alike(stored: str, name: str) -> bool:
     """Whether files may call so what a model calls ``name``: what stands before differs (``language_model.``)."""
     end = ".".join(name.split(".")[-2:])
-    return (stored == end or stored.endswith(f".{end}")) and not re.search(r"layers|blocks|visi|visual|mtp", stored)
+    return (stored == end or stored.endswith(f".{end}")) and not re.search(
+        r"layers|blocks|visi|visual|mtp", stored
+    )
 
 
 def _device(name: str, dtype: str) -> torch.device:
@@ -169,7 +219,9 @@ def _device(name: str, dtype: str) -> torch.device:
     return where
 
 
-def _tokenizer(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+def _tokenizer(
+    source: str, revision: str | None, trust_remote_code: bool
+) -> PreTrainedTokenizerBase | None:
     here = is_local(source) and gguf_file(source) is None
     if here and not any((Path(source) / name).exists() for name in TOKENIZER_FILES):
         return None
@@ -182,13 +234,18 @@ def spread(model: PreTrainedModel) -> set[Any]:
     return places if len(places) > 1 else set()
 
 
-def load_tokenizer(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    source: str, revision: str | None, trust_remote_code: bool
+) -> PreTrainedTokenizerBase:
     """A target's tokenizer, without its weights; ``ValueError`` if there is none or it cannot be read."""
     with failing_in_one_line(source):
         check_files(source)
     tokenizer: PreTrainedTokenizerBase = _read(AutoTokenizer, source, revision, trust_remote_code)
-    if not isinstance(tokenizer.model_max_length, int | float):  # every text's length is held against it
-        raise ValueError(f"{source}: tokenizer_config.json: model_max_length is no number: correct it")
+    # every text's length is held against it
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise ValueError(
+            f"{source}: tokenizer_config.json: model_max_length is no number: correct it"
+        )
     return tokenizer
 
 
@@ -219,13 +276,21 @@ def _on_meta(source: str, config: Any, trust_remote_code: bool) -> PreTrainedMod
 
 def _attention(config: Any) -> str | None:
     """The kernel, which is not what config.json names: that may be code of the Hub; sdpa would leave a cap out."""
-    capped = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
+    capped = (
+        getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
+    )
     return "eager" if capped else None
 
 
-def _read(auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any) -> Any:
+def _read(
+    auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any
+) -> Any:
     """From a directory or a file, without any network, or from the Hub."""
-    more |= {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": is_local(source)}
+    more |= {
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "local_files_only": is_local(source),
+    }
     with failing_in_one_line(source):
         place, named = place_of(source)
         return auto.from_pretrained(place, **named, **more)
@@ -239,12 +304,15 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
     with failing_in_one_line(source):
         check_files(source)
         (place, named), local = place_of(source), is_local(source)
-        if find_adapter_config_file(place, revision=revision, local_files_only=local):  # it may name any other model
+        # it may name any other model
+        if find_adapter_config_file(place, revision=revision, local_files_only=local):
             raise ValueError(
                 "adapter_config.json: it holds a PEFT adapter: give that as target.adapter from a folder of its own, "
                 "or merge it into its model"
             )
-        raw, _ = PreTrainedConfig.get_config_dict(place, revision=revision, local_files_only=local, **named)
+        raw, _ = PreTrainedConfig.get_config_dict(
+            place, revision=revision, local_files_only=local, **named
+        )
         check_numbers(raw)
     return _read(AutoConfig, source, revision, trust_remote_code)
 
@@ -253,21 +321,35 @@ def _auto(config: Any) -> Any:
     """What loads it: a causal language model or, if there is none of its kind, one that takes images, too, of which the
     text backbone is used."""
     kind = type(config)
-    images = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
+    images = (
+        kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
+    )
     return AutoModelForImageTextToText if images else AutoModelForCausalLM
 
 
 def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> None:
     if trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {}):
         return
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        raise ValueError(f"{source}: a {config.model_type!r} model is not a causal language model that specdec can use")
+    if (
+        type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        and type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    ):
+        raise ValueError(
+            f"{source}: a {config.model_type!r} model is not a causal language model that specdec can use"
+        )
 
 
 SAMPLES = 1024  # values hashed per tensor
 SUMMED = 2**22  # values summed at once: torch makes them eight bytes wide for it
 # fields that say where, when and how a model was stored or is run, not what it is
-_INCIDENTAL = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
+_INCIDENTAL = {
+    "_name_or_path",
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+}
 
 
 def fingerprint(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
@@ -283,7 +365,9 @@ def fingerprint(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         if tensor.numel():
             flat = tensor.detach().flatten()
-            places = torch.linspace(0, flat.numel() - 1, min(SAMPLES, flat.numel()), dtype=torch.float64)
+            places = torch.linspace(
+                0, flat.numel() - 1, min(SAMPLES, flat.numel()), dtype=torch.float64
+            )
             digest.update(_bits(flat[places.long().to(flat.device)]).cpu().numpy().tobytes())
             total = torch.zeros((), dtype=torch.int64, device=flat.device)
             for piece in flat.split(SUMMED):
@@ -295,11 +379,15 @@ def fingerprint(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
 def _bits(values: Tensor) -> Tensor:
     """Of floats in bfloat16, of other numbers as they are."""
     values = values.to(torch.bfloat16) if values.is_floating_point() else values.contiguous()
-    return values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
+    return values.view(
+        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    )
 
 
 def _essence(value: Any) -> Any:
     if isinstance(value, dict):
         kept = {str(k): _essence(v) for k, v in value.items()}
-        return {k: v for k, v in kept.items() if k not in _INCIDENTAL and "attn_implementation" not in k}
+        return {
+            k: v for k, v in kept.items() if k not in _INCIDENTAL and "attn_implementation" not in k
+        }
     return [_essence(v) for v in value] if isinstance(value, list | tuple) else value

@@ -10,10 +10,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 # what transformers calls a layer, by whether it slides, and by whether it carries a state from token to token
-ATTENDS = {"full_attention": False, "sliding_attention": True, "hybrid": False, "hybrid_sliding": True}
+ATTENDS = {
+    "full_attention": False,
+    "sliding_attention": True,
+    "hybrid": False,
+    "hybrid_sliding": True,
+}
 RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
 NO_MIXER = ("moe", "mlp")
-OURS, OURS_EAGER = "specdec", "specdec_eager"  # what a config says in place of sdpa and eager
+# what a config says in place of sdpa and eager
+OURS = "specdec"
+OURS_EAGER = "specdec_eager"
 ATTENTION = ("sdpa", "eager", OURS, OURS_EAGER)  # the implementations that take any 4-D mask
 
 
@@ -40,7 +47,8 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
         ValueError: the family has a part that a draft tree cannot drive, or a part cannot be found.
     """
     family = type(model).__name__
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    decoder = model.get_decoder()
+    head = model.get_output_embeddings()
     if not isinstance(decoder, nn.Module) or not hasattr(decoder, "config"):
         raise ValueError(f"{family}: no text decoder found; give the causal language model itself")
     config: Any = decoder.config
@@ -54,7 +62,8 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
         "its attention is bidirectional": getattr(config, "use_bidirectional_attention", False)
         or not getattr(config, "is_causal", True),
         "its positions are ALiBi biases": getattr(config, "alibi", False),
-        "it takes no position_ids": "position_ids" not in inspect.signature(decoder.forward).parameters,
+        "it takes no position_ids": "position_ids"
+        not in inspect.signature(decoder.forward).parameters,
     }
     for reason, holds in reasons.items():
         if holds:
@@ -71,24 +80,39 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
             "load it with attn_implementation='eager'"
         )
     if not isinstance(head, nn.Linear) or not head.weight.is_floating_point():
-        raise ValueError(f"{family}: needs a linear, unquantised output head, found {type(head).__name__}")
-    lists = [m for m in decoder.children() if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers]
+        raise ValueError(
+            f"{family}: needs a linear, unquantised output head, found {type(head).__name__}"
+        )
+    lists = [
+        m
+        for m in decoder.children()
+        if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers
+    ]
     if len(lists) != 1:
-        raise ValueError(f"{family}: found {len(lists)} lists of {config.num_hidden_layers} decoder layers, not one")
+        raise ValueError(
+            f"{family}: found {len(lists)} lists of {config.num_hidden_layers} decoder layers, not one"
+        )
     norms = [m for m in decoder.children() if "norm" in type(m).__name__.lower()]
     if len(norms) > 1:  # Gemma 4 norms what it adds in every layer, too
         norms = [part for name, part in decoder.named_children() if name == "norm"] or norms
     if len(norms) != 1:
-        raise ValueError(f"{family}: found {len(norms)} norms beside the decoder layers, not one final norm")
+        raise ValueError(
+            f"{family}: found {len(norms)} norms beside the decoder layers, not one final norm"
+        )
     arguments = list(inspect.signature(lists[0][0].forward).parameters)
     if "attention_mask" not in arguments:
-        raise ValueError(f"{family}: its layers take no attention_mask, so a draft tree cannot be verified with it")
+        raise ValueError(
+            f"{family}: its layers take no attention_mask, so a draft tree cannot be verified with it"
+        )
     paths = [name.split(".") for name, part in model.named_modules() if part is decoder and name]
     heads = [name for name, part in model.named_children() if part is head]
     if len(paths) != 1 or len(heads) != 1:
         raise ValueError(f"{family}: its decoder and output head are not its own direct parts")
-    kinds, mask_argument = _kinds(family, config), arguments.index("attention_mask")
-    return ModelParts(config, decoder, lists[0], norms[0], head, paths[0], heads[0], *kinds, mask_argument)
+    kinds = _kinds(family, config)
+    mask_argument = arguments.index("attention_mask")
+    return ModelParts(
+        config, decoder, lists[0], norms[0], head, paths[0], heads[0], *kinds, mask_argument
+    )
 
 
 def _kinds(family: str, config: Any) -> tuple[tuple[bool, ...], tuple[bool, ...], tuple[bool, ...]]:
@@ -96,7 +120,8 @@ def _kinds(family: str, config: Any) -> tuple[tuple[bool, ...], tuple[bool, ...]
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
     if types is None:
-        declared = hasattr(type(config), "sliding_window")  # else a stray field, which the family ignores
+        # else a stray field, which the family ignores
+        declared = hasattr(type(config), "sliding_window")
         layers = config.num_hidden_layers
         return (declared and window is not None,) * layers, (True,) * layers, (False,) * layers
     foreign = sorted(set(types) - {*ATTENDS, *RECURRENT, *NO_MIXER})
@@ -106,16 +131,26 @@ def _kinds(family: str, config: Any) -> tuple[tuple[bool, ...], tuple[bool, ...]
             f"{', '.join(dict.fromkeys((*ATTENDS, *RECURRENT)))}"
         )
     sliding = tuple(ATTENDS.get(kind, False) and window is not None for kind in types)
-    return sliding, tuple(kind in ATTENDS for kind in types), tuple(kind in RECURRENT for kind in types)
+    return (
+        sliding,
+        tuple(kind in ATTENDS for kind in types),
+        tuple(kind in RECURRENT for kind in types),
+    )
 
 
 def rope_limit(config: Any) -> int | None:
     """Length beyond which the rotary frequencies depend on the sequence's length; None if they never do."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = [parameters] if "rope_type" in parameters else [p for p in parameters.values() if isinstance(p, dict)]
+    kinds = (
+        [parameters]
+        if "rope_type" in parameters
+        else [p for p in parameters.values() if isinstance(p, dict)]
+    )
     limits = []
     for kind in kinds:
         name = kind.get("rope_type") or "default"
         if name == "longrope" or "dynamic" in name:
-            limits.append(kind.get("original_max_position_embeddings") or config.max_position_embeddings)
+            limits.append(
+                kind.get("original_max_position_embeddings") or config.max_position_embeddings
+            )
     return min(limits, default=None)

@@ -15,14 +15,26 @@ import torch
 from torch import Tensor
 
 from specdec.nn.view import View
-from specdec.target.rounding import FAILURES, LENGTH, PREFIX, TIMES, Own, apart, own_states, run_itself, short_text
+from specdec.target.rounding import (
+    FAILURES,
+    LENGTH,
+    PREFIX,
+    TIMES,
+    Own,
+    apart,
+    own_states,
+    run_itself,
+    short_text,
+)
 
 if TYPE_CHECKING:
     from specdec.target.attention import TargetCache
     from specdec.target.target import Target
 
-DEPTH, WINDOW = 6, 4
-TOGETHER = 2  # allowed over all boundaries, by geometric mean, in what the model differs from itself by
+DEPTH = 6
+WINDOW = 4
+# allowed over all boundaries, by geometric mean, in what the model differs from itself by
+TOGETHER = 2
 
 
 @torch.no_grad()
@@ -44,7 +56,9 @@ def prove(target: "Target") -> None:
         raise
     except FAILURES as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{target.source}: {type(target.model).__name__} fails on a short text: {reason}") from error
+        raise ValueError(
+            f"{target.source}: {type(target.model).__name__} fails on a short text: {reason}"
+        ) from error
     finally:
         if window is not None:
             config.sliding_window = window
@@ -61,16 +75,25 @@ def _parts(target: "Target", ids_1T: Tensor) -> None:
     for name, state_1TH, own_1TH in zip(_names(target), states, hidden, strict=False):
         _equal(target, name, state_1TH, own_1TH)
     L = target.num_layers
-    _equal(target, f"the final norm of the state at boundary {L}", target.final_norm(states[L]), last_1TH)
+    _equal(
+        target,
+        f"the final norm of the state at boundary {L}",
+        target.final_norm(states[L]),
+        last_1TH,
+    )
     _equal(target, "the logits", target.logits(last_1TH), out.logits)
     rows_D = torch.arange(0, target.vocab_size, 3, device=target.device)
-    _equal(target, "the logits of some rows", target.logits(last_1TH, rows_D), out.logits[..., rows_D])
+    _equal(
+        target, "the logits of some rows", target.logits(last_1TH, rows_D), out.logits[..., rows_D]
+    )
 
 
 def remedy(target: "Target") -> str:
     """Why a target yields NaN or infinities, and what to do."""
     dtype = str(target.dtype).removeprefix("torch.")
-    named = [(name, weight) for name, weight in target.model.named_parameters() if not weight.is_meta]
+    named = [
+        (name, weight) for name, weight in target.model.named_parameters() if not weight.is_meta
+    ]
     bad = next((name for name, weight in named if not weight.isfinite().all()), None)
     cause = f"its weight {bad} is not finite in {dtype}" if bad else f"{dtype} overflows in it"
     if target.dtype in (torch.float16, torch.bfloat16):
@@ -87,24 +110,36 @@ def check_finite(target: "Target") -> None:
         ValueError: the weight's name, and what to do.
     """
     for weight in target.model.parameters():
-        if not weight.is_floating_point() or weight.element_size() == 1 or weight.is_meta or not weight.numel():
+        if (
+            not weight.is_floating_point()
+            or weight.element_size() == 1
+            or weight.is_meta
+            or not weight.numel()
+        ):
             continue
-        if not torch.stack(torch.aminmax(weight)).isfinite().all():  # one pass without a copy; of NaN both are NaN
+        # one pass without a copy; of NaN both are NaN
+        if not torch.stack(torch.aminmax(weight)).isfinite().all():
             raise ValueError(f"{target.source}: {remedy(target)}")
 
 
 def _packed(target: "Target", ids_1T: Tensor, own: Own) -> None:
     """Two documents in one row do not see each other."""
     document_1T = (torch.arange(LENGTH, device=target.device) >= PREFIX).long()[None]
-    ours, (alone, _) = _ours(target, ids_1T, View.packed(document_1T)), run_itself(target, ids_1T[:, PREFIX:])
+    ours, (alone, _) = (
+        _ours(target, ids_1T, View.packed(document_1T)),
+        run_itself(target, ids_1T[:, PREFIX:]),
+    )
     _same(target, "packing, the first document", [x[:, :PREFIX] for x in ours], own, slice(PREFIX))
     second = own._replace(states=alone, sure_T=torch.zeros_like(own.sure_T[PREFIX:]))
-    _same(target, "packing, the second document", [x[:, PREFIX:] for x in ours], second, slice(None))
+    _same(
+        target, "packing, the second document", [x[:, PREFIX:] for x in ours], second, slice(None)
+    )
 
 
 def _cached(target: "Target", ids_1T: Tensor, own: Own) -> None:
     """Prefill, verify a tree whose true path is its even nodes, commit that path, go on; or a chain, half refused."""
-    cache, device = target.new_cache(LENGTH + 2 * DEPTH), target.device
+    cache = target.new_cache(LENGTH + 2 * DEPTH)
+    device = target.device
 
     def chain(first: int, last: int) -> list[Tensor]:
         view = View.chain(torch.tensor(first, device=device), last - first, cache.capacity, cache)
@@ -113,15 +148,31 @@ def _cached(target: "Target", ids_1T: Tensor, own: Own) -> None:
     _same(target, "prefill in the cache", chain(0, PREFIX), own, slice(PREFIX))
     accepted = PREFIX + DEPTH
     if target.recurrent:
-        before, decoys_1D = cache.recurrent_states(), (ids_1T[:, accepted : accepted + 2] + 1) % target.vocab_size
+        before = cache.recurrent_states()
+        decoys_1D = (ids_1T[:, accepted : accepted + 2] + 1) % target.vocab_size
         view = View.chain(torch.tensor(PREFIX, device=device), DEPTH + 2, cache.capacity, cache)
         chained = _ours(target, torch.cat([ids_1T[:, PREFIX:accepted], decoys_1D], 1), view)
-        _same(target, "verifying a chain", [x[:, :DEPTH] for x in chained], own, slice(PREFIX, accepted))
+        _same(
+            target,
+            "verifying a chain",
+            [x[:, :DEPTH] for x in chained],
+            own,
+            slice(PREFIX, accepted),
+        )
         cache.restore(before)
-        _same(target, "again without what was refused", chain(PREFIX, accepted), own, slice(PREFIX, accepted))
+        _same(
+            target,
+            "again without what was refused",
+            chain(PREFIX, accepted),
+            own,
+            slice(PREFIX, accepted),
+        )
     else:
         _tree(target, ids_1T, own, cache)
-    further = [torch.cat(x, 1) for x in zip(chain(accepted, accepted + 1), chain(accepted + 1, LENGTH), strict=True)]
+    further = [
+        torch.cat(x, 1)
+        for x in zip(chain(accepted, accepted + 1), chain(accepted + 1, LENGTH), strict=True)
+    ]
     _same(target, "going on after a commit", further, own, slice(accepted, None))
 
 
@@ -138,7 +189,9 @@ def _tree(target: "Target", ids_1T: Tensor, own: Own, cache: "TargetCache") -> N
     decoys_1Q = (true_1Q + 1) % target.embedding_weight().shape[0]
     nodes_1Q = decoys_1Q.index_copy(1, path_P, true_1Q[:, path_P])
     start = torch.tensor(PREFIX, device=device)
-    view = View.append(start, seen_QQ.to(device), torch.tensor(depths, device=device), cache.capacity, cache)
+    view = View.append(
+        start, seen_QQ.to(device), torch.tensor(depths, device=device), cache.capacity, cache
+    )
     on_path = [x[:, path_P] for x in _ours(target, nodes_1Q, view)]
     _same(target, "verifying a tree", on_path, own, slice(PREFIX, PREFIX + DEPTH))
     cache.commit(start[None], path_P[None])
@@ -146,7 +199,11 @@ def _tree(target: "Target", ids_1T: Tensor, own: Own, cache: "TargetCache") -> N
 
 def _names(target: "Target") -> list[str]:
     L = target.num_layers
-    return [*(f"its state at boundary {b}" for b in range(L + 1)), f"its state at boundary {L}, normed", "its logits"]
+    return [
+        *(f"its state at boundary {b}" for b in range(L + 1)),
+        f"its state at boundary {L}, normed",
+        "its logits",
+    ]
 
 
 def _ours(target: "Target", ids_1T: Tensor, view: View) -> list[Tensor]:
@@ -160,7 +217,9 @@ def _ours(target: "Target", ids_1T: Tensor, view: View) -> list[Tensor]:
 def _equal(target: "Target", what: str, ours: Tensor, own: Tensor) -> None:
     """The same operation on the same input."""
     if ours.shape != own.shape:
-        raise ValueError(f"{target.source}: {what}: shape {tuple(ours.shape)}, the model's own {tuple(own.shape)}")
+        raise ValueError(
+            f"{target.source}: {what}: shape {tuple(ours.shape)}, the model's own {tuple(own.shape)}"
+        )
     allowed = max(4 * torch.finfo(own.dtype).eps, 1e-5)  # float32's sums in another order
     if not (worst := float(apart(ours, own).max())) <= allowed:
         raise ValueError(
@@ -171,11 +230,15 @@ def _equal(target: "Target", what: str, ours: Tensor, own: Tensor) -> None:
 
 def _same(target: "Target", where: str, ours: list[Tensor], own: Own, at: slice) -> None:
     """The same text through the same layers by other kernels."""
-    L, theirs = target.num_layers, [x[:, at] for x in own.states]
+    L = target.num_layers
+    theirs = [x[:, at] for x in own.states]
     use = f"{own.why}; specdec cannot use {type(target.model).__name__} as it is"
     times = []  # what the model differs from itself by
     for n, (name, x, allowed) in enumerate(zip(_names(target), ours, own.allowed, strict=True)):
-        gaps = {b: float(apart(x, theirs[b]).median()) for b in ({n - 1, n, n + 1} & set(range(L + 1)) | {n})}
+        gaps = {
+            b: float(apart(x, theirs[b]).median())
+            for b in ({n - 1, n, n + 1} & set(range(L + 1)) | {n})
+        }
         times.append(gaps[n] / own.spread[n])
         nearest = min(gaps, key=gaps.__getitem__)
         if not gaps[n] <= allowed or gaps[nearest] < gaps[n] / 2:

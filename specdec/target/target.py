@@ -74,9 +74,13 @@ class Target:
         adapter: str | None = None,
         whole: bool = True,
     ) -> None:
-        self.whole, self._known_as = whole, None  # the fingerprint that parts alone have been told
+        # the fingerprint that parts alone have been told
+        self.whole = whole
+        self._known_as = None
         self.model = model.eval().requires_grad_(False)
-        self.source, self.revision, self.adapter = source, revision, adapter
+        self.source = source
+        self.revision = revision
+        self.adapter = adapter
         self.origin: TargetSource | None = None  # that it was loaded from, to load it again
         self._tokenizer = tokenizer
         self._parts = parts = model_parts(model)
@@ -86,11 +90,14 @@ class Target:
         self.final_norm = parts.final_norm
         self.num_layers = len(parts.layers)  # L; boundaries run from 0 to L
         self.hidden_size = int(self.config.hidden_size)  # H
-        self.vocab_size = int(parts.head.weight.shape[0])  # V, the head's rows; a tokenizer may know fewer tokens
-        self.attends = parts.attends  # of every layer, whether it attends; else it is recurrent, or has no mixer
+        # V, the head's rows; a tokenizer may know fewer tokens
+        self.vocab_size = int(parts.head.weight.shape[0])
+        # of every layer, whether it attends; else it is recurrent, or has no mixer
+        self.attends = parts.attends
         self.recurrent = any(parts.recurrent)  # then its drafts are chains
         self.most_texts = 1 if self.recurrent else sys.maxsize  # that can be decoded side by side
-        self.most_slots = rope_limit(self.config)  # that a cache of it can have; None for any number
+        # that a cache of it can have; None for any number
+        self.most_slots = rope_limit(self.config)
 
     @classmethod
     def load(cls, source: str | Path, device: str = "cpu", **options: Any) -> "Target":
@@ -101,7 +108,9 @@ class Target:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer; ``ValueError`` if the target has none."""
         if self._tokenizer is None:
-            raise ValueError(f"the target ({self.source}) has no tokenizer: save one beside it, or give one")
+            raise ValueError(
+                f"the target ({self.source}) has no tokenizer: save one beside it, or give one"
+            )
         return self._tokenizer
 
     @property
@@ -122,7 +131,9 @@ class Target:
     @property
     def routed(self) -> bool:
         """Whether its layers choose among experts."""
-        return any(name.endswith("experts") and value > 1 for name, value in numbers(self.config.to_dict()))
+        return any(
+            name.endswith("experts") and value > 1 for name, value in numbers(self.config.to_dict())
+        )
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -162,7 +173,11 @@ class Target:
 
     @cached_property
     def _parts_fingerprint(self) -> str:
-        config = {name: value for name, value in self.model.config.to_dict().items() if name != "quantization_config"}
+        config = {
+            name: value
+            for name, value in self.model.config.to_dict().items()
+            if name != "quantization_config"
+        }
         return fingerprint(config, dict(named_parts(self.model).values()))
 
     def is_of(self, identity: Mapping[str, Any]) -> bool:
@@ -196,7 +211,9 @@ class Target:
         return self._parts.head.weight
 
     @torch.no_grad()
-    def forward(self, ids_BT: Tensor, view: View, layers: Sequence[int], final_norm: bool = False) -> TargetOutput:
+    def forward(
+        self, ids_BT: Tensor, view: View, layers: Sequence[int], final_norm: bool = False
+    ) -> TargetOutput:
         """Run the T nodes that ``view`` places, without the output head.
 
         Args:
@@ -215,7 +232,9 @@ class Target:
                 f"no layer boundary {wrong[0]}: this target has {self.num_layers} layers, so 0 (the embeddings) "
                 f"to {self.num_layers} (before the final norm)"
             )
-        cache, columns, last = view.cache, view.visibility.columns, self.num_layers
+        cache = view.cache
+        columns = view.visibility.columns
+        last = self.num_layers
         if self.recurrent and cache is None and (documents := _documents(view)):
             return self._apart(ids_BT, documents, layers, final_norm)
         if self.most_slots is not None and columns > self.most_slots:
@@ -226,16 +245,25 @@ class Target:
         if isinstance(cache, TargetCache):
             columns = cache.place(view)
         elif cache is not None:
-            raise ValueError(f"the target keeps its keys in a TargetCache (new_cache), not a {type(cache).__name__}")
+            raise ValueError(
+                f"the target keeps its keys in a TargetCache (new_cache), not a {type(cache).__name__}"
+            )
         config = self.config  # its window is read anew each time, since a proof narrows it
         windows = [config.sliding_window if sliding else None for sliding in self._parts.sliding]
         weight = self._parts.head.weight
-        masks = layer_masks(view, columns, windows, weight.dtype, config._attn_implementation in (OURS, OURS_EAGER))
-        masks = [mask if attends else None for mask, attends in zip(masks, self.attends, strict=True)]
+        masks = layer_masks(
+            view, columns, windows, weight.dtype, config._attn_implementation in (OURS, OURS_EAGER)
+        )
+        masks = [
+            mask if attends else None for mask, attends in zip(masks, self.attends, strict=True)
+        ]
         # each layer gets a mask of its own; this one keeps the family from making any
         no_mask = view.positions_BT.new_ones(1, dtype=torch.bool)
         kept = frozenset(b for b in layers if b < last or not final_norm)
-        with torch.autocast(weight.device.type, enabled=False), self._tape.running(masks, kept) as h:
+        with (
+            torch.autocast(weight.device.type, enabled=False),
+            self._tape.running(masks, kept) as h,
+        ):
             final_BTH = self._parts.decoder(
                 input_ids=ids_BT,
                 attention_mask=no_mask.expand(len(ids_BT), 1, ids_BT.shape[1], columns),
@@ -246,25 +274,34 @@ class Target:
         if final_norm:
             h[last] = final_BTH
         if not layers:
-            return TargetOutput(final_BTH.new_empty((*final_BTH.shape[:2], 0, self.hidden_size)), final_BTH)
+            return TargetOutput(
+                final_BTH.new_empty((*final_BTH.shape[:2], 0, self.hidden_size)), final_BTH
+            )
         return TargetOutput(torch.stack([h[b].to(ids_BT.device) for b in layers], dim=2), final_BTH)
 
     __call__ = forward
 
     def _apart(
-        self, ids_BT: Tensor, documents: Sequence[tuple[int, slice]], layers: Sequence[int], final_norm: bool
+        self,
+        ids_BT: Tensor,
+        documents: Sequence[tuple[int, slice]],
+        layers: Sequence[int],
+        final_norm: bool,
     ) -> TargetOutput:
         """Documents of packed rows, which would see each other through a recurrent state: rows of their own, in batches
         of similar lengths."""
         B, T = ids_BT.shape
-        aux_BTNH = torch.zeros(B, T, len(layers), self.hidden_size, dtype=self.dtype, device=ids_BT.device)
+        aux_BTNH = torch.zeros(
+            B, T, len(layers), self.hidden_size, dtype=self.dtype, device=ids_BT.device
+        )
         final_BTH = aux_BTNH.new_zeros(B, T, self.hidden_size)
         longest_first = sorted(documents, key=lambda one: one[1].start - one[1].stop)
         while longest_first:
             longest = longest_first[0][1].stop - longest_first[0][1].start
             batch = [one for one in longest_first if 2 * (one[1].stop - one[1].start) > longest]
             longest_first = longest_first[len(batch) :]
-            ids_NL = ids_BT.new_zeros(len(batch), longest)  # what follows a document does not reach it
+            # what follows a document does not reach it
+            ids_NL = ids_BT.new_zeros(len(batch), longest)
             for n, (row, where) in enumerate(batch):
                 ids_NL[n, : where.stop - where.start] = ids_BT[row, where]
             out = self.forward(ids_NL, View.packed(torch.zeros_like(ids_NL)), layers, final_norm)
@@ -281,15 +318,18 @@ class Target:
         the head (Granite divides by its ``logits_scaling``, HyperCLOVA X multiplies), so this runs the model's own
         ``forward`` with a decoder that is already done.
         """
-        parts, device = self._parts, self._parts.head.weight.device
+        parts = self._parts
+        device = self._parts.head.weight.device
         output = _Instead(None, {"last_hidden_state": final_BTH.to(device)})
         body: dict[str, Any] = {}
-        for depth in range(len(parts.decoder_path), 0, -1):  # the decoder, or modules around it: whichever is called
+        # the decoder, or modules around it: whichever is called
+        for depth in range(len(parts.decoder_path), 0, -1):
             module = self.model.get_submodule(".".join(parts.decoder_path[:depth]))
             body = {parts.decoder_path[depth - 1]: _Instead(module, {"output": output, **body})}
         if rows_D is not None:
             at = rows_D.to(device) if isinstance(rows_D, Tensor) else rows_D
-            weight_DH, bias_D = parts.head.weight[at], None if parts.head.bias is None else parts.head.bias[at]
+            weight_DH = parts.head.weight[at]
+            bias_D = None if parts.head.bias is None else parts.head.bias[at]
             body[parts.head_name] = lambda x_BTH: F.linear(x_BTH, weight_DH, bias_D)
         with torch.autocast(device.type, enabled=False):
             made = type(self.model).forward(_Instead(self.model, body), use_cache=False)
@@ -302,7 +342,9 @@ class Target:
             ValueError: sequences side by side, of a target with recurrent layers.
         """
         if self.recurrent and batch > 1:
-            raise ValueError(f"{self.source} has recurrent layers, whose states are kept for one text: use batch 1")
+            raise ValueError(
+                f"{self.source} has recurrent layers, whose states are kept for one text: use batch 1"
+            )
         return TargetCache(capacity, batch, self.num_layers if self.recurrent else 0)
 
     def prove(self) -> None:
@@ -398,7 +440,13 @@ class TargetSource:
             if target.origin is not None:
                 return target.origin
             dtype = str(target.dtype).removeprefix("torch.")
-            return cls(target.source, target.revision, dtype, adapter=target.adapter, parts=not target.whole)
+            return cls(
+                target.source,
+                target.revision,
+                dtype,
+                adapter=target.adapter,
+                parts=not target.whole,
+            )
         return cls(str(target))
 
     def load_tokenizer(self) -> Any:
@@ -446,16 +494,26 @@ class TargetSource:
         Raises:
             ValueError: whatever is wrong with source, weights, dtype or device, in one line.
         """
-        place, trusted = self.directory(), self.trust_remote_code
-        log.info("loading %s %s in %s", "parts of" if self.parts else "the target", self.source, self.dtype)
+        place = self.directory()
+        trusted = self.trust_remote_code
+        log.info(
+            "loading %s %s in %s",
+            "parts of" if self.parts else "the target",
+            self.source,
+            self.dtype,
+        )
         if self.parts:
             model, tokenizer = load_parts(place, self.revision, self.dtype, device, trusted)
         else:
-            model, tokenizer = load_model(place, self.revision, self.dtype, device, trusted, self.device_map)
+            model, tokenizer = load_model(
+                place, self.revision, self.dtype, device, trusted, self.device_map
+            )
         if self.adapter is not None:
             model = merge_adapter(model, self.adapter)
         with failing_in_one_line(place):
-            target = Target(model, tokenizer, self.source, self.revision, self.adapter, not self.parts)
+            target = Target(
+                model, tokenizer, self.source, self.revision, self.adapter, not self.parts
+            )
         check_finite(target)
         target.origin = self
         return target

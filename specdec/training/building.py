@@ -68,10 +68,19 @@ class FromDrafter(Start):
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """The saved drafter, bound to this target; ValueError if target or design differ."""
         saved = load_drafter(self.directory, dtype=torch.get_default_dtype())
-        one, two = canonical(saved.config.to_json()), canonical(config.to_json())
-        found = [(key, a, b) for key, a, b in pairs(one, two) if key.partition(".")[0] not in KEPT | {"target"}]
-        if other := [f"{key} {a}, the target has {b}" for key, a, b in found if key in OF_THE_TARGET]:
-            raise ValueError(f"{self.directory}: the drafter is for another target, of {'; '.join(other)}")
+        one = canonical(saved.config.to_json())
+        two = canonical(config.to_json())
+        found = [
+            (key, a, b)
+            for key, a, b in pairs(one, two)
+            if key.partition(".")[0] not in KEPT | {"target"}
+        ]
+        if other := [
+            f"{key} {a}, the target has {b}" for key, a, b in found if key in OF_THE_TARGET
+        ]:
+            raise ValueError(
+                f"{self.directory}: the drafter is for another target, of {'; '.join(other)}"
+            )
         if found:
             differences = "; ".join(f"{key} is {words(a)}, not {words(b)}" for key, a, b in found)
             raise ValueError(
@@ -80,7 +89,9 @@ class FromDrafter(Start):
             )
         if not target.is_of(saved.config.target):
             source = saved.config.target.get("source")
-            log.warning("%s was trained for another target (%s) of the same shape", self.directory, source)
+            log.warning(
+                "%s was trained for another target (%s) of the same shape", self.directory, source
+            )
         scale = config.logit_scale if config.head == "target" else saved.config.logit_scale
         bound = dataclasses.replace(saved.config, target=config.target, logit_scale=scale)
         drafter = Drafter(bound, saved.vocab.target_ids_D)
@@ -96,7 +107,9 @@ def config_for(spec: DrafterSpec, target: Target) -> DrafterConfig:
     """A design with a loaded target's dimensions; ValueError if they do not go together."""
     scale = logit_scale(target) if spec.head == "target" else 1.0
     sizes = {"vocab_size": target.vocab_size, "num_target_layers": target.num_layers}
-    return DrafterConfig.for_target(spec, target.config, **sizes, identity=target.identity, logit_scale=scale)
+    return DrafterConfig.for_target(
+        spec, target.config, **sizes, identity=target.identity, logit_scale=scale
+    )
 
 
 def logit_scale(target: Target) -> float:
@@ -107,13 +120,16 @@ def logit_scale(target: Target) -> float:
         ValueError: its logits are no positive multiple of the products.
     """
     generator = torch.Generator().manual_seed(0)
-    final_1TH = 10 * torch.randn(1, 4, target.hidden_size, generator=generator)  # far enough that a cap tells
+    # far enough that a cap tells
+    final_1TH = 10 * torch.randn(1, 4, target.hidden_size, generator=generator)
     final_1TH = final_1TH.to(device=target.device, dtype=target.dtype)
-    plain_1TV = nn.functional.linear(final_1TH, target.head_weight())  # the same product, to the last bit
+    # the same product, to the last bit
+    plain_1TV = nn.functional.linear(final_1TH, target.head_weight())
     logits_1TV = target.logits(final_1TH)
     if torch.equal(logits_1TV.to(plain_1TV.dtype), plain_1TV):
         return 1.0
-    wide, plain = logits_1TV.double(), plain_1TV.double()
+    wide = logits_1TV.double()
+    plain = plain_1TV.double()
     measured = float((wide * plain).sum() / plain.square().sum())
     # configs have a short number, or one whose reciprocal is short, and the measured one is that but for rounding
     short = [float(f"{measured:.4g}"), 1 / float(f"{1 / measured:.4g}")] if measured > 0 else []
@@ -164,7 +180,15 @@ def build(
     """A drafter with the target's dimensions and weights to start from, and the trainable sets chosen; ValueError if
     design, target, data and training do not go together."""
     config = config_for(spec, target)
-    check(config, data.seq_len, target.config.max_position_embeddings, start, train_embed, train_head, ttt_steps)
+    check(
+        config,
+        data.seq_len,
+        target.config.max_position_embeddings,
+        start,
+        train_embed,
+        train_head,
+        ttt_steps,
+    )
     log.info("building the drafter")
     counts_V = data.supervised_counts(config.vocab_size)
     with torch.random.fork_rng(devices=[]):
@@ -172,7 +196,9 @@ def build(
         drafter = start.drafter(config, target, counts_V)
     dry_run(drafter)
     if ttt_steps > 1 and isinstance(config.recurrence, PreNorm) and not config.norms.hidden:
-        log.warning("ttt_steps %d feeds un-normalised states back: their magnitude may grow", ttt_steps)
+        log.warning(
+            "ttt_steps %d feeds un-normalised states back: their magnitude may grow", ttt_steps
+        )
     drafter.embed_tokens.requires_grad_(train_embed)
     drafter.lm_head.requires_grad_(train_head)
     ids_D = drafter.vocab.target_ids_D
@@ -185,7 +211,9 @@ def build(
     return drafter
 
 
-def check_early(spec: DrafterSpec, hf_config: Any, seq_len: int, start: Start, *trained: Any) -> None:
+def check_early(
+    spec: DrafterSpec, hf_config: Any, seq_len: int, start: Start, *trained: Any
+) -> None:
     """:func:`check` before a target is loaded, from its configuration alone, where that is known (not None)."""
     if (config := early_config(spec, hf_config)) is not None:
         check(config, seq_len, hf_config.max_position_embeddings, start, *trained)
@@ -206,7 +234,9 @@ def check_shapes(config: DrafterConfig) -> None:
     Engines read the config of a drafter without norms on queries and keys as transformers' LlamaConfig, which wants a
     hidden size that the heads divide; longrope's factors are chosen by how long texts a server allows.
     """
-    hidden, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    hidden = config.hidden_size
+    heads = config.num_attention_heads
+    groups = config.num_key_value_heads
     if type(config.attention) is GQA and not config.norms.query_key and hidden % heads:
         fitting = [n for n in range(1, heads) if hidden % n == 0 and n % groups == 0][-2:]
         keys = "" if fitting else "and num_key_value_heads "
@@ -262,10 +292,14 @@ def check(
 
 def check_checkpoint(checkpoint: dict[str, Any], drafter: Drafter) -> None:
     """Raise ValueError unless a checkpoint's weights belong to this drafter's config, target and draft vocabulary."""
-    stored, now = checkpoint.get("drafter_config"), drafter.config.to_json()
+    stored = checkpoint.get("drafter_config")
+    now = drafter.config.to_json()
     if stored is None:
-        raise ValueError("this checkpoint holds no drafter config: it was not written by specdec fit")
-    if same_target(stored.get("target") or {}, now["target"]):  # wherever it lies now, whole or in parts
+        raise ValueError(
+            "this checkpoint holds no drafter config: it was not written by specdec fit"
+        )
+    # wherever it lies now, whole or in parts
+    if same_target(stored.get("target") or {}, now["target"]):
         stored = stored | {"target": now["target"]}
     if different := sorted(key for key in now if stored.get(key) != now[key]):
         raise ValueError(
@@ -274,4 +308,6 @@ def check_checkpoint(checkpoint: dict[str, Any], drafter: Drafter) -> None:
         )
     ids_D = checkpoint["state_dict"]["train_step.drafter.vocab.target_ids_D"]
     if not torch.equal(ids_D.cpu(), drafter.vocab.target_ids_D.cpu()):
-        raise ValueError("the checkpoint's draft vocabulary is not the one of the present training data")
+        raise ValueError(
+            "the checkpoint's draft vocabulary is not the one of the present training data"
+        )

@@ -29,7 +29,9 @@ from specdec.training.run_directory import CONFIG, LOSSES, write_run_sums
 from specdec.utils.files import SUMS, check_sums, explained, read_json, write_json, write_text
 from specdec.utils.journal import whole_lines
 
-BEST, CHOSEN_BY = "drafter_best", "chosen_by"  # a run's folder, and a key of the config.json in it
+# a run's folder, and a key of the config.json in it
+BEST = "drafter_best"
+CHOSEN_BY = "chosen_by"
 
 
 class RunRecord(pl.Callback):
@@ -57,22 +59,36 @@ class RunRecord(pl.Callback):
         provenance: see :func:`specdec.utils.machine.provenance`.
     """
 
-    def __init__(self, directory: Path, seed: int, config: str = "", provenance: dict[str, Any] | None = None) -> None:
-        self.directory, self.seed, self.config, self.provenance = directory, seed, config, provenance or {}
-        self._step, self._part = -1, 0  # of the present batch; Lightning's own count of batches is another when resumed
+    def __init__(
+        self, directory: Path, seed: int, config: str = "", provenance: dict[str, Any] | None = None
+    ) -> None:
+        self.directory = directory
+        self.seed = seed
+        self.config = config
+        self.provenance = provenance or {}
+        # of the present batch; Lightning's own count of batches is another when resumed
+        self._step = -1
+        self._part = 0
         self._held: list[tuple[int, int, Tensor]] = []  # losses that are not on the disk yet
-        self.best: dict[str, Any] | None = None  # what ``drafter_best/`` was chosen by; None: nothing was decoded
+        # what ``drafter_best/`` was chosen by; None: nothing was decoded
+        self.best: dict[str, Any] | None = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write config and provenance."""
         first = trainer.strategy.broadcast(trainer.ckpt_path)
         if first != trainer.ckpt_path:
-            raise ValueError(f"this process goes on from {trainer.ckpt_path}, the first from {first}: name one for all")
-        self.best = trainer.strategy.broadcast(_chosen_by(self.directory / BEST) if trainer.is_global_zero else None)
+            raise ValueError(
+                f"this process goes on from {trainer.ckpt_path}, the first from {first}: name one for all"
+            )
+        self.best = trainer.strategy.broadcast(
+            _chosen_by(self.directory / BEST) if trainer.is_global_zero else None
+        )
         if trainer.is_global_zero:
-            (self.directory / SUMS).unlink(missing_ok=True)  # which would list what is about to change
+            # which would list what is about to change
+            (self.directory / SUMS).unlink(missing_ok=True)
             (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
-            times = len(list(self.directory.glob("config*.yaml")))  # a resumed run keeps what it was before
+            # a resumed run keeps what it was before
+            times = len(list(self.directory.glob("config*.yaml")))
             mark = f".{times}" if times else ""
             write_text(self.directory / f"config{mark}.yaml", self.config)
             data = trainer.datamodule  # type: ignore[attr-defined]
@@ -82,11 +98,17 @@ class RunRecord(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the losses of the steps before the one at which training begins."""
-        self._held, self._step = [], -1
+        self._held = []
+        self._step = -1
         if trainer.is_global_zero:
             path = self.directory / LOSSES
             losses = read_losses(path) if path.exists() else []
-            write_text(path, "".join(checked(line) for line in losses if int(line.split()[0]) < trainer.global_step))
+            write_text(
+                path,
+                "".join(
+                    checked(line) for line in losses if int(line.split()[0]) < trainer.global_step
+                ),
+            )
 
     def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Seed for one batch of an optimizer step."""
@@ -98,7 +120,9 @@ class RunRecord(pl.Callback):
         np.random.seed(drawn % 2**32)
         random.seed(drawn)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *rest: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *rest: Any
+    ) -> None:
         """Hold the loss as the backward pass took it."""
         if trainer.is_global_zero:
             self._held.append((self._step, self._part, outputs["loss"].detach()))
@@ -119,17 +143,27 @@ class RunRecord(pl.Callback):
         self._write_losses()
         self._save_drafter(trainer, pl_module)
         epochs: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
-        at_end = 0 <= trainer.max_steps <= trainer.global_step or 0 < (trainer.max_epochs or -1) <= epochs
+        at_end = (
+            0 <= trainer.max_steps <= trainer.global_step
+            or 0 < (trainer.max_epochs or -1) <= epochs
+        )
         timers = [each.time_remaining() for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
         late = any(seconds is not None and seconds <= 0 for seconds in timers)
         if trainer.is_global_zero and not trainer.interrupted and (at_end or not late):
             found = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            figures = {name: value if math.isfinite(value) else None for name, value in found.items()}
+            figures = {
+                name: value if math.isfinite(value) else None for name, value in found.items()
+            }
             best = {} if self.best is None else {"best": self.best}
-            write_json(self.directory / "DONE.json", {"steps": trainer.global_step, "metrics": figures, **best})
+            write_json(
+                self.directory / "DONE.json",
+                {"steps": trainer.global_step, "metrics": figures, **best},
+            )
             write_run_sums(self.directory)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         """Keep what there is after an interruption; Lightning tears no module down after an error."""
         self._write_losses()
         try:
@@ -146,7 +180,11 @@ class RunRecord(pl.Callback):
                 interval or None, the optimizer ``step``, and what it was ``decoded`` with: lengths of another draft
                 shape or other prompts do not compare, and such a drafter is replaced.
         """
-        if self.best is None or self.best["decoded"] != found["decoded"] or found["mean"] > self.best["mean"]:
+        if (
+            self.best is None
+            or self.best["decoded"] != found["decoded"]
+            or found["mean"] > self.best["mean"]
+        ):
             module.save_drafter(self.directory / BEST, replace=True, about={CHOSEN_BY: found})
             self.best = found
 
@@ -165,7 +203,8 @@ class RunRecord(pl.Callback):
         losses = torch.stack([loss for _, _, loss in self._held]).double().tolist()
         rows = zip(self._held, losses, strict=True)
         lines = [checked(f"{step} {part} {loss.hex()}") for (step, part, _), loss in rows]
-        self._held, path = [], self.directory / LOSSES
+        self._held = []
+        path = self.directory / LOSSES
         with explained(path), path.open("a", encoding="ascii") as file:
             file.writelines(lines)
 
@@ -178,8 +217,14 @@ def _chosen_by(directory: Path) -> dict[str, Any] | None:
     check_sums(directory, remedy)
     stored = read_json(directory / "config.json")
     found = stored.get(CHOSEN_BY) if isinstance(stored, dict) else None
-    if not isinstance(found, dict) or not isinstance(found.get("mean"), float) or "decoded" not in found:
-        raise ValueError(f"{directory}: its config.json does not say what it was chosen by: {remedy}")
+    if (
+        not isinstance(found, dict)
+        or not isinstance(found.get("mean"), float)
+        or "decoded" not in found
+    ):
+        raise ValueError(
+            f"{directory}: its config.json does not say what it was chosen by: {remedy}"
+        )
     return found
 
 
@@ -235,7 +280,9 @@ class Throughput(pl.Callback):
         assert isinstance(pl_module, DrafterModule) and pl_module.drafter is not None
         self._device = trainer.strategy.root_device
         if trainer.is_global_zero:
-            data, drafter, model = trainer.datamodule, pl_module.drafter, pl_module.target.model  # type: ignore[attr-defined]
+            data = trainer.datamodule  # type: ignore[attr-defined]
+            drafter = pl_module.drafter
+            model = pl_module.target.model
             kind = drafter.lm_head.weight.dtype
             need = memory_need(
                 drafter.config, pl_module.objective, data.batch_size, data.seq_len,
@@ -246,12 +293,17 @@ class Throughput(pl.Callback):
                 sharded=is_sharded(trainer),
             )  # fmt: skip
             report_memory(need)
-        self._seen_step, self._skip_until, self._measuring = trainer.global_step, trainer.global_step + SKIPPED, False
+        self._seen_step = trainer.global_step
+        self._skip_until = trainer.global_step + SKIPPED
+        self._measuring = False
 
     def _begin(self) -> None:
         self._measuring = True
-        self._started: float | None = self.clock()  # of the time under way; None while the clock stands
-        self._seconds, self._steps, self._tokens = 0.0, 0, 0
+        # of the time under way; None while the clock stands
+        self._started: float | None = self.clock()
+        self._seconds = 0.0
+        self._steps = 0
+        self._tokens = 0
 
     def _pause(self, *args: Any) -> None:
         """Stop the clock until the next batch."""
@@ -269,11 +321,17 @@ class Throughput(pl.Callback):
             self._started = self.clock()
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Count the batch, and report if a step is done that is logged."""
         assert isinstance(batch, Batch)
-        stepped, self._seen_step = trainer.global_step != self._seen_step, trainer.global_step
+        stepped = trainer.global_step != self._seen_step
+        self._seen_step = trainer.global_step
         if not self._measuring:
             if stepped and trainer.global_step >= self._skip_until:
                 self._begin()
@@ -291,10 +349,17 @@ class Throughput(pl.Callback):
             most = torch.cuda.max_memory_allocated(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
         else:  # in bytes on macOS alone
-            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        tokens, seconds, ranks, reduce = self._tokens, self._seconds, trainer.world_size, trainer.strategy.reduce
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+                1 if sys.platform == "darwin" else 1024
+            )
+        tokens = self._tokens
+        seconds = self._seconds
+        ranks = trainer.world_size
+        reduce = trainer.strategy.reduce
         if ranks > 1:
-            figures = torch.tensor([tokens, seconds, most], dtype=torch.float64, device=self._device)
+            figures = torch.tensor(
+                [tokens, seconds, most], dtype=torch.float64, device=self._device
+            )
             tokens, seconds = reduce(figures[:-1], reduce_op="sum").tolist()
             most = int(reduce(figures[-1], reduce_op="max"))
         wall = max(seconds / ranks, 1e-9)
@@ -319,7 +384,9 @@ FIGURES: dict[str, Callable[[float], str]] = {
 
 def progress() -> pl.Callback:
     """Lightning's bar where standard error is a terminal, else :class:`ProgressLine`."""
-    return RichProgressBar(console_kwargs={"stderr": True}) if sys.stderr.isatty() else ProgressLine()
+    return (
+        RichProgressBar(console_kwargs={"stderr": True}) if sys.stderr.isatty() else ProgressLine()
+    )
 
 
 class ProgressLine(pl.Callback):
@@ -330,14 +397,22 @@ class ProgressLine(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock; a resumed run counts from the step it resumes at."""
-        self._start, self._last, self._first_step = time.monotonic(), -math.inf, trainer.global_step
+        self._start = time.monotonic()
+        self._last = -math.inf
+        self._first_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Print a line if one is due; the last step always gets one."""
-        now, step, total = time.monotonic(), trainer.global_step, trainer.max_steps
-        if not trainer.is_global_zero or (now - self._last < SECONDS_BETWEEN_LINES and step != total):
+        now = time.monotonic()
+        step = trainer.global_step
+        total = trainer.max_steps
+        if not trainer.is_global_zero or (
+            now - self._last < SECONDS_BETWEEN_LINES and step != total
+        ):
             return
-        self._last, found, done = now, trainer.callback_metrics, step - self._first_step
+        self._last = now
+        found = trainer.callback_metrics
+        done = step - self._first_step
         parts = [f"step {step}/{total}" if total > 0 else f"step {step}"]
         parts += [write(float(found[name])) for name, write in FIGURES.items() if name in found]
         if total > 0 and done > 0:

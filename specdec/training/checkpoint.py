@@ -39,13 +39,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Lightning's checkpoints, staged beside their place: Lightning itself stages in ``$TMPDIR`` and then copies, which
     leaves a truncated file under the final name when the copy is cut off."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None
+    ) -> None:
         """Write ``path`` in one rename; ValueError if the disk is full, or the folder may not be written."""
         with staged(str(path)) as temporary, temporary.open("w+b") as stream:
             try:
                 torch.save(checkpoint, stream)
             except RuntimeError as error:
-                if isinstance(error.__context__, OSError):  # torch hides the full disk behind its own complaint
+                # torch hides the full disk behind its own complaint
+                if isinstance(error.__context__, OSError):
                     raise error.__context__ from error
                 raise
             stream.seek(-2, os.SEEK_END)  # the length of the archive's comment
@@ -71,12 +74,15 @@ def verify(path: Path) -> None:
         else:
             whole = digest == _digest(stream, size)
     if not whole:
-        raise ValueError(f"{path}: damaged, cut off or no checkpoint of specdec: its SHA-256 differs; {REMEDY}")
+        raise ValueError(
+            f"{path}: damaged, cut off or no checkpoint of specdec: its SHA-256 differs; {REMEDY}"
+        )
 
 
 def _digest(stream: IO[bytes], size: int) -> bytes:
     """SHA-256, hexadecimal, of the first bytes of a file, which is left at their end."""
-    found, left = hashlib.sha256(), size
+    found = hashlib.sha256()
+    left = size
     stream.seek(0)
     while left and (read := stream.read(min(left, 1 << 24))):
         found.update(read)
@@ -103,7 +109,9 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{path}: damaged, cut off or no checkpoint of specdec ({reason}); {REMEDY}") from error
+        raise ValueError(
+            f"{path}: damaged, cut off or no checkpoint of specdec ({reason}); {REMEDY}"
+        ) from error
 
 
 def newest(directory: Path) -> Path | None:
@@ -146,22 +154,31 @@ class RunCheckpoint(Checkpoint):
 
     def __init__(self, every_n_train_steps: Whole = 1000, save_top_k: FromMinusOne = 1) -> None:
         check_numbers(RunCheckpoint.__init__, locals(), "checkpoint.")
-        self.every_n_train_steps, self.save_top_k = every_n_train_steps, save_top_k
+        self.every_n_train_steps = every_n_train_steps
+        self.save_top_k = save_top_k
         self.dirpath: Path | None = None
         # what log_model of loggers reads
-        self.last_model_path, self.best_model_path, self.current_score = "", "", None
+        self.last_model_path = ""
+        self.best_model_path = ""
+        self.current_score = None
         self._trainer: pl.Trainer | None = None
         self._between = False  # two steps: no batch of the next one has begun
         self._step = self._saved = 0  # at which the present batch began, and of the last checkpoint
         self._ends = False  # a callback wants the run to end after this step
-        self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}  # Lightning's
+        # Lightning's
+        self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
         self._held: signal.Signals | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Receive signals before Lightning's handlers, which Lightning removes itself."""
         self.dirpath = self.dirpath or Path(trainer.default_root_dir) / "checkpoints"
-        self._trainer, self._saved = trainer, trainer.global_step  # what a resumed run begins with is saved
-        self._between, self._ends, self._handlers, self._held = False, False, {}, None
+        # what a resumed run begins with is saved
+        self._trainer = trainer
+        self._saved = trainer.global_step
+        self._between = False
+        self._ends = False
+        self._handlers = {}
+        self._held = None
         if trainer.world_size > 1 or threading.current_thread() is not threading.main_thread():
             return
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -185,7 +202,8 @@ class RunCheckpoint(Checkpoint):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
         """A step begins with its first batch."""
-        self._step, self._between = trainer.global_step, False
+        self._step = trainer.global_step
+        self._between = False
 
     def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         """After a whole step: save when it is due, and after the last step, as once training has ended Lightning counts
@@ -212,7 +230,9 @@ class RunCheckpoint(Checkpoint):
         if self._held is not None:
             self._release()
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         """Keep the state of a run that is stopped between two steps."""
         self._restore()
         if ends_all(trainer, exception):
@@ -220,28 +240,34 @@ class RunCheckpoint(Checkpoint):
 
     def _restore(self) -> None:
         for signum, handler in self._handlers.items():
-            if signal.getsignal(signum) == self._receive:  # Lightning ignores Ctrl-C while it shuts down
+            # Lightning ignores Ctrl-C while it shuts down
+            if signal.getsignal(signum) == self._receive:
                 signal.signal(signum, handler)
 
     def _release(self) -> None:
         assert self._held is not None
-        held, self._held = self._held, None
+        held = self._held
+        self._held = None
         self._handlers[held](held, None)
 
     def _save(self, trainer: pl.Trainer, numbered: bool = False) -> None:
         """Write the present state once, if it is one between two steps, and remove what is not kept."""
-        step, folder = trainer.global_step, self.dirpath
+        step = trainer.global_step
+        folder = self.dirpath
         if not self._between or step == self._saved or folder is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if numbered and self.save_top_k:
             trainer.save_checkpoint(folder / f"{NAME}{step}.ckpt")
         trainer.save_checkpoint(folder / "last.ckpt")
-        self._saved, self.last_model_path = step, str(folder / "last.ckpt")
+        self._saved = step
+        self.last_model_path = str(folder / "last.ckpt")
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.after_save_checkpoint(self)  # type: ignore[arg-type]
         if trainer.is_global_zero and self.save_top_k > 0:
             found = [(path.stem.removeprefix(NAME), path) for path in folder.glob(f"{NAME}*.ckpt")]
             # to a later one, which was refused, the run comes again
-            earlier = sorted((int(n), path) for n, path in found if n.isdecimal() and int(n) <= step)
+            earlier = sorted(
+                (int(n), path) for n, path in found if n.isdecimal() and int(n) <= step
+            )
             for _, path in earlier[: -self.save_top_k]:
                 path.unlink(missing_ok=True)

@@ -24,7 +24,9 @@ def strategy_kind(given: Any) -> str:
     kind = STRATEGIES.get(given) if isinstance(given, str) else None
     if kind is None:
         name = given if isinstance(given, str) else given.class_path
-        raise ValueError(f"trainer.strategy={name}: specdec does not train under it: set {', '.join(STRATEGIES)}")
+        raise ValueError(
+            f"trainer.strategy={name}: specdec does not train under it: set {', '.join(STRATEGIES)}"
+        )
     return kind
 
 
@@ -45,12 +47,17 @@ def shard(step: TrainStep, device: str, nodes: int, products: torch.dtype) -> No
     has a mask, and let go at once.
     Computing with the weights is the step's forward.
     """
-    drafter, world = step.drafter, torch.distributed.get_world_size()
+    drafter = step.drafter
+    world = torch.distributed.get_world_size()
     if nodes > 1:
-        mesh = init_device_mesh(device, (nodes, world // nodes), mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(
+            device, (nodes, world // nodes), mesh_dim_names=("replicate", "shard")
+        )
     else:
         mesh = init_device_mesh(device, (world,))
-    gathered = MixedPrecisionPolicy(products, drafter.lm_head.weight.dtype, cast_forward_inputs=False)
+    gathered = MixedPrecisionPolicy(
+        products, drafter.lm_head.weight.dtype, cast_forward_inputs=False
+    )
     for tensor in (*drafter.parameters(), *drafter.buffers()):
         torch.distributed.broadcast(tensor.detach(), src=0)
     if not drafter.embed_tokens.weight.requires_grad:
@@ -63,10 +70,15 @@ def unsharded(drafter: Drafter) -> Drafter:
     tensors = drafter.state_dict()
     if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         return drafter
-    full = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
+    full = {
+        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        for name, tensor in tensors.items()
+    }
     weight = full["lm_head.weight"]
     with torch.random.fork_rng(devices=[]):  # the copy's first weights are drawn, and then replaced
-        out = Drafter(drafter.config, full["vocab.target_ids_D"].cpu()).to(device=weight.device, dtype=weight.dtype)
+        out = Drafter(drafter.config, full["vocab.target_ids_D"].cpu()).to(
+            device=weight.device, dtype=weight.dtype
+        )
     out.load_state_dict(full)
     return out.train(drafter.training)
 
@@ -83,7 +95,9 @@ class FSDP2(ModelParallelStrategy):
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
-    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, checkpoint_path: _PATH, weights_only: bool | None = None
+    ) -> dict[str, Any]:
         """Take up weights and optimizer state; ValueError if they are damaged or of another drafter."""
         path = Path(checkpoint_path)
         verify(path)

@@ -73,8 +73,11 @@ class JensenShannon(DistributionLoss):
             )
 
     def __call__(self, rows: LossRows) -> Tensor:
-        log_p_RD, log_q_RD = log_target(rows.log_p_RD), rows.draft_RD.log_softmax(-1)
-        log_m_RD = torch.logaddexp(log_p_RD + math.log(self.beta), log_q_RD + math.log1p(-self.beta))
+        log_p_RD = log_target(rows.log_p_RD)
+        log_q_RD = rows.draft_RD.log_softmax(-1)
+        log_m_RD = torch.logaddexp(
+            log_p_RD + math.log(self.beta), log_q_RD + math.log1p(-self.beta)
+        )
         of_p_R = inner(rows.p_RD, log_p_RD - log_m_RD)
         return self.beta * of_p_R + (1 - self.beta) * inner(log_q_RD.exp(), log_q_RD - log_m_RD)
 
@@ -86,7 +89,9 @@ class TotalVariation(DistributionLoss):
 
     def __call__(self, rows: LossRows) -> Tensor:
         """(R,), as half the sum of ``|p - q|``, where alike distributions do not cancel."""
-        return self._half_distance(rows, rows.p_RD * rows.log_mass_R.exp()[:, None] - rows.draft_RD.softmax(-1))
+        return self._half_distance(
+            rows, rows.p_RD * rows.log_mass_R.exp()[:, None] - rows.draft_RD.softmax(-1)
+        )
 
     @torch.no_grad()
     def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
@@ -158,13 +163,15 @@ class LKAlpha(DistributionLoss):
     @torch.no_grad()
     def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """By log q it is the share in alpha of every token where q is the smaller; an equal one counts half."""
-        log_q_RD, gap_RD = rows.draft_RD.log_softmax(-1), rows.log_p_RD + rows.log_mass_R[:, None]
+        log_q_RD = rows.draft_RD.log_softmax(-1)
+        gap_RD = rows.log_p_RD + rows.log_mass_R[:, None]
         share_RD = torch.minimum(gap_RD, log_q_RD)
         log_alpha_R = share_RD.logsumexp(-1)
         share_RD.sub_(log_alpha_R[:, None]).exp_()
         grad_RD = gap_RD.sub_(log_q_RD).sign_().add_(1).mul_(share_RD)
         grad_RD.addcmul_(log_q_RD.exp_(), grad_RD.sum(-1, keepdim=True), value=-1)
-        scale_R = -0.5 * weight_R / share_RD.sum(-1)  # one, but for the rounding of a large log_alpha
+        # one, but for the rounding of a large log_alpha
+        scale_R = -0.5 * weight_R / share_RD.sum(-1)
         rows.draft_RD.copy_(grad_RD.mul_(scale_R[:, None]))
         return -log_alpha_R
 

@@ -26,7 +26,8 @@ class EMA(WeightAveraging):
             raise ValueError(f"EMA: decay must lie in [0, 1), not {decay}")
         # as lerp, of which equal weights come out unchanged to the last bit; buffers are no weights
         super().__init__(use_buffers=False, multi_avg_fn=get_ema_multi_avg_fn(decay))
-        self._swapped = False  # the module has the averaged weights and the average the trained ones
+        # the module has the averaged weights and the average the trained ones
+        self._swapped = False
 
     @property
     def _has_averaged(self) -> bool:
@@ -35,7 +36,11 @@ class EMA(WeightAveraging):
     @property
     def drafter(self) -> Drafter | None:
         """The averaged drafter; None before averaging has begun."""
-        module = self._average_model.module if self._has_averaged and self._average_model is not None else None
+        module = (
+            self._average_model.module
+            if self._has_averaged and self._average_model is not None
+            else None
+        )
         return module.drafter if isinstance(module, DrafterModule) else None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -43,14 +48,21 @@ class EMA(WeightAveraging):
         if stage != "fit":
             return
         if trainer.precision in ("16-true", "bf16-true"):
-            raise ValueError(f"EMA: weights in {trainer.precision} cannot be averaged: use bf16-mixed or 32-true")
+            raise ValueError(
+                f"EMA: weights in {trainer.precision} cannot be averaged: use bf16-mixed or 32-true"
+            )
         if is_sharded(trainer):
-            raise ValueError("EMA: weights in shards cannot be averaged: use --trainer.strategy ddp, or leave EMA out")
+            raise ValueError(
+                "EMA: weights in shards cannot be averaged: use --trainer.strategy ddp, or leave EMA out"
+            )
         assert isinstance(pl_module, DrafterModule)
         pl_module.configure_model()  # Lightning would only do it later
-        target, pl_module._target = pl_module._target, None
+        target = pl_module._target
+        pl_module._target = None
         try:
-            self._average_model = AveragedModel(pl_module, trainer.strategy.root_device, **self._kwargs)
+            self._average_model = AveragedModel(
+                pl_module, trainer.strategy.root_device, **self._kwargs
+            )
         finally:
             pl_module._target = target
 
@@ -60,13 +72,17 @@ class EMA(WeightAveraging):
             self._swap_models(pl_module)
             self._swapped = True
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+    def on_validation_epoch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any
+    ) -> None:
         """Go on with the trained weights."""
         if self._swapped:
             self._swap_models(pl_module)
             self._swapped = False
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         """Put a validation's exchange right before anything is saved."""
         self.on_validation_epoch_end(trainer, pl_module)
 

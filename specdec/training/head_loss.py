@@ -45,17 +45,25 @@ class TargetHead:
             multiplied, and all tokens count as known.
     """
 
-    def __init__(self, target: Target, vocab: DraftVocab, reads: Collection[str], known: bool) -> None:
-        self.target, self.vocab, self.reads, self.known = target, vocab, frozenset(reads), known
+    def __init__(
+        self, target: Target, vocab: DraftVocab, reads: Collection[str], known: bool
+    ) -> None:
+        self.target = target
+        self.vocab = vocab
+        self.reads = frozenset(reads)
+        self.known = known
         ids_D = vocab.target_ids_D
-        edges = torch.arange(0, target.vocab_size + BLOCK, BLOCK, device=ids_D.device).clamp(max=target.vocab_size)
+        edges = torch.arange(0, target.vocab_size + BLOCK, BLOCK, device=ids_D.device).clamp(
+            max=target.vocab_size
+        )
         cuts = torch.searchsorted(ids_D, edges).tolist()
         self._blocks = list(pairwise(zip(edges.tolist(), cuts, strict=True)))
 
     @torch.no_grad()
     def __call__(self, final_CH: Tensor) -> TargetProbs:
         """The distribution at states after the target's final norm."""
-        C, kind = len(final_CH), wide(final_CH.dtype)
+        C = len(final_CH)
+        kind = wide(final_CH.dtype)
         mass = "log_mass_R" in self.reads
         ids_D = self.vocab.target_ids_D
         greatest_C = total_C = None  # of all logits, and their log-sum-exp
@@ -77,12 +85,20 @@ class TargetHead:
         token_C = draft_CD.argmax(-1) if "token_R" in self.reads else ids_D.new_full((C,), -1)
         p_CD = draft_CD
         top_C, lse_C = _softmax_(p_CD)
-        covered_C = top_C.new_ones(C, dtype=torch.bool) if greatest_C is None else top_C >= greatest_C
+        covered_C = (
+            top_C.new_ones(C, dtype=torch.bool) if greatest_C is None else top_C >= greatest_C
+        )
         none = p_CD.new_full((1,), float("nan"))
-        log_p_CD = logits_CD.sub_(lse_C[:, None]) if "log_p_RD" in self.reads else none[:, None].expand_as(p_CD)
+        log_p_CD = (
+            logits_CD.sub_(lse_C[:, None])
+            if "log_p_RD" in self.reads
+            else none[:, None].expand_as(p_CD)
+        )
         log_mass_C = none.expand(C)
         if mass:
-            log_mass_C = torch.zeros_like(lse_C) if total_C is None else (lse_C - total_C).clamp(max=0)
+            log_mass_C = (
+                torch.zeros_like(lse_C) if total_C is None else (lse_C - total_C).clamp(max=0)
+            )
         return TargetProbs(p_CD, log_p_CD, log_mass_C, token_C, covered_C)
 
 
@@ -113,14 +129,17 @@ class Piece(NamedTuple):
     groups: list[StepSlots]
 
 
-def pieces(trained_KBT: Tensor, size: int, kept: Sequence[KeptSlots | None] = ()) -> Iterator[Piece]:
+def pieces(
+    trained_KBT: Tensor, size: int, kept: Sequence[KeptSlots | None] = ()
+) -> Iterator[Piece]:
     """Cut the trained slots into pieces of at most ``size`` positions.
 
     Args:
         trained_KBT: bool, the slots trained at each step; slot t of step k must have a position t + 1 + k.
         kept: of every step, the slots that it yields; None, or no list at all, for all.
     """
-    K, S = len(trained_KBT), trained_KBT[0].numel()
+    K = len(trained_KBT)
+    S = trained_KBT[0].numel()
     trained_KS = trained_KBT.flatten(1)
     needed_S = torch.zeros_like(trained_KS[0])  # positions whose distribution some slot learns from
     for k in range(min(K, S - 1)):
@@ -128,20 +147,28 @@ def pieces(trained_KBT: Tensor, size: int, kept: Sequence[KeptSlots | None] = ()
     which_WS = torch.cat([needed_S[None], trained_KS])  # in one, since a device is waited for
     positions_U, *slots = which_WS.nonzero()[:, 1].split(which_WS.sum(1).tolist())
     rank_S = needed_S.cumsum(0) - 1
-    places = [at if one is None else one.place_S[at] for at, one in zip(slots, kept or [None] * K, strict=True)]
+    places = [
+        at if one is None else one.place_S[at]
+        for at, one in zip(slots, kept or [None] * K, strict=True)
+    ]
     ranks = [rank_S[at + 1 + k] for k, at in enumerate(slots)]
     starts = torch.arange(0, len(positions_U) + size, size, device=rank_S.device)
     cuts = torch.stack([torch.searchsorted(rank, starts) for rank in ranks]).tolist()
     for piece in range(len(starts) - 1):
-        start, groups = piece * size, list[StepSlots]()
+        start = piece * size
+        groups = list[StepSlots]()
         for k in range(K):
             a, b = cuts[k][piece : piece + 2]
             if a < b:
-                slots_R, states_R, ranks_R = slots[k][a:b], places[k][a:b], ranks[k][a:b] - start
+                slots_R = slots[k][a:b]
+                states_R = places[k][a:b]
+                ranks_R = ranks[k][a:b] - start
                 found: list[Index] = [slots_R, states_R, ranks_R]
-                if rank_S.device.type == "cpu":  # a slice, where it is one, reads and writes without copies
+                # a slice, where it is one, reads and writes without copies
+                if rank_S.device.type == "cpu":
                     for n, index in enumerate((slots_R, states_R, ranks_R)):
-                        first, last = int(index[0]), int(index[-1])
+                        first = int(index[0])
+                        last = int(index[-1])
                         found[n] = slice(first, last + 1) if last - first + 1 == b - a else index
                 groups.append(StepSlots(k, found[0], found[1], found[2], b - a))
         yield Piece(positions_U[start : start + size], groups)
@@ -155,11 +182,15 @@ class HeadTask(NamedTuple):
     terms: Sequence[tuple[float, DistributionLoss]]  # weight, loss
     factors: Sequence[float]  # what each step weighs
     in_vocab: bool
-    watch: Callable[[int, Index, Tensor, TargetProbs], None] | None  # step, slots, logits, probabilities
+    watch: (
+        Callable[[int, Index, Tensor, TargetProbs], None] | None
+    )  # step, slots, logits, probabilities
     weight_KS: Tensor | None = None  # what each slot weighs of that; None for one
 
 
-def head_loss(task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def head_loss(
+    task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
     """The mean loss over the rows that count; how many count, (K,) in float32 or wider; their losses by term, (K, N).
 
     ``Σ_k factor_k Σ_rows loss / Σ_k factor_k rows``: one denominator for all, so that the mean over several batches
@@ -181,8 +212,13 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any, task: HeadTask, graded: bool, weight_DH: Tensor, *normed_KSH: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         device = weight_DH.device.type
-        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_DH.dtype
-        K, N = len(normed_KSH), len(task.terms)
+        kind = (
+            torch.get_autocast_dtype(device)
+            if torch.is_autocast_enabled(device)
+            else weight_DH.dtype
+        )
+        K = len(normed_KSH)
+        N = len(task.terms)
         head_DH = weight_DH.to(kind)
         by_weight: Tensor | None = None
         weighted = graded and ctx.needs_input_grad[2]
@@ -190,32 +226,46 @@ class _HeadLoss(torch.autograd.Function):
         count_K = weight_DH.new_zeros(K, dtype=wide(weight_DH.dtype))
         loss_KN = count_K.new_zeros(K, N)
         most = max((sum(group.rows for group in piece.groups) for piece in task.pieces), default=0)
-        room_RD = head_DH.new_empty(most, len(head_DH))  # one for all pieces: fresh memory is slow memory
+        # one for all pieces: fresh memory is slow memory
+        room_RD = head_DH.new_empty(most, len(head_DH))
         with torch.autocast(device, enabled=False):
             for piece in task.pieces:
                 # the target's probabilities at the piece's positions, then the draft logits of all slots that learn
                 # from them, of all unroll steps in one product
                 probs = task.probs(piece.positions_C)
                 rows = [group.rows for group in piece.groups]
-                x_RH = torch.cat([normed_KSH[group.step][group.states].to(kind) for group in piece.groups])
+                x_RH = torch.cat(
+                    [normed_KSH[group.step][group.states].to(kind) for group in piece.groups]
+                )
                 logits_RD = torch.mm(x_RH, head_DH.T, out=room_RD[: len(x_RH)])
                 for group, draft_RD in zip(piece.groups, logits_RD.split(rows), strict=True):
                     # a column that was not computed is one number expanded (stride 0): it is not copied
-                    k, blank = group.step, slice(group.rows)
-                    here = TargetProbs(*(x[group.positions if x.stride(0) else blank] for x in probs))
+                    k = group.step
+                    blank = slice(group.rows)
+                    here = TargetProbs(
+                        *(x[group.positions if x.stride(0) else blank] for x in probs)
+                    )
                     # EAGLE-3 trains only where the draft vocabulary has the target's most likely token
-                    used_R = here.covered_C.to(count_K.dtype) if task.in_vocab else count_K.new_ones(group.rows)
+                    used_R = (
+                        here.covered_C.to(count_K.dtype)
+                        if task.in_vocab
+                        else count_K.new_ones(group.rows)
+                    )
                     if task.weight_KS is not None:
                         used_R = used_R * task.weight_KS[k, group.slots]
                     count_K[k] += used_R.sum()
                     if task.watch is not None:
                         task.watch(k, group.slots, draft_RD, here)
                     weight_R = used_R * task.factors[k]
-                    loss_KN[k] += _grade_(task.terms, LossRows(draft_RD, *here[:4]), weight_R, used_R)
+                    loss_KN[k] += _grade_(
+                        task.terms, LossRows(draft_RD, *here[:4]), weight_R, used_R
+                    )
                 if not graded:
                     continue
                 grad_RD = logits_RD  # by now the gradients stand where the logits were
-                for group, by_x_RH in zip(piece.groups, (grad_RD @ head_DH).split(rows), strict=True):
+                for group, by_x_RH in zip(
+                    piece.groups, (grad_RD @ head_DH).split(rows), strict=True
+                ):
                     by_normed[group.step][group.states] = by_x_RH.to(normed_KSH[0].dtype)
                 if weighted:
                     if by_weight is None:
@@ -230,7 +280,8 @@ class _HeadLoss(torch.autograd.Function):
         loss = (loss_KN * shares * factor_K[:, None]).sum() / total.clamp(min=1e-30)
         if weighted and by_weight is None:
             by_weight = torch.zeros_like(weight_DH)
-        ctx.grads, ctx.total = [by_weight, *by_normed], total
+        ctx.grads = [by_weight, *by_normed]
+        ctx.total = total
         ctx.mark_non_differentiable(count_K, loss_KN)
         return loss, count_K, loss_KN
 
@@ -244,11 +295,15 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def _grade_(
-    terms: Sequence[tuple[float, DistributionLoss]], rows: LossRows, weight_R: Tensor, used_R: Tensor
+    terms: Sequence[tuple[float, DistributionLoss]],
+    rows: LossRows,
+    weight_R: Tensor,
+    used_R: Tensor,
 ) -> Tensor:
     """Leave the gradient of the weighted terms in ``rows.draft_RD``, whose logits have served; summed losses (N,)."""
     alone = len(terms) == 1 and (terms[0][1].widens or rows.draft_RD.dtype == rows.p_RD.dtype)
-    losses, grads = [], []
+    losses = []
+    grads = []
     for weight, loss in terms:
         draft_RD = rows.draft_RD if alone else rows.draft_RD.to(rows.p_RD.dtype, copy=True)
         loss_R = loss.grade_(rows._replace(draft_RD=draft_RD), weight_R * weight)

@@ -29,7 +29,9 @@ class LossRows(NamedTuple):
     draft_RD: Tensor  # the drafter's logits
     p_RD: Tensor  # the target's probabilities, renormalised on the draft vocabulary
     log_p_RD: Tensor  # their logarithm
-    log_mass_R: Tensor  # log of what the target's whole distribution has on the draft vocabulary, <= 0
+    log_mass_R: (
+        Tensor  # log of what the target's whole distribution has on the draft vocabulary, <= 0
+    )
     token_R: Tensor  # int64, draft id of the target's most likely token within the draft vocabulary
 
 
@@ -112,7 +114,8 @@ def _soft_cross_entropy_(draft_RD: Tensor, p_RD: Tensor, weight_R: Tensor) -> Te
     below_RD = wide_RD - wide_RD.amax(-1, keepdim=True)
     e_RD = below_RD.exp()
     total_R1 = e_RD.sum(-1, keepdim=True)
-    loss_R = total_R1.log().squeeze(-1) * p_RD.sum(-1) - (p_RD * below_RD).sum(-1)  # neither term is below zero
+    # neither term is below zero
+    loss_R = total_R1.log().squeeze(-1) * p_RD.sum(-1) - (p_RD * below_RD).sum(-1)
     draft_RD.copy_((e_RD * (1 / total_R1) - p_RD) * weight_R[:, None])
     return loss_R
 
@@ -147,8 +150,12 @@ class SmoothL1(FeatureLoss):
 
     def __call__(self, state_RH: Tensor, target_RH: Tensor) -> Tensor:
         """(R,), in float32 or wider."""
-        dtype = torch.promote_types(torch.promote_types(state_RH.dtype, target_RH.dtype), torch.float32)
-        return F.smooth_l1_loss(state_RH.to(dtype), target_RH.to(dtype), reduction="none", beta=self.beta).mean(-1)
+        dtype = torch.promote_types(
+            torch.promote_types(state_RH.dtype, target_RH.dtype), torch.float32
+        )
+        return F.smooth_l1_loss(
+            state_RH.to(dtype), target_RH.to(dtype), reduction="none", beta=self.beta
+        ).mean(-1)
 
 
 @dataclass(frozen=True)
@@ -160,7 +167,9 @@ class Term:
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, WeightedSum) or not isinstance(self.loss, Loss):
-            raise ValueError(f"a term of WeightedSum needs a loss that is no sum itself, not {self.loss!r}")
+            raise ValueError(
+                f"a term of WeightedSum needs a loss that is no sum itself, not {self.loss!r}"
+            )
         check_numbers(Term, vars(self), f"WeightedSum: {type(self.loss).__name__}'s ")
 
 
@@ -173,7 +182,9 @@ class WeightedSum(Loss):
 
     def __post_init__(self) -> None:
         if not any(term.weight for term in self.terms):
-            raise ValueError("WeightedSum trains nothing: give at least one {loss, weight} with a positive weight")
+            raise ValueError(
+                "WeightedSum trains nothing: give at least one {loss, weight} with a positive weight"
+            )
 
     def check(self, spec: "DrafterSpec") -> None:
         for term in self.terms:
@@ -193,7 +204,11 @@ def terms(loss: Loss) -> list[NamedTerm]:
     seen: dict[str, int] = {}
     named = []
     for part in loss.terms if isinstance(loss, WeightedSum) else [Term(loss)]:
-        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(part.loss).__name__).lower()
+        name = re.sub(
+            r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(part.loss).__name__
+        ).lower()
         seen[name] = seen.get(name, 0) + 1
-        named.append(NamedTerm(name if seen[name] == 1 else f"{name}_{seen[name]}", part.weight, part.loss))
+        named.append(
+            NamedTerm(name if seen[name] == 1 else f"{name}_{seen[name]}", part.weight, part.loss)
+        )
     return named

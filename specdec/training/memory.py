@@ -65,15 +65,19 @@ def memory_need(
     Args:
         target_bytes: of the target's parameters and buffers.
     """
-    drafter, each, shards = skeleton_of(config), trained_in.weights.itemsize, world // nodes if sharded else 1
+    drafter = skeleton_of(config)
+    each = trained_in.weights.itemsize
+    shards = world // nodes if sharded else 1
     parameters = sum(p.numel() for p in drafter.parameters())
     frozen_embed = 0 if train_embed else drafter.embed_tokens.weight.numel()
     trainable = parameters - frozen_embed - (0 if train_head else drafter.lm_head.weight.numel())
     exchange = trainable * each if world > 1 or sharded else 0
     if sharded:
         exchange += (parameters - frozen_embed) * trained_in.products.itemsize
-    states = len(config.aux_layers) * each + target_dtype.itemsize  # the fused ones, and the last for the logits
-    cast = trained_in.products != trained_in.weights and not sharded  # shards are gathered in the products' dtype
+    # the fused ones, and the last for the logits
+    states = len(config.aux_layers) * each + target_dtype.itemsize
+    # shards are gathered in the products' dtype
+    cast = trained_in.products != trained_in.weights and not sharded
     copies = trainable * trained_in.products.itemsize if cast else 0
     return {
         "weights": parameters * each // shards + copies,
@@ -105,27 +109,42 @@ def activations(
         shares: of each of K steps, how many of the slots are trained; below 1 it falls short by up to a fifth,
             what is narrowed being copied.
     """
-    K, steps = len(shares), sum(shares)
-    H, heads, layers, norms = config.hidden_size, config.num_attention_heads, config.num_layers, config.norms
-    q, kv, each = heads * config.head_dim, config.num_key_value_heads * config.head_dim, trained_in.products.itemsize
+    K = len(shares)
+    steps = sum(shares)
+    H = config.hidden_size
+    heads = config.num_attention_heads
+    layers = config.num_layers
+    norms = config.norms
+    q = heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    each = trained_in.products.itemsize
     with torch.device("meta"):
         of_fusion, of_entry = (
-            [layer.in_features for layer in part.build(config).modules() if isinstance(layer, nn.Linear)]
+            [
+                layer.in_features
+                for layer in part.build(config).modules()
+                if isinstance(layer, nn.Linear)
+            ]
             for part in (config.fusion, config.entry)
         )
 
     # Once for all steps: what fusion's linear layers read, and what the embedding's norm does.
     once = sum(of_fusion) + H * bool(norms.embed)
-    if config.recurrence.masks:  # all steps at once, per token: n nodes of blocks, and one of context
+    # all steps at once, per token: n nodes of blocks, and one of context
+    if config.recurrence.masks:
         n = shares[0] * (1 + config.recurrence.masks)
-        step = n * (2 * config.intermediate_size + 4 * H + 2 * q) + (1 + n) * config.attention.kept(config)
+        step = n * (2 * config.intermediate_size + 4 * H + 2 * q) + (1 + n) * config.attention.kept(
+            config
+        )
         step += (1 + n) * (q + 2 * kv) * (1 + bool(norms.query_key))
         whole = layers * step + n * H * bool(norms.output) + H * bool(norms.hidden)
         tables = layers * n * heads + 2 * (1 + n) * config.attention.rotated(config)
         return int(B * T * ((once + whole) * each + tables * FLOAT32)) + kept_bytes(B, T)
 
     # One step, per token: what norms read (of each layer the middle, and the input of those after the first);
-    step = H * (_keeps_read(config) + layers + (layers - 1) + bool(norms.output) + bool(norms.input))
+    step = H * (
+        _keeps_read(config) + layers + (layers - 1) + bool(norms.output) + bool(norms.input)
+    )
     step += layers * (q + 2 * kv) * bool(norms.query_key)
     # what linear layers read (of the entry's not the first, which reads the token; the gated product is made again);
     step += H * bool(norms.hidden) + sum(of_entry[1:]) + (layers - 1) * H + layers * (q + H)
@@ -143,11 +162,18 @@ def activations(
 
 
 def _loss_bytes(
-    config: DrafterConfig, objective: ObjectiveConfig, B: int, T: int, trained_in: Precision, train_head: bool
+    config: DrafterConfig,
+    objective: ObjectiveConfig,
+    B: int,
+    T: int,
+    trained_in: Precision,
+    train_head: bool,
 ) -> int:
     """Of :mod:`specdec.training.head_loss`: the states that the head reads, where the unroll does not keep them, their
     gradients and the head's; of one piece draft logits and gradients, the target's probabilities, and a block of it."""
-    D, K, each = config.draft_vocab_size, objective.steps, trained_in.products.itemsize
+    D = config.draft_vocab_size
+    K = objective.steps
+    each = trained_in.products.itemsize
     states = int(B * T * sum(objective.shares(config.recurrence.masks)) * config.hidden_size * each)
     positions = min(objective.piece(FLOAT32, D), B * T)
     per_position = 3 * K * D * each + (6 * D + 2 * min(config.vocab_size, BLOCK)) * FLOAT32
@@ -158,10 +184,15 @@ def _loss_bytes(
 
 def _keeps_read(config: DrafterConfig) -> bool:
     """Whether the unroll keeps the state that the head reads: the next step reads it too."""
-    return not ((isinstance(config.recurrence, PreNorm) or config.recurrence.parallel) and bool(config.norms.output))
+    return not (
+        (isinstance(config.recurrence, PreNorm) or config.recurrence.parallel)
+        and bool(config.norms.output)
+    )
 
 
 def report_memory(need: dict[str, int]) -> None:
     """Log what is needed, part by part."""
-    parts = ", ".join(f"{name.replace('_', ' ')} {size / MB:,.0f}" for name, size in need.items() if size)
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {size / MB:,.0f}" for name, size in need.items() if size
+    )
     log.info("estimated memory: %s MB: %s", f"{sum(need.values()) / MB:,.0f}", parts)

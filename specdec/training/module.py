@@ -32,12 +32,26 @@ from specdec.nn.optimizers import AdamW
 from specdec.nn.unroll import unroll_kernel
 from specdec.target import Target, TargetSource
 from specdec.training import divergences  # noqa: F401  configs name its losses
-from specdec.training.building import FromTarget, Start, build, check_checkpoint, check_early, early_config
+from specdec.training.building import (
+    FromTarget,
+    Start,
+    build,
+    check_checkpoint,
+    check_early,
+    early_config,
+)
 from specdec.training.distributed import is_sharded, shard, unsharded
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.memory import precision
 from specdec.training.noise import FeatureNoise, NoNoise, generator_of, noisy
-from specdec.training.step import CUDA_PIECE, ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
+from specdec.training.step import (
+    CUDA_PIECE,
+    ObjectiveConfig,
+    StepOutput,
+    TrainStep,
+    UnrollMetrics,
+    target_outputs,
+)
 from specdec.training.step_weights import Decay, PrefixWeights, StepWeights
 from specdec.utils.config import hyperparameters
 from specdec.utils.numbers import Depth, PositiveShare, Share, check_numbers
@@ -45,7 +59,8 @@ from specdec.utils.numbers import Depth, PositiveShare, Share, check_numbers
 log = logging.getLogger(__name__)
 
 STAGES = ("train", "val")
-BY_SOURCE = ("loss", "prefix_proxy", "coverage")  # figures of validation that are logged for every source
+# figures of validation that are logged for every source
+BY_SOURCE = ("loss", "prefix_proxy", "coverage")
 NEVER = torch.iinfo(torch.int64).max  # a step that does not come
 NO_LENGTH = (
     "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
@@ -55,7 +70,8 @@ if TYPE_CHECKING:
     AnyTarget = TargetSource | Target | str | Path
     AnyDrafter = DrafterSpec | str
 else:  # of which the command line makes its options
-    AnyTarget, AnyDrafter = TargetSource, DrafterSpec
+    AnyTarget = TargetSource
+    AnyDrafter = DrafterSpec
 DEFAULTS: dict[str, Any] = {
     "data": {"class_path": "specdec.embedded.corpus.EmbeddedData"},
     "model.optimizer": {
@@ -89,7 +105,9 @@ class WarmupCosine(Schedule):
     def __post_init__(self) -> None:
         check_numbers(WarmupCosine, vars(self), "schedule.")
         if self.warmup == 1:
-            raise ValueError("schedule.warmup must be below 1, not 1: nothing would be left to train at the full rate")
+            raise ValueError(
+                "schedule.warmup must be below 1, not 1: nothing would be left to train at the full rate"
+            )
 
     def factor(self, step: int, total: int) -> float:
         """Share of the peak learning rate at optimizer step ``step`` of ``total``."""
@@ -152,40 +170,68 @@ class DrafterModule(pl.LightningModule):
         recompute: bool = False,
         compile: bool = False,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        given = {
+            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        }
         super().__init__()
-        self.save_hyperparameters({"model": hyperparameters(given)})  # for loggers; fit puts its whole config there
+        # for loggers; fit puts its whole config there
+        self.save_hyperparameters({"model": hyperparameters(given)})
         check_numbers(DrafterModule.__init__, given, "model.")
-        bases = (Loss, DistributionLoss, FeatureLoss, StepWeights, PrefixWeights, Features, FeatureNoise, Start)
+        bases = (
+            Loss,
+            DistributionLoss,
+            FeatureLoss,
+            StepWeights,
+            PrefixWeights,
+            Features,
+            FeatureNoise,
+            Start,
+        )
         for name in ("loss", "step_weights", "features", "noise", "start"):
             if type(part := given[name]) in bases:
                 raise ValueError(
                     f"model.{name}={type(part).__name__} is an abstract base class: choose one of its subclasses"
                 )
-        self._target = target if isinstance(target, Target) else None  # no nn.Module: neither saved nor trained
+        # no nn.Module: neither saved nor trained
+        self._target = target if isinstance(target, Target) else None
         self._proved = False
         self._trains_on: torch.device | None = None  # of the trainer, once there is one
         self.target_source = TargetSource.of(target)
         self.spec = DrafterSpec.preset(drafter) if isinstance(drafter, str) else drafter
-        self.start, self.noise = start, noise
-        self.features, self.source = features, FeatureSource()
-        self.objective = ObjectiveConfig(loss, ttt_steps, step_weights, in_vocab, recompute=recompute, keep=step_keep)
-        self.train_embed, self.train_head = train_embed, train_head and self.spec.head == "own"
-        self.make_optimizer, self.schedule, self.attention = optimizer, schedule, attention
+        self.start = start
+        self.noise = noise
+        self.features = features
+        self.source = FeatureSource()
+        self.objective = ObjectiveConfig(
+            loss, ttt_steps, step_weights, in_vocab, recompute=recompute, keep=step_keep
+        )
+        self.train_embed = train_embed
+        self.train_head = train_head and self.spec.head == "own"
+        self.make_optimizer = optimizer
+        self.schedule = schedule
+        self.attention = attention
         self.compile_parts = compile
-        self.train_step: TrainStep | None = None  # drafter and objective, from :meth:`configure_model` on
-        self.metrics = torch.nn.ModuleList(UnrollMetrics(terms(loss), step_weights.factors(ttt_steps)) for _ in STAGES)
-        self.source_metrics = torch.nn.ModuleDict()  # of validation, by the numbers of the sources that have names
+        # drafter and objective, from :meth:`configure_model` on
+        self.train_step: TrainStep | None = None
+        self.metrics = torch.nn.ModuleList(
+            UnrollMetrics(terms(loss), step_weights.factors(ttt_steps)) for _ in STAGES
+        )
+        # of validation, by the numbers of the sources that have names
+        self.source_metrics = torch.nn.ModuleDict()
         self._products = contextlib.ExitStack()
-        self._sums = torch.zeros(2)  # rows, and their losses, of the batches since the last optimizer step
-        self._first_bad = torch.tensor(NEVER)  # the first step whose loss is not finite, on the loss's device
+        # rows, and their losses, of the batches since the last optimizer step
+        self._sums = torch.zeros(2)
+        # the first step whose loss is not finite, on the loss's device
+        self._first_bad = torch.tensor(NEVER)
         loss.check(self.spec)
         if recompute and self.spec.recurrence.masks:
             raise ValueError(
                 "model.recompute: the steps of a block are one call: to save memory, lower model.step_keep"
             )
         start.check()
-        self.target_config = self.target_source.local_config() if self._target is None else self._target.config
+        self.target_config = (
+            self.target_source.local_config() if self._target is None else self._target.config
+        )
         self._check()
 
     @property
@@ -229,9 +275,15 @@ class DrafterModule(pl.LightningModule):
                 written.
         """
         if self.drafter is None:
-            raise ValueError("there is no drafter yet: it is built by trainer.fit(module, datamodule=...)")
+            raise ValueError(
+                "there is no drafter yet: it is built by trainer.fit(module, datamodule=...)"
+            )
         kept = unsharded(self.drafter)
-        return save_drafter(kept, directory, replace, about) if self.global_rank == 0 else Path(directory)
+        return (
+            save_drafter(kept, directory, replace, about)
+            if self.global_rank == 0
+            else Path(directory)
+        )
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """None of its own. Lightning asks for them first of all, so a run that cannot be is refused here."""
@@ -283,12 +335,22 @@ class DrafterModule(pl.LightningModule):
 
     def build(self, data: TokenData) -> Drafter:
         """The drafter that training begins with."""
-        return build(self.spec, self.target, data, self.start, self.train_embed, self.train_head, self.objective.steps)
+        return build(
+            self.spec,
+            self.target,
+            data,
+            self.start,
+            self.train_embed,
+            self.train_head,
+            self.objective.steps,
+        )
 
     def open(self, data: TokenData, drafter: Drafter) -> None:
         """Open the source of the target's features of this data, which knows whose parts the drafter was built for."""
         config = drafter.config
-        self.source = self.features.open(self.target, data, config.aux_layers, config.fusion.final_norm)
+        self.source = self.features.open(
+            self.target, data, config.aux_layers, config.fusion.final_norm
+        )
         drafter.config = dataclasses.replace(config, target=self.target.identity)
         data.reader = self.source
 
@@ -303,9 +365,16 @@ class DrafterModule(pl.LightningModule):
                 "and trainer.precision=bf16-mixed"
             )
         compile_pointwise(self.compile_parts)
-        products = self._products.enter_context(matmul_backend()) if device.type == "cpu" else "CUDA's"
+        products = (
+            self._products.enter_context(matmul_backend()) if device.type == "cpu" else "CUDA's"
+        )
         kept = "kept" if device.type == "cpu" and keep_freed_memory() else "left to the allocator"
-        log.info("float32 products: %s; compiled: %s; freed memory: %s", products, self.compile_parts, kept)
+        log.info(
+            "float32 products: %s; compiled: %s; freed memory: %s",
+            products,
+            self.compile_parts,
+            kept,
+        )
 
     def teardown(self, stage: str) -> None:
         """Release the source of features, and restore torch's settings."""
@@ -315,7 +384,9 @@ class DrafterModule(pl.LightningModule):
 
     def _note(self, loss: Tensor) -> None:
         """Remember the step under way if its loss is not finite, without waiting for the device."""
-        self._first_bad = torch.where(loss.isfinite(), self._first_bad, self._first_bad.clamp(max=self.global_step))
+        self._first_bad = torch.where(
+            loss.isfinite(), self._first_bad, self._first_bad.clamp(max=self.global_step)
+        )
 
     def check_finite(self, weights: bool = True) -> None:
         """Look at the losses of all steps so far, and at the weights they have led to; every process has to ask.
@@ -326,7 +397,12 @@ class DrafterModule(pl.LightningModule):
         bad = self._first_bad  # of the loss over all processes: the same on each
         if weights and self.drafter is not None:
             held = [_local(p).detach() for p in self.drafter.parameters() if p.requires_grad]
-            found = [extreme.isfinite() for values in held if values.numel() for extreme in values.aminmax()]
+            found = [
+                extreme.isfinite()
+                for values in held
+                if values.numel()
+                for extreme in values.aminmax()
+            ]
             sound = torch.stack(found).all() if found else torch.tensor(True, device=bad.device)
             bad = torch.where(sound, bad, bad.clamp(max=self.global_step))
             bad = -self.trainer.strategy.reduce(-bad, reduce_op="max")
@@ -370,13 +446,17 @@ class DrafterModule(pl.LightningModule):
         """The injected optimizer over what is trainable, and the schedule over the whole run."""
         assert self.drafter is not None
         named = [(name, p) for name, p in self.drafter.named_parameters() if p.requires_grad]
-        optimizer, schedule = self.make_optimizer(named), self.schedule
+        optimizer = self.make_optimizer(named)
+        schedule = self.schedule
         self._rates = [group["lr"] for group in optimizer.param_groups]
         if isinstance(schedule, Schedule):
-            scheduler: Any = LambdaLR(optimizer, functools.partial(schedule.factor, total=self._total_steps()))
+            scheduler: Any = LambdaLR(
+                optimizer, functools.partial(schedule.factor, total=self._total_steps())
+            )
         else:
             scheduler = schedule(optimizer)
-        monitor = getattr(scheduler, "monitor", None)  # of Lightning's ReduceLROnPlateau, which looks once an epoch
+        # of Lightning's ReduceLROnPlateau, which looks once an epoch
+        monitor = getattr(scheduler, "monitor", None)
         interval = "epoch" if monitor else "step"
         return {
             "optimizer": optimizer,
@@ -386,12 +466,14 @@ class DrafterModule(pl.LightningModule):
     @property
     def length(self) -> int | None:
         """Optimizer steps of the whole run; None where neither steps nor epochs are set."""
-        trainer = self.trainer  # whose estimated_stepping_batches loses the loader's state in a resumed run
+        # whose estimated_stepping_batches loses the loader's state in a resumed run
+        trainer = self.trainer
         if trainer.max_steps > 0:
             return trainer.max_steps
         if not trainer.max_epochs or trainer.max_epochs < 0:
             return None
-        batches, limit = len(self._data.train_dataloader()), trainer.limit_train_batches
+        batches = len(self._data.train_dataloader())
+        limit = trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         return max(1, -(-batches // trainer.accumulate_grad_batches)) * trainer.max_epochs
 
@@ -403,10 +485,16 @@ class DrafterModule(pl.LightningModule):
 
     def _check_rows(self, data: TokenData) -> None:
         """Refuse, before the first step, a run that draws more training rows than its features have."""
-        trainer, first_rows = self.trainer, self.source.first_rows
+        trainer = self.trainer
+        first_rows = self.source.first_rows
         if first_rows is None or trainer.state.fn != "fit":
             return
-        drawn = self._total_steps() * trainer.accumulate_grad_batches * data.batch_size * trainer.world_size
+        drawn = (
+            self._total_steps()
+            * trainer.accumulate_grad_batches
+            * data.batch_size
+            * trainer.world_size
+        )
         drawn = min(drawn, len(data.splits.train.ids_BT))
         if drawn > first_rows:
             raise ValueError(
@@ -417,14 +505,18 @@ class DrafterModule(pl.LightningModule):
     def _run(self, batch: Batch, stage: str, measure: bool = True) -> StepOutput:
         """The target's outputs, with noise in training, then the drafter's step; figures go to the stage's metrics."""
         assert self.train_step is not None and self._target is not None
-        target = target_outputs(self._target, self.train_step.drafter, batch, self.objective, measure, self.source)
+        target = target_outputs(
+            self._target, self.train_step.drafter, batch, self.objective, measure, self.source
+        )
         if stage == "train" and not isinstance(self.noise, NoNoise):
             aux_BTNH = noisy(self.noise, target.aux_BTNH, batch, self.global_step, self.global_rank)
             target = target._replace(aux_BTNH=aux_BTNH)
         drawn_BT = None
         if stage == "train" and self.objective.keep < 1:
             generator = generator_of(batch, self.global_step, self.global_rank, purpose=1)
-            drawn_BT = torch.rand(batch.ids_BT.shape, generator=generator, device=batch.ids_BT.device)
+            drawn_BT = torch.rand(
+                batch.ids_BT.shape, generator=generator, device=batch.ids_BT.device
+            )
         out: StepOutput = self.train_step(batch, target, measure, drawn_BT)
         if out.counts is not None:
             self.metrics[STAGES.index(stage)].update(out.counts)  # type: ignore[operator]
@@ -434,7 +526,9 @@ class DrafterModule(pl.LightningModule):
         """The figures of a source of validation; every process asks for the same ones in the same order."""
         number = str(list(self._data.validation_sections).index(source))  # a name may hold a dot
         if number not in self.source_metrics:
-            metrics = UnrollMetrics(terms(self.objective.loss), self.objective.weights.factors(self.objective.steps))
+            metrics = UnrollMetrics(
+                terms(self.objective.loss), self.objective.weights.factors(self.objective.steps)
+            )
             self.source_metrics[number] = metrics.to(self.device)
         found = self.source_metrics[number]
         assert isinstance(found, UnrollMetrics)
@@ -444,7 +538,10 @@ class DrafterModule(pl.LightningModule):
         """One unrolled loss; figures are measured on the steps that are logged."""
         logged = self._is_logged
         out = self._run(batch, "train", logged)
-        if logged and ((batch_idx + 1) % self.trainer.accumulate_grad_batches == 0 or self.trainer.is_last_batch):
+        if logged and (
+            (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
+            or self.trainer.is_last_batch
+        ):
             self._report("train")
         if self.trainer.accumulate_grad_batches * self.trainer.world_size == 1:
             self._note(out.loss.detach())
@@ -477,11 +574,16 @@ class DrafterModule(pl.LightningModule):
         if not self._is_logged:
             return
         self.check_finite(weights=False)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
-        found: dict[str, Any] = {"train/grad_norm": norm.full_tensor() if isinstance(norm, DTensor) else norm}
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in self.parameters() if p.grad is not None]
+        )
+        found: dict[str, Any] = {
+            "train/grad_norm": norm.full_tensor() if isinstance(norm, DTensor) else norm
+        }
         first, *others = optimizer.param_groups
         found["train/lr"] = torch.tensor(float(first["lr"]), dtype=torch.float64)
-        for number, group in enumerate(others, start=1):  # those whose rate was another from the start
+        # those whose rate was another from the start
+        for number, group in enumerate(others, start=1):
             if group.get("initial_lr", group["lr"]) != first.get("initial_lr", first["lr"]):
                 found[f"train/lr_{number}"] = torch.tensor(float(group["lr"]), dtype=torch.float64)
         self.log_dict(found)
@@ -491,7 +593,8 @@ class DrafterModule(pl.LightningModule):
 
         A batch with few supervised rows counts for few; none at all leaves gradients of zero.
         """
-        parts = self.trainer.accumulate_grad_batches * self.trainer.world_size  # batches that Lightning averages
+        # batches that Lightning averages
+        parts = self.trainer.accumulate_grad_batches * self.trainer.world_size
         if parts == 1:
             return
         if self.trainer.world_size > 1:  # Lightning's own reduction waits for all processes first

@@ -10,24 +10,35 @@ from typing import Any, Self, TextIO
 
 from specdec.training.checkpoint import contents
 from specdec.utils.config import canonical, keys, pairs, run_names, words
-from specdec.utils.files import explained, is_claimed, is_held, release_claim, remove_abandoned, take_claim, write_sums
+from specdec.utils.files import (
+    explained,
+    is_claimed,
+    is_held,
+    release_claim,
+    remove_abandoned,
+    take_claim,
+    write_sums,
+)
 
 log = logging.getLogger(__name__)
 
 LOSSES = "losses.txt"  # the loss of every batch
-CLAIM = ".claimed"  # its lock is held from the choice of the directory to the end of the run, however that ends
+# its lock is held from the choice of the directory to the end of the run, however that ends
+CLAIM = ".claimed"
 PATIENCE = 15.0  # seconds; the other ranks of a killed run notice within some
 CONFIG = "specdec_config"  # in a checkpoint: the run's resolved config
 LENGTH = ("trainer.max_steps", "trainer.max_epochs", "trainer.min_steps", "trainer.min_epochs")
 NUMBERLESS = (
-    "out", "ckpt_path", "weights_only", "allow_changes", "acceptance", "checkpoint",  # what is written and measured
+    # what is written and measured
+    "out", "ckpt_path", "weights_only", "allow_changes", "acceptance", "checkpoint",
     "model.features.directory",
     "trainer.enable_", "trainer.log", "trainer.limit_val", "trainer.limit_test", "trainer.limit_predict",
     "trainer.val_", "trainer.check_val", "trainer.num_sanity", "trainer.inference_mode", "trainer.profiler",
     "trainer.barebones", "trainer.detect_anomaly", "trainer.default_root_dir", "trainer.max_time",
 )  # fmt: skip
 """How the names begin of all settings that cannot change a trained number; every other one counts as one that can."""
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # in the order in which Lightning asks
+# in the order in which Lightning asks
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 
 class RunDirectory:
@@ -54,13 +65,19 @@ class RunDirectory:
         """
         if out is None:
             names = run_names("fit")
-            self.path = next(name for name in names if self._claimed(name)) if first else next(names)
+            self.path = (
+                next(name for name in names if self._claimed(name)) if first else next(names)
+            )
             return self.path
         self.path = path = Path(out)
         self._resumed = first and resumes and path.is_dir() and _is_used(path)
-        of_a_run = (path / CLAIM).exists() or all((path / name).exists() for name in ("config.yaml", "provenance.json"))
+        of_a_run = (path / CLAIM).exists() or all(
+            (path / name).exists() for name in ("config.yaml", "provenance.json")
+        )
         if self._resumed and not of_a_run:  # a killed run leaves its claim
-            raise ValueError(f"{path} holds files, and none of a run of specdec fit: choose another --out")
+            raise ValueError(
+                f"{path} holds files, and none of a run of specdec fit: choose another --out"
+            )
         if first and not self._claimed(path):
             if is_held(path / CLAIM):
                 raise ValueError(is_claimed(path, path / CLAIM))
@@ -74,13 +91,15 @@ class RunDirectory:
 
     def _claimed(self, path: Path) -> bool:
         """Claim a directory for this run; False leaves it as it was."""
-        if not self._resumed and _is_used(path):  # before anything is written into what is someone else's
+        # before anything is written into what is someone else's
+        if not self._resumed and _is_used(path):
             return False
         self._made = not path.exists()
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
         self.path, self._claim = path, take_claim(path / CLAIM, PATIENCE if self._resumed else 0.0)
-        if self._claim is not None and not self._resumed and _is_used(path):  # a run came and went meanwhile
+        # a run came and went meanwhile
+        if self._claim is not None and not self._resumed and _is_used(path):
             release_claim(path / CLAIM, self._claim)
             self._claim = None
         return self._claim is not None
@@ -94,7 +113,9 @@ class RunDirectory:
             return
         assert self.path is not None
         losses = self.path / LOSSES
-        failed = kind is not None and not (self._resumed or (losses.exists() and losses.stat().st_size > 0))
+        failed = kind is not None and not (
+            self._resumed or (losses.exists() and losses.stat().st_size > 0)
+        )
         for path in self.path.iterdir() if failed and self.path.is_dir() else ():
             if path.name != CLAIM:  # all is this run's: nothing else was here when it was claimed
                 _remove(path)
@@ -107,7 +128,9 @@ class RunDirectory:
 
 def _is_used(path: Path) -> bool:
     """Whether there is anything but a claim, whose lock says whether a run has it."""
-    return path.exists() and (not path.is_dir() or any(entry.name != CLAIM for entry in path.iterdir()))
+    return path.exists() and (
+        not path.is_dir() or any(entry.name != CLAIM for entry in path.iterdir())
+    )
 
 
 def _remove(path: Path) -> None:
@@ -144,11 +167,13 @@ def compare(checkpoint: Path, now: dict[str, Any], allowed: Sequence[str]) -> li
     before = contents(checkpoint).get(CONFIG)
     if not isinstance(before, dict):
         raise ValueError(f"{checkpoint}: it holds no config: it was not written by specdec fit")
-    one, two = canonical(before), canonical(now)
+    one = canonical(before)
+    two = canonical(now)
     known = {*keys(one), *keys(two)}
     if unknown := [key for key in allowed if key not in known]:
         raise ValueError(f"--allow_changes {unknown[0]!r}: no setting has that name")
-    changed, refused = [], []
+    changed = []
+    refused = []
     for key, was, value in pairs(one, two):
         changed.append(key)
         difference = f"{key} was {words(was)}, is {words(value)}"

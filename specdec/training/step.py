@@ -20,12 +20,20 @@ from specdec.nn.unroll import UnrollKernel
 from specdec.target import Target
 from specdec.target.proof import remedy
 from specdec.training.head_loss import HeadTask, Index, TargetHead, TargetProbs, head_loss, pieces
-from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, NamedTerm, SoftCrossEntropy, terms
+from specdec.training.losses import (
+    DistributionLoss,
+    FeatureLoss,
+    Loss,
+    NamedTerm,
+    SoftCrossEntropy,
+    terms,
+)
 from specdec.training.step_weights import Decay, PrefixWeights, StepWeights, slot_weights
 from specdec.training.ttt import ORACLE, KeptSlots, reachable, shift, supervised, ttt_unroll
 
 CUDA_PIECE = 2**31  # bytes of logits at a time on a GPU, where each piece costs its launches
-LEAST = 0.2  # of the slots, that every step keeps, as P-EAGLE's training has it (https://arxiv.org/abs/2602.01469)
+# of the slots, that every step keeps, as P-EAGLE's training has it (https://arxiv.org/abs/2602.01469)
+LEAST = 0.2
 
 
 @dataclass(frozen=True)
@@ -67,8 +75,12 @@ class ObjectiveConfig:
     @cached_property
     def reads(self) -> frozenset[str]:
         """What losses and weights read of the target's distribution beside its probabilities."""
-        found = [term.loss.reads for term in terms(self.loss) if isinstance(term.loss, DistributionLoss)]
-        return frozenset({"token_R"} if isinstance(self.weights, PrefixWeights) else ()).union(*found)
+        found = [
+            term.loss.reads for term in terms(self.loss) if isinstance(term.loss, DistributionLoss)
+        ]
+        return frozenset({"token_R"} if isinstance(self.weights, PrefixWeights) else ()).union(
+            *found
+        )
 
 
 class TargetOutputs(NamedTuple):
@@ -131,11 +143,15 @@ def target_outputs(
     reads = config.reads | ({"log_mass_R", "token_R"} if measure else set())
     known = measure or config.in_vocab or isinstance(config.weights, PrefixWeights)
     probs = TargetHead(target, drafter.vocab, reads, known)
-    aux_BTNH, device = out.aux_BTNH, out.aux_BTNH.device.type
+    aux_BTNH = out.aux_BTNH
+    device = out.aux_BTNH.device.type
     # autocast rounds what a projection reads to its own dtype: widened before, it would take twice the memory for that.
     # A norm that reads them has weights in float32
-    casts = torch.is_autocast_enabled(device) and aux_BTNH.dtype != torch.float64  # which it leaves alone
-    if not (casts and isinstance(drafter.config.fusion, Concat) and drafter.config.norms.aux == "none"):
+    # which it leaves alone
+    casts = torch.is_autocast_enabled(device) and aux_BTNH.dtype != torch.float64
+    if not (
+        casts and isinstance(drafter.config.fusion, Concat) and drafter.config.norms.aux == "none"
+    ):
         aux_BTNH = aux_BTNH.to(drafter.lm_head.weight.dtype)
     aux_BTNH = aux_BTNH.masked_fill(~real_BT[:, :, None, None], 0.0)  # zero times NaN is NaN
     return TargetOutputs(aux_BTNH, out.final_BTH, probs)
@@ -151,10 +167,16 @@ class TrainStep(nn.Module):
 
     def __init__(self, drafter: Drafter, objective: ObjectiveConfig) -> None:
         super().__init__()
-        self.drafter, self.objective, self.terms = drafter, objective, terms(objective.loss)
+        self.drafter = drafter
+        self.objective = objective
+        self.terms = terms(objective.loss)
 
     def forward(
-        self, batch: Batch, target: TargetOutputs, measure: bool = True, drawn_BT: Tensor | None = None
+        self,
+        batch: Batch,
+        target: TargetOutputs,
+        measure: bool = True,
+        drawn_BT: Tensor | None = None,
     ) -> StepOutput:
         """The unrolled loss: its mean over the rows of all steps, by the weights of steps and slots.
 
@@ -165,34 +187,57 @@ class TrainStep(nn.Module):
             drawn_BT: a number from 0 to 1 for each slot: step k leaves those out that are above its share. Figures are
                 of what is left.
         """
-        drafter, config = self.drafter, self.objective
-        K, mask, documents = config.steps, batch.loss_mask_BT, batch.documents_BT
+        drafter = self.drafter
+        config = self.objective
+        K = config.steps
+        mask = batch.loss_mask_BT
+        documents = batch.documents_BT
 
         # Which slots learn at which unroll step; of the others only the keys of step 0, which later slots attend to.
         trained_KBT = torch.stack([supervised(mask, documents, k) for k in range(K)])
         if drawn_BT is None:
-            left_KBT, kept = None, [KeptSlots.of(trained_KBT)] * K
+            left_KBT = None
+            kept = [KeptSlots.of(trained_KBT)] * K
         else:
             masks = drafter.config.recurrence.masks
             left_KBT = torch.stack([drawn_BT <= share for share in config.shares(masks)])
             trained_KBT &= left_KBT
-            kept = [KeptSlots.of(trained_KBT)] * K if masks else [KeptSlots.of(trained_KBT[k:]) for k in range(K)]
+            kept = (
+                [KeptSlots.of(trained_KBT)] * K
+                if masks
+                else [KeptSlots.of(trained_KBT[k:]) for k in range(K)]
+            )
 
         # Training-time test (https://arxiv.org/abs/2503.01840): from step 1 on the drafter reads its own features.
-        unroll = ttt_unroll(drafter, batch.ids_BT, target.aux_BTNH, documents, K, config.kernel, config.recompute, kept)
+        unroll = ttt_unroll(
+            drafter,
+            batch.ids_BT,
+            target.aux_BTNH,
+            documents,
+            K,
+            config.kernel,
+            config.recompute,
+            kept,
+        )
         steps = list(unroll)
 
         # Losses of the next-token distribution, piece by piece through both heads, with their gradients, here and now.
         counter = None
         if measure:
             reached_KBT = torch.stack([reachable(mask, documents, k) for k in range(K)])
-            counter = _Counter((reached_KBT if left_KBT is None else reached_KBT & left_KBT).flatten(1))
+            counter = _Counter(
+                (reached_KBT if left_KBT is None else reached_KBT & left_KBT).flatten(1)
+            )
         size = config.piece(steps[0].normed_BTH.element_size(), drafter.config.draft_vocab_size)
         final_SH = target.final_BTH.flatten(0, 1)
         task = HeadTask(
             list(pieces(trained_KBT, size, kept)),
             lambda at_C: target.probs(final_SH[at_C]),
-            [(term.weight, term.loss) for term in self.terms if isinstance(term.loss, DistributionLoss)],
+            [
+                (term.weight, term.loss)
+                for term in self.terms
+                if isinstance(term.loss, DistributionLoss)
+            ],
             config.weights.factors(K),
             config.in_vocab,
             counter,
@@ -214,9 +259,17 @@ class TrainStep(nn.Module):
                 for k, step in enumerate(steps):
                     slots_R = trained_KBT[k].flatten().nonzero()[:, 0]
                     target_RH = shift(target.final_BTH, 1 + k).flatten(0, 1)[slots_R]
-                    h_RH = step.h_BTH.flatten(0, 1)[slots_R if (at := kept[k]) is None else at.place_S[slots_R]]
+                    h_RH = step.h_BTH.flatten(0, 1)[
+                        slots_R if (at := kept[k]) is None else at.place_S[slots_R]
+                    ]
                     loss_R = term.loss(h_RH, target_RH.to(h_RH.dtype))
-                    by_step.append((loss_R if task.weight_KS is None else loss_R * task.weight_KS[k, slots_R]).sum())
+                    by_step.append(
+                        (
+                            loss_R
+                            if task.weight_KS is None
+                            else loss_R * task.weight_KS[k, slots_R]
+                        ).sum()
+                    )
                 per_K = torch.stack(by_step)
                 loss = loss + term.weight * (per_K * factor_K).sum() / rows.clamp(min=1e-30)
                 losses.append(per_K.detach())
@@ -224,7 +277,9 @@ class TrainStep(nn.Module):
                 losses.append(next(columns))
         if counter is None:
             return StepOutput(loss, rows, None)
-        return StepOutput(loss, rows, counter.counts(count_K, torch.stack(losses, dim=1), trained_KBT))
+        return StepOutput(
+            loss, rows, counter.counts(count_K, torch.stack(losses, dim=1), trained_KBT)
+        )
 
 
 class _Counter:
@@ -239,7 +294,9 @@ class _Counter:
     def __call__(self, k: int, slots: Index, logits_RD: Tensor, probs: TargetProbs) -> None:
         q_RD = logits_RD.softmax(-1, dtype=probs.p_CD.dtype)
         reached_R = self.reached_KS[k, slots]
-        self.hits_KS[k, slots] = (logits_RD.argmax(-1) == probs.token_C) & probs.covered_C & reached_R
+        self.hits_KS[k, slots] = (
+            (logits_RD.argmax(-1) == probs.token_C) & probs.covered_C & reached_R
+        )
         self.covered_K[k] += probs.covered_C.sum()
         # the chance that a sampled draft is accepted (https://arxiv.org/abs/2211.17192)
         overlap_R = torch.minimum(probs.p_CD * probs.log_mass_C.exp()[:, None], q_RD).sum(-1)
@@ -277,7 +334,9 @@ class UnrollMetrics(Metric):
         self.weights = [term.weight for term in terms]
         self.factors = list(factors)
         size = len(StepCounts._fields) - 1 + len(terms)
-        self.add_state("sums", torch.zeros(size, len(factors), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state(
+            "sums", torch.zeros(size, len(factors), dtype=torch.float64), dist_reduce_fx="sum"
+        )
 
     def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> Self:
         """Move the sums, and keep them in float64: Lightning turns a whole module to bfloat16, which loses rows."""
@@ -295,7 +354,8 @@ class UnrollMetrics(Metric):
         """Every figure as a scalar; a depth that was never reached reports zero."""
         others = len(StepCounts._fields) - 1
         c = StepCounts._make([*self.sums[:others], self.sums[others:].T])
-        weight_N, factor_K = c.rows_K.new_tensor(self.weights), c.rows_K.new_tensor(self.factors)
+        weight_N = c.rows_K.new_tensor(self.weights)
+        factor_K = c.rows_K.new_tensor(self.factors)
 
         def mean(top: Tensor, bottom: Tensor) -> Tensor:
             return (top / bottom.clamp(min=1e-30)).float()  # weights may sum up to less than a row

@@ -111,7 +111,9 @@ class DPACE(PrefixWeights):
 
     def weigh(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
         s_KS = ((1 - self.alpha) * seen_KS + self.alpha) * chained_KS
-        ahead_S, ahead = torch.zeros_like(s_KS[0]), list[Tensor]()  # of each step, the length that it opens the way to
+        # of each step, the length that it opens the way to
+        ahead_S = torch.zeros_like(s_KS[0])
+        ahead = list[Tensor]()
         for s_S in s_KS.flip(0):
             ahead.insert(0, 1 + ahead_S)
             ahead_S = s_S * ahead[0]
@@ -120,14 +122,20 @@ class DPACE(PrefixWeights):
 
 @torch.no_grad()
 def slot_weights(
-    weights: PrefixWeights, task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor], trained_KBT: Tensor
+    weights: PrefixWeights,
+    task: HeadTask,
+    weight_DH: Tensor,
+    normed: Sequence[Tensor],
+    trained_KBT: Tensor,
 ) -> Tensor:
     """What each step of each slot weighs, (K, S), in float32 or wider: the first pass, piece by piece as the second."""
     trained_KS = trained_KBT.flatten(1)
     seen_KS = torch.zeros(trained_KS.shape, dtype=wide(weight_DH.dtype), device=weight_DH.device)
 
     def look(k: int, slots: Index, logits_RD: Tensor, probs: TargetProbs) -> None:
-        seen_KS[k, slots] = weights.look(logits_RD, probs.token_C, probs.covered_C).to(seen_KS.dtype)
+        seen_KS[k, slots] = weights.look(logits_RD, probs.token_C, probs.covered_C).to(
+            seen_KS.dtype
+        )
 
     head_loss(task._replace(terms=(), watch=look), weight_DH, normed)
     chained_KS = trained_KS.cumprod(0)

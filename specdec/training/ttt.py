@@ -32,7 +32,8 @@ def shift(x_BT: Tensor, by: int) -> Tensor:
 def supervised(loss_mask_BT: Tensor, documents_BT: Tensor, k: int) -> Tensor:
     """Slots whose step-k prediction is trained: x[t+1+k] and x[t+2+k] are answer tokens of the slot's document."""
     out = torch.zeros_like(loss_mask_BT)
-    here_BT, there_BT = documents_BT[:, : -2 - k], documents_BT[:, 2 + k :]
+    here_BT = documents_BT[:, : -2 - k]
+    there_BT = documents_BT[:, 2 + k :]
     answer_BT = loss_mask_BT[:, 1 + k : -1] & loss_mask_BT[:, 2 + k :]
     out[:, : here_BT.shape[1]] = answer_BT & (here_BT == there_BT) & (here_BT >= 0)
     return out
@@ -67,7 +68,9 @@ class KeptSlots(NamedTuple):
         slots_BM = count_B.new_zeros(B, M)
         rows_R, slots_R = kept_BT.nonzero(as_tuple=True)
         slots_BM[rows_R, rank_BT[rows_R, slots_R]] = slots_R
-        return cls(slots_BM, (rank_BT + torch.arange(B, device=rank_BT.device)[:, None] * M).flatten())
+        return cls(
+            slots_BM, (rank_BT + torch.arange(B, device=rank_BT.device)[:, None] * M).flatten()
+        )
 
     def among(self, others: Self | None) -> Tensor:
         """Where these slots, which must be among the others, stand in the others' M; None for all T: int64 (B, M)."""
@@ -75,13 +78,18 @@ class KeptSlots(NamedTuple):
             return self.slots_BM
         B, M = others.slots_BM.shape
         at_BM = others.place_S.view(B, -1).gather(1, self.slots_BM)
-        return (at_BM - torch.arange(B, device=at_BM.device)[:, None] * M).clamp(min=0)  # copies may be of none
+        # copies may be of none
+        return (at_BM - torch.arange(B, device=at_BM.device)[:, None] * M).clamp(min=0)
 
     def take(self, x: Tensor, ahead: int = 0) -> Tensor:
         """(B, T or more, ...) at the kept slots, or ``ahead`` of them: (B, M, ...)."""
         B, T = x.shape[:2]
         first_B1 = torch.arange(B, device=x.device)[:, None] * T + ahead
-        return x.flatten(0, 1).index_select(0, (self.slots_BM + first_B1).flatten()).unflatten(0, (B, -1))
+        return (
+            x.flatten(0, 1)
+            .index_select(0, (self.slots_BM + first_B1).flatten())
+            .unflatten(0, (B, -1))
+        )
 
 
 def ttt_unroll(
@@ -108,12 +116,19 @@ def ttt_unroll(
     """
     if drafter.config.recurrence.masks:
         drafter.config.recurrence.check_depth(steps)
-        yield from _block_unroll(drafter, ids_BT, aux_BTNH, documents_BT, steps, kernel, (kept or [None])[0])
+        yield from _block_unroll(
+            drafter, ids_BT, aux_BTNH, documents_BT, steps, kernel, (kept or [None])[0]
+        )
         return
-    whole, T = View.packed(documents_BT), ids_BT.shape[1]
-    view, before = whole, None
-    h_BTH, keys = drafter.fuse(aux_BTNH), UnrollCache(kernel)  # the first feature is the target's
-    read = drafter.read(torch.nn.functional.pad(ids_BT, (0, steps)), h_BTH.dtype)  # every token once, for all steps
+    whole = View.packed(documents_BT)
+    T = ids_BT.shape[1]
+    view = whole
+    before = None
+    # the first feature is the target's
+    h_BTH = drafter.fuse(aux_BTNH)
+    keys = UnrollCache(kernel)
+    # every token once, for all steps
+    read = drafter.read(torch.nn.functional.pad(ids_BT, (0, steps)), h_BTH.dtype)
     for k in range(steps):
         if (now := kept[k] if kept else None) is not None and (k < 2 or now is not before):
             view = whole.of(now.slots_BM) if k else whole._replace(wanted_BM=now.slots_BM)
@@ -122,8 +137,11 @@ def ttt_unroll(
             h_BTH = h_BTH.take_along_dim(at_BM[..., None], 1)
             keys.narrow(at_BM)
         before = now
-        if k == 1 and drafter.config.recurrence.parallel:  # of the text no later step reads anything, but the mask
-            read = drafter.read(drafter.following(ids_BT[:1, :1]), h_BTH.dtype).expand(*read.shape[:2], -1)
+        # of the text no later step reads anything, but the mask
+        if k == 1 and drafter.config.recurrence.parallel:
+            read = drafter.read(drafter.following(ids_BT[:1, :1]), h_BTH.dtype).expand(
+                *read.shape[:2], -1
+            )
         read_k = read[:, 1 + k : 1 + k + T] if k == 0 or now is None else now.take(read, 1 + k)
         here = view._replace(positions_BT=view.positions_BT + k)
         if recompute and torch.is_grad_enabled():
@@ -131,7 +149,8 @@ def ttt_unroll(
         else:
             step = drafter.advance(read_k, h_BTH, here._replace(cache=keys))
         yield step
-        h_BTH = step.h_BTH  # from now on the drafter reads what it made itself, as it does when it decodes
+        # from now on the drafter reads what it made itself, as it does when it decodes
+        h_BTH = step.h_BTH
 
 
 def _block_unroll(
@@ -148,12 +167,18 @@ def _block_unroll(
 
     It sees the features of its document up to its anchor, and all of itself.
     """
-    whole, T = View.packed(documents_BT), ids_BT.shape[1]
+    whole = View.packed(documents_BT)
+    T = ids_BT.shape[1]
     h_BTH = drafter.fuse(aux_BTNH)
     root_BT = torch.nn.functional.pad(ids_BT, (0, 1))[:, 1:]
-    view, root_BM = (whole, root_BT) if kept is None else (whole.of(kept.slots_BM), kept.take(root_BT))
-    masks, M = drafter.config.recurrence.masks, root_BM.shape[1]
-    ids, blocks = torch.cat([root_BM, drafter.following(root_BM).repeat(1, masks)], 1), 1 + masks  # level by level
+    view, root_BM = (
+        (whole, root_BT) if kept is None else (whole.of(kept.slots_BM), kept.take(root_BT))
+    )
+    masks = drafter.config.recurrence.masks
+    M = root_BM.shape[1]
+    # level by level
+    ids = torch.cat([root_BM, drafter.following(root_BM).repeat(1, masks)], 1)
+    blocks = 1 + masks
     assert isinstance(view.visibility, Spans)
     depth = torch.arange(blocks, device=ids.device).repeat_interleave(M)
     positions = torch.cat([whole.positions_BT, view.positions_BT.repeat(1, blocks) + 1 + depth], 1)
@@ -164,9 +189,12 @@ def _block_unroll(
         yield Step(*(x[:, (k + 1) * M : (k + 2) * M] for x in step))
 
 
-def _recomputed(drafter: Drafter, read: Tensor, h_BTH: Tensor, view: View, keys: UnrollCache) -> Step:
+def _recomputed(
+    drafter: Drafter, read: Tensor, h_BTH: Tensor, view: View, keys: UnrollCache
+) -> Step:
     """A step under gradient checkpointing; its keys are added once, however often it is run."""
-    before, added = keys.copy(), list[UnrollCache]()
+    before = keys.copy()
+    added = list[UnrollCache]()
 
     def run(read: Tensor, h_BTH: Tensor) -> Step:
         cache = before.copy()

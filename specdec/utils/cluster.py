@@ -12,7 +12,8 @@ log = logging.getLogger(__name__)
 
 SHARED = "/dev/shm"  # where Ray keeps objects
 LOCAL = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's switch, read when it is imported
-AUTH = "RAY_AUTH_MODE"  # which Ray sets where it starts a cluster: its token lies in the home directory
+# which Ray sets where it starts a cluster: its token lies in the home directory
+AUTH = "RAY_AUTH_MODE"
 MISSING = "Ray is not installed: pip install 'specdec-lightning[ray]'"
 
 
@@ -29,7 +30,8 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
     """
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_USAGE_STATS_PROMPT_ENABLED="0")
     if not address or address.startswith("127."):
-        os.environ[LOCAL] = "0"  # for machines that are in no cluster: all servers listen on loopback
+        # for machines that are in no cluster: all servers listen on loopback
+        os.environ[LOCAL] = "0"
     if not address:
         options["include_dashboard"] = False
     try:
@@ -44,7 +46,9 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
             address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **options
         )  # fmt: skip
     except Exception as error:
-        raise ValueError(f"Ray cannot be had at {address or 'this machine'}: {last_line(error)}") from error
+        raise ValueError(
+            f"Ray cannot be had at {address or 'this machine'}: {last_line(error)}"
+        ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray puts its own there
@@ -55,7 +59,8 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
             "imported"
         )
     if not address and os.path.isdir(SHARED):
-        free, size = shutil.disk_usage(SHARED).free, ray.cluster_resources()["object_store_memory"]
+        free = shutil.disk_usage(SHARED).free
+        size = ray.cluster_resources()["object_store_memory"]
         if free < size:
             log.warning(
                 "%s has %s MB free, of %s MB for Ray's objects, which go to a disk instead: give it more, in a "

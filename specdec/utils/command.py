@@ -46,15 +46,22 @@ def parser_of(function: Callable[..., Any], name: str) -> ArgumentParser:
     """The parser of the command ``specdec NAME``, with ``--config FILE`` for a YAML file of any of its options."""
     description = re.split(r"\n(?:Args|Returns|Raises):", inspect.getdoc(function) or "")[0]
     parser = ArgumentParser(
-        prog=f"specdec {name}", description=description.strip(), exit_on_error=False, allow_abbrev=False
+        prog=f"specdec {name}",
+        description=description.strip(),
+        exit_on_error=False,
+        allow_abbrev=False,
     )
-    parser.add_argument("--config", action="config", help="a YAML file with any of the options below")
+    parser.add_argument(
+        "--config", action="config", help="a YAML file with any of the options below"
+    )
     if config := _config_of(function):
         parser.add_class_arguments(config, as_group=False, fail_untyped=True)
         return parser
     kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD in kinds
-    parser.add_function_arguments(function, as_group=False, as_positional=positional, fail_untyped=True)
+    parser.add_function_arguments(
+        function, as_group=False, as_positional=positional, fail_untyped=True
+    )
     return parser
 
 
@@ -62,7 +69,8 @@ def call(function: Callable[..., Any], name: str, argv: list[str]) -> int:
     """Parse the arguments of ``specdec NAME`` and call its function; the exit status, 0 where it returns none."""
     parser = parser_of(function, name)
     config = _config_of(function)
-    end = argv.index("--") if "--" in argv else len(argv)  # behind it everything is another program's
+    # behind it everything is another program's
+    end = argv.index("--") if "--" in argv else len(argv)
     files, rest = merged(argv[:end])
     composed = ["--config", yaml.safe_dump(files, sort_keys=False)] if files else []
     spelled = _spelled(config or function, target_shorthand(rest + argv[end:]))
@@ -107,16 +115,21 @@ def _spelled(function: Callable[..., Any], argv: list[str]) -> list[str]:
         hint = hints.get(word)
         if get_origin(hint) is list and not (len(values) == 1 and values[0].startswith("[")):
             quoted = map(json.dumps, values) if get_args(hint)[0] in (str, Path) else values
-            word, values = f"{word}=[{', '.join(quoted)}]", []
+            word = f"{word}=[{', '.join(quoted)}]"
+            values = []
         elif hint is bool and not values:
             word = f"{word}=true"
-        out, values = [word, *values, *out], []
+        out = [word, *values, *out]
+        values = []
     return values + out
 
 
 def target_shorthand(argv: list[str]) -> list[str]:
     """``--target NAME`` for ``--target.source NAME``."""
-    return ["--target.source" + arg[len("--target") :] if arg.split("=")[0] == "--target" else arg for arg in argv]
+    return [
+        "--target.source" + arg[len("--target") :] if arg.split("=")[0] == "--target" else arg
+        for arg in argv
+    ]
 
 
 def fit_options(argv: list[str]) -> list[str]:
@@ -129,17 +142,23 @@ def short(message: str) -> str:
     if refused := refusal(message):
         return refused
     key = re.search(r'Parser key "([\w.]+)"', message)
-    if key and (name := re.search(r"Expected a dot import path string: (\w+)\s*$", message, re.MULTILINE)):
+    if key and (
+        name := re.search(r"Expected a dot import path string: (\w+)\s*$", message, re.MULTILINE)
+    ):
         return f"{key[1]}: there is no {name[1]}; {nearest_class(name[1])}".removesuffix("; ")
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if "Errors:" not in lines:
         return " ".join(lines[:3] if key else lines)
     # of every type that an argument could have been: the reasons, not the list of types
     reasons = [
-        *itertools.takewhile(lambda line: not line.startswith("Given value"), lines[lines.index("Errors:") + 1 :])
+        *itertools.takewhile(
+            lambda line: not line.startswith("Given value"), lines[lines.index("Errors:") + 1 :]
+        )
     ]
     if ours := [
         line for line in reasons if re.match(r"- [\w.: ]+ must be ", line)
     ]:  # the class was right, a number not
         return ours[0].removeprefix("- ")
-    return " ".join([lines[0], *(line for line in reasons if not line.endswith("<class 'NoneType'>"))])
+    return " ".join(
+        [lines[0], *(line for line in reasons if not line.endswith("<class 'NoneType'>"))]
+    )

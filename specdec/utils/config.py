@@ -66,7 +66,9 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     config, rest = merged(args)
     words = [word.rpartition("=") for word in rest]
     # a part's file by its whole path: a bare mine.yaml would also be the name of something in a module
-    return config, [name + equals + _located(shipped(value), Path()) for name, equals, value in words]
+    return config, [
+        name + equals + _located(shipped(value), Path()) for name, equals, value in words
+    ]
 
 
 def merged(args: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -78,7 +80,9 @@ def merged(args: list[str]) -> tuple[dict[str, Any], list[str]]:
         found, rest = parser.parse_known_args(args)
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from error
-    config = OmegaConf.to_container(OmegaConf.merge({}, *(read_yaml(shipped(path)) for path in found.config)))
+    config = OmegaConf.to_container(
+        OmegaConf.merge({}, *(read_yaml(shipped(path)) for path in found.config))
+    )
     assert isinstance(config, dict)
     return {str(key): value for key, value in config.items()}, rest
 
@@ -98,7 +102,9 @@ def run_names(kind: str) -> Iterator[Path]:
 
 def new_run(kind: str) -> Path:
     """The first of :func:`run_names` that does not exist and is not about to; it is neither made nor claimed."""
-    return next(path for path in run_names(kind) if not path.exists() and not is_held(claim_of(path)))
+    return next(
+        path for path in run_names(kind) if not path.exists() and not is_held(claim_of(path))
+    )
 
 
 def is_part(value: Any) -> bool:
@@ -155,8 +161,11 @@ def hyperparameters(value: Any, name: str = "") -> Any:
     elif isinstance(value, functools.partial):
         value = {"class_path": class_name(value.func), **value.keywords}
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kind, fields = type(value), {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        value = fields if kind.__bases__ == (object,) else {"class_path": class_name(kind), **fields}
+        kind = type(value)
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        value = (
+            fields if kind.__bases__ == (object,) else {"class_path": class_name(kind), **fields}
+        )
     if isinstance(value, Mapping):
         return {str(key): hyperparameters(child, str(key)) for key, child in value.items()}
     if isinstance(value, list | tuple):
@@ -198,7 +207,11 @@ def words(value: Any) -> str:
         cls = _loaded(value["class_path"])
         parameters = inspect.signature(cls).parameters if cls else {}
         defaults = {name: canonical(parameter.default) for name, parameter in parameters.items()}
-        chosen = [(name, child) for name, child in value["init_args"].items() if defaults.get(name, ...) != child]
+        chosen = [
+            (name, child)
+            for name, child in value["init_args"].items()
+            if defaults.get(name, ...) != child
+        ]
         given = [f"{name}={words(child)}" for name, child in chosen]
         return value["class_path"].rpartition(".")[2] + (f"({', '.join(given)})" if given else "")
     if isinstance(value, dict):

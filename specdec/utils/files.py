@@ -36,7 +36,8 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync no folders
+        # some network file systems sync no folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
         os.close(handle)
@@ -48,7 +49,8 @@ def explained(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        culprit, reason = str(error.filename or path), error.strerror or str(error)
+        culprit = str(error.filename or path)
+        reason = error.strerror or str(error)
         if isinstance(error, FileExistsError | NotADirectoryError):
             reason = "a part of the path is a file, not a directory"
         elif isinstance(error, IsADirectoryError):
@@ -113,9 +115,13 @@ def _remove_abandoned(folder: Path) -> None:
         with stream:
             if not lock_now(stream):
                 return
-            if (folder / REPLACED).exists():  # killed between two renames: what was to take its place is whole
+            # killed between two renames: what was to take its place is whole
+            if (folder / REPLACED).exists():
                 for entry in folder.iterdir():
-                    if entry.name not in (LOCK, REPLACED) and not (folder.parent / entry.name).exists():
+                    if (
+                        entry.name not in (LOCK, REPLACED)
+                        and not (folder.parent / entry.name).exists()
+                    ):
                         entry.rename(folder.parent / entry.name)
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -157,7 +163,11 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
     ValueError also if ``path`` exists and ``replace`` is false, or another process is about to make it.
     """
     path = Path(path)
-    with contextlib.nullcontext() if replace else claimed(path), explained(path), _held(path.parent) as folder:
+    with (
+        contextlib.nullcontext() if replace else claimed(path),
+        explained(path),
+        _held(path.parent) as folder,
+    ):
         temporary = folder / path.name
         temporary.mkdir()
         mode = temporary.stat().st_mode
@@ -167,7 +177,8 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
             if file.is_symlink():
                 continue
             if file.is_file():
-                file.chmod(file.stat().st_mode | mode & 0o666)  # safetensors writes for its owner alone
+                # safetensors writes for its owner alone
+                file.chmod(file.stat().st_mode | mode & 0o666)
             _sync(file)
         _sync(temporary)
         if replace and path.exists():
@@ -178,7 +189,9 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
             if (folder / REPLACED).exists():
                 os.replace(folder / REPLACED, path)
-            raise ValueError(f"{path}: {gone[0].name} was removed while it was written: run the command again")
+            raise ValueError(
+                f"{path}: {gone[0].name} was removed while it was written: run the command again"
+            )
 
 
 @contextlib.contextmanager
@@ -226,17 +239,23 @@ def regular(path: Path | str) -> int:
 def read_json(path: Path | str) -> Any:
     """What a JSON file holds; ValueError, with file and line, if it is missing, unreadable, too large or not JSON."""
     if (size := regular(path)) > MOST_JSON:
-        raise ValueError(f"{path}: {size:,} bytes, and no JSON file of more than {MOST_JSON:,} is read")
+        raise ValueError(
+            f"{path}: {size:,} bytes, and no JSON file of more than {MOST_JSON:,} is read"
+        )
     with explained(path):
         raw = read_bytes(path)
     try:
         return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise ValueError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from error
     except (RecursionError, ValueError) as error:  # lists in lists without end; thousands of digits
-        raise ValueError(f"{path}: not JSON of a sane size: {str(error).partition(';')[0]}") from error
+        raise ValueError(
+            f"{path}: not JSON of a sane size: {str(error).partition(';')[0]}"
+        ) from error
 
 
 def sha256(path: Path | str) -> str:
@@ -249,13 +268,19 @@ def sha256(path: Path | str) -> str:
 def check_sum(path: Path | str) -> None:
     """ValueError if :data:`SUMS` in a file's folder, or ``FILE.sha256`` beside it, lists another hash for it."""
     path = Path(path)
-    place, beside = path.with_name(SUMS), path.with_name(f"{path.name}.sha256")
+    place = path.with_name(SUMS)
+    beside = path.with_name(f"{path.name}.sha256")
     if any(line[66:] == f"{path.name}\n" and line[:64] != sha256(path) for line in _listed(place)):
         raise _damaged(path, place)
-    if beside.is_file():  # as sha256sum writes it, of a file in any folder; PowerShell writes capitals
+    # as sha256sum writes it, of a file in any folder; PowerShell writes capitals
+    if beside.is_file():
         found = re.fullmatch(r"(\w+)(?: [ *](?:.*/)?(.+))?\n?", "".join(_listed(beside)))
         digest = sha256(path)
-        if not found or found[1] not in (digest, digest.upper()) or found[2] not in (None, path.name):
+        if (
+            not found
+            or found[1] not in (digest, digest.upper())
+            or found[2] not in (None, path.name)
+        ):
             raise _damaged(path, beside)
 
 
@@ -267,7 +292,14 @@ def read_bytes(path: Path | str) -> bytes:
 
 def _sums(directory: Path, *patterns: str) -> list[str]:
     """A line for each of a directory's files, as ``sha256sum -c`` reads it."""
-    names = sorted({file for pattern in patterns or ("*",) for file in directory.glob(pattern) if file.is_file()})
+    names = sorted(
+        {
+            file
+            for pattern in patterns or ("*",)
+            for file in directory.glob(pattern)
+            if file.is_file()
+        }
+    )
     files = [file for file in names if not file.name.startswith((".", *DOCUMENTS))]
     return [f"{sha256(file)}  {file.name}\n" for file in files if file.name != SUMS]
 
@@ -305,7 +337,9 @@ def check_sums(directory: Path, remedy: str | None = None, partial: bool = False
     if not listed and not (directory / SUMS).exists():
         return {}
     found = set(_sums(directory))
-    if differing := {line.partition("  ")[2].strip() for line in (listed - found if partial else listed ^ found)}:
+    if differing := {
+        line.partition("  ")[2].strip() for line in (listed - found if partial else listed ^ found)
+    }:
         raise _damaged(directory / min(differing), directory / SUMS, remedy)
     return {line[66:-1]: line[:64] for line in found}
 
@@ -360,7 +394,11 @@ def take_claim(path: Path, patience: float = 0.0) -> TextIO | None:
             try:
                 stream = path.open("a+")
                 # unless its last holder has just removed the file that was opened here
-                if lock_now(stream) and path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                if (
+                    lock_now(stream)
+                    and path.exists()
+                    and os.path.samestat(os.fstat(stream.fileno()), path.stat())
+                ):
                     stream.truncate(0)
                     stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
                     stream.flush()

@@ -19,13 +19,16 @@ STATUS = {
 @contextlib.contextmanager
 def reached(what: str) -> Iterator[None]:
     """Turn whatever goes wrong between here and the Hub into a ValueError that begins with ``what`` was wanted."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError  # a second, seldom wanted
+    # a second, seldom wanted
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
 
     try:
         yield
     except (HTTPError, OSError, RuntimeError) as error:
         # uploads run in threads, whose errors come wrapped; a download's tell why the Hub could not be asked
-        cause = error.__cause__ if isinstance(error, RuntimeError | LocalEntryNotFoundError) else None
+        cause = (
+            error.__cause__ if isinstance(error, RuntimeError | LocalEntryNotFoundError) else None
+        )
         found = cause or error
         reason = " ".join(str(found).split())[:200] or type(found).__name__
         if isinstance(found, HfHubHTTPError):

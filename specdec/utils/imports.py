@@ -27,7 +27,8 @@ DEFAULT = (
     *(f"lightning.fabric.{name}" for name in ("accelerators", "loggers", "plugins", "strategies")),
 )  # fmt: skip
 SHORT = ("specdec", "torch.optim", "parts of lightning.pytorch", "lightning.fabric")
-FLAG, VARIABLE = "--allow_imports", "SPECDEC_ALLOW_IMPORTS"
+FLAG = "--allow_imports"
+VARIABLE = "SPECDEC_ALLOW_IMPORTS"
 WANTED = {"imports": "a module's name: --allow_imports my_package", "env": "a variable's name: --allow_env DATA",
           "keys": f"a key: --allow_keys {next(iter(trust.REACH))}"}  # fmt: skip
 
@@ -38,20 +39,25 @@ def guard() -> None:
         import_path_denylist=["*"],
         import_path_allowlist=[*DEFAULT, *trust.allowed[-1].imports],
         omegaconf_absolute_to_relative_paths=True,  # below a sub-command too
-        instantiate_subclass_spec_in_any=False,  # else any class could be built where a parameter is not annotated
+        # else any class could be built where a parameter is not annotated
+        instantiate_subclass_spec_in_any=False,
     )
     trust.guard()
 
 
 @contextlib.contextmanager
-def allowing(modules: Sequence[str], env: Sequence[str] = (), keys: Sequence[str] = ()) -> Iterator[None]:
+def allowing(
+    modules: Sequence[str], env: Sequence[str] = (), keys: Sequence[str] = ()
+) -> Iterator[None]:
     """For the length of a block, let values name what lies in these modules, and import them, so that a saved drafter
     finds its parts; let configs read these variables of the environment, and give these keys.
 
     The working folder becomes importable, behind whatever is installed: nothing in it can stand in for a library.
     ValueError if one is no module, or cannot be imported.
     """
-    path, before, depth = list(sys.path), trust.allowed[-1], len(trust.allowed)
+    path = list(sys.path)
+    before = trust.allowed[-1]
+    depth = len(trust.allowed)
     try:
         if modules and not {"", os.getcwd()} & set(sys.path):
             sys.path.append(os.getcwd())
@@ -64,7 +70,9 @@ def allowing(modules: Sequence[str], env: Sequence[str] = (), keys: Sequence[str
         yield
     finally:
         if len(trust.allowed) > depth:  # else it failed before
-            set_parsing_settings(import_path_denylist=sorted(set(trust.allowed.pop().imports) - set(before.imports)))
+            set_parsing_settings(
+                import_path_denylist=sorted(set(trust.allowed.pop().imports) - set(before.imports))
+            )
         sys.path[:] = path
 
 
@@ -91,14 +99,17 @@ def take(args: list[str]) -> tuple[Allowed, list[str]]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in Allowed._fields:
         variable = VARIABLE.replace("IMPORTS", name.upper())
-        parser.add_argument(f"--allow_{name}", action="append", default=[os.environ.get(variable, "")])
+        parser.add_argument(
+            f"--allow_{name}", action="append", default=[os.environ.get(variable, "")]
+        )
     try:
         found, rest = parser.parse_known_args(args)
     except argparse.ArgumentError as error:
         wanted = WANTED[str(error.argument_name).removeprefix("--allow_")]
         raise ValueError(f"{error.argument_name} needs {wanted}") from error
     lists = (
-        dict.fromkeys(re.findall(r"[^\s,]+", ",".join(getattr(found, f"allow_{name}")))) for name in Allowed._fields
+        dict.fromkeys(re.findall(r"[^\s,]+", ",".join(getattr(found, f"allow_{name}"))))
+        for name in Allowed._fields
     )
     return Allowed(*map(tuple, lists)), rest
 
@@ -115,7 +126,8 @@ def refusal(message: str) -> str | None:
     found = re.search(r"Importing '([^']+)' is not allowed", message)
     if found is None:
         return None
-    path, key = found[1], re.search(r"(?:Parser key|argument) [\"'-]*([\w.]+)", message)
+    path = found[1]
+    key = re.search(r"(?:Parser key|argument) [\"'-]*([\w.]+)", message)
     module, _, last = path.rpartition(".")
     where = f"{path} ({key[1]})" if key else path
     if last in ("yaml", "yml", "json"):

@@ -43,7 +43,9 @@ class Journal:
     """
 
     def __init__(self, path: Path, kind: str, settings: dict[str, Any]) -> None:
-        self.path, self.kind, self.settings = path, kind, settings
+        self.path = path
+        self.kind = kind
+        self.settings = settings
         self.entries: list[dict[str, Any]] = []
         self._synced = time.monotonic()
 
@@ -88,14 +90,18 @@ class Journal:
         whole = content.rfind(b"\n") + 1
         lines = whole_lines(self.path, content, _parsed)
         header = {"journal": self.kind, "settings": self.settings}
-        new = not lines and _line(header).startswith(content)  # not there, or the first line was cut short
+        # not there, or the first line was cut short
+        new = not lines and _line(header).startswith(content)
         first = lines[0] if lines else header if new else {}
         if first.get("journal") != self.kind:
             raise ValueError(f"{self.path}: no journal of {self.kind}: choose another place")
         if changes := "; ".join(
-            f"{key} {words(old)} there, {words(now)} now" for key, old, now in pairs(first["settings"], self.settings)
+            f"{key} {words(old)} there, {words(now)} now"
+            for key, old, now in pairs(first["settings"], self.settings)
         ):
-            raise ValueError(f"{self.path} was begun otherwise: {changes}: give the same again, or another place")
+            raise ValueError(
+                f"{self.path} was begun otherwise: {changes}: give the same again, or another place"
+            )
         self.entries = lines[1:]
         self._file.truncate(whole)
         if new:

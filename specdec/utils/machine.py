@@ -43,7 +43,9 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": cores(),
         "torch_threads": torch.get_num_threads() if torch else None,
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch and in_use else None,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch and in_use
+        else None,
         "versions": {"specdec": __version__} | _versions(),
         "git_commit": commit,
         "git_dirty": dirty,
@@ -68,19 +70,36 @@ def _git(checkout: Path) -> tuple[str | None, bool | None]:
         return None, None
     # inside a git hook these variables would point at another repository
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ["git", "--no-optional-locks", "-C", str(checkout), "status", "--porcelain=v2", "--branch"]
+    command = [
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(checkout),
+        "status",
+        "--porcelain=v2",
+        "--branch",
+    ]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None, None
     lines = done.stdout.splitlines()
-    commit = next(line.removeprefix("# branch.oid ") for line in lines if line.startswith("# branch.oid "))
-    return (None, None) if commit == "(initial)" else (commit, any(not line.startswith("#") for line in lines))
+    commit = next(
+        line.removeprefix("# branch.oid ") for line in lines if line.startswith("# branch.oid ")
+    )
+    return (
+        (None, None)
+        if commit == "(initial)"
+        else (commit, any(not line.startswith("#") for line in lines))
+    )
 
 
 def cores() -> int | None:
     """That this process may use; None where the system does not say."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # none on macOS
+    # none on macOS
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def multiplies_bfloat16() -> bool:

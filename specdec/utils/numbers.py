@@ -57,7 +57,9 @@ Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, above=True)]
 
 
-def check_numbers(annotated: Callable[..., Any], values: Mapping[str, Any], where: str = "") -> None:
+def check_numbers(
+    annotated: Callable[..., Any], values: Mapping[str, Any], where: str = ""
+) -> None:
     """Raise ValueError for the first of the values that is not in the range of its annotation.
 
     Args:
@@ -78,12 +80,25 @@ def _hints(annotated: Callable[..., Any]) -> dict[str, Any]:
 def _fault(hint: Any, value: Any) -> str | None:
     """What is wrong with a value, or one that it holds, by its annotation; None if nothing is."""
     arms = (hint,) if get_origin(hint) is Annotated else (hint, *get_args(hint))
-    ranges = [(arm.__origin__, one) for arm in arms if get_origin(arm) is Annotated for one in arm.__metadata__]
+    ranges = [
+        (arm.__origin__, one)
+        for arm in arms
+        if get_origin(arm) is Annotated
+        for one in arm.__metadata__
+    ]
     ranges = [(kind, one) for kind, one in ranges if isinstance(one, Range)]
     if not ranges or get_origin(hint) in (list, dict):
         inner = [get_args(arm)[-1] for arm in arms if get_origin(arm) in (list, dict)]
-        held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        return next((fault for child in held for one in inner if (fault := _fault(one, child))), None)
+        held = (
+            value.values()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, list | tuple)
+            else ()
+        )
+        return next(
+            (fault for child in held for one in inner if (fault := _fault(one, child))), None
+        )
     words = [word for arm in arms if get_origin(arm) is Literal for word in get_args(arm)]
     if value in words or isinstance(value, tuple(arm for arm in arms if isinstance(arm, type))):
         return None

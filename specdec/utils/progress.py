@@ -13,7 +13,9 @@ from specdec.utils.text import duration, how_many, plural
 
 log = logging.getLogger(__name__)
 
-FIRST, EVERY = 4.0, 30.0  # seconds to the first line, between lines at most: each takes twice as long as the one before
+# seconds to the first line, between lines at most: each takes twice as long as the one before
+FIRST = 4.0
+EVERY = 30.0
 
 
 class Advance(Protocol):
@@ -31,9 +33,16 @@ def progress(what: str, unit: str, total: int | None, done: int = 0) -> Iterator
     nothing about speed.
     """
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(plural(unit)))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(plural(unit)),
+    )
     begin = logged = time.perf_counter()
-    finished, doing, wait = done, what, FIRST
+    finished = done
+    doing = what
+    wait = FIRST
     if not console.is_terminal:
         size = plural(unit) if total is None else how_many(total, unit)
         log.info("%s: %s%s", what, size, f", {done:,} of them done" if done else "")
@@ -43,12 +52,18 @@ def progress(what: str, unit: str, total: int | None, done: int = 0) -> Iterator
 
         def advance(more: int, now: str = "") -> None:
             nonlocal finished, doing, logged, wait
-            finished, doing = finished + more, f"{what}, {now}" if now else doing
+            finished = finished + more
+            doing = f"{what}, {now}" if now else doing
             bar.update(task, completed=finished, description=doing)
             at = time.perf_counter()
             if not console.is_terminal and at - logged > wait:
-                logged, wait = at, min(2 * wait, EVERY)
-                log.info("%s: %s", doing, _so_far(finished, total, unit, (finished - done) / (at - begin)))
+                logged = at
+                wait = min(2 * wait, EVERY)
+                log.info(
+                    "%s: %s",
+                    doing,
+                    _so_far(finished, total, unit, (finished - done) / (at - begin)),
+                )
 
         yield advance
 
@@ -58,7 +73,11 @@ def _so_far(finished: int, total: int | None, unit: str, rate: float) -> str:
     if not rate or (total is not None and finished >= total):
         return said
     speed = (
-        f"{rate:,.0f} a second" if rate >= 10 else f"{duration(1 / rate)} each" if rate < 1 else f"{rate:.1f} a second"
+        f"{rate:,.0f} a second"
+        if rate >= 10
+        else f"{duration(1 / rate)} each"
+        if rate < 1
+        else f"{rate:.1f} a second"
     )
     left = "" if total is None else f", {duration((total - finished) / rate)} left"
     return f"{said}, {speed}{left}"

@@ -35,7 +35,8 @@ def stop_on_signals(patience: int = 0, ctrl_c: bool = True) -> Iterator[list[int
     owner = os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:  # of a library's process, forked from this one: it ends as it would have
+        # of a library's process, forked from this one: it ends as it would have
+        if os.getpid() != owner:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
             return
@@ -46,9 +47,14 @@ def stop_on_signals(patience: int = 0, ctrl_c: bool = True) -> Iterator[list[int
         elif len(signals) > patience:
             raise StopRequested(signals[0])
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     for number, old in before.items():
-        if (number != signal.SIGINT or ctrl_c) and (number != signal.SIGHUP or old != signal.SIG_IGN):
+        if (number != signal.SIGINT or ctrl_c) and (
+            number != signal.SIGHUP or old != signal.SIG_IGN
+        ):
             signal.signal(number, handle)
     try:
         yield signals

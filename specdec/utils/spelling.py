@@ -33,7 +33,17 @@ the versions of what they were read from."""
 OPTION = re.compile(r"(?m)^  (--[^\n]*(?:\n {20,}[^\n]*)*)")  # with its description
 YAML = (".yaml", ".yml", ".json")
 PART_KEYS = ("class_path", "init_args", "dict_kwargs")
-DYNAMIC = {"exec", "eval", "globals", "locals", "vars", "setattr", "__dict__", "__getattr__", "modules"}
+DYNAMIC = {
+    "exec",
+    "eval",
+    "globals",
+    "locals",
+    "vars",
+    "setattr",
+    "__dict__",
+    "__getattr__",
+    "modules",
+}
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -55,7 +65,8 @@ def nearest_class(name: str) -> str:
     return likely(name, [path.rpartition(".")[2] for path in index()["classes"]] + own)
 
 
-PASS_ON = ("WandbLogger", "CometLogger")  # to packages that need not be here, whatever else they are given
+# to packages that need not be here, whatever else they are given
+PASS_ON = ("WandbLogger", "CometLogger")
 
 
 def write(commands: Mapping[str, str]) -> None:
@@ -76,7 +87,9 @@ def arguments_of(path: str) -> list[str] | None:
         return None
     parser = ArgumentParser(exit_on_error=False)
     try:
-        parser.add_class_arguments(getattr(importlib.import_module(module), name), fail_untyped=False)
+        parser.add_class_arguments(
+            getattr(importlib.import_module(module), name), fail_untyped=False
+        )
     except ValueError:  # of a type that no config can give
         return None
     return sorted({key.partition(".")[0] for key in vars(parser.get_defaults())})
@@ -108,7 +121,9 @@ def known_parts(text: str) -> dict[str, KnownPart]:
     return found
 
 
-def check(command: str, text: str, argv: Sequence[str], allowed: Sequence[str], modules: Sequence[str]) -> None:
+def check(
+    command: str, text: str, argv: Sequence[str], allowed: Sequence[str], modules: Sequence[str]
+) -> None:
     """Raise ValueError, with the likeliest name, for what a command cannot take.
 
     Args:
@@ -133,17 +148,26 @@ def check(command: str, text: str, argv: Sequence[str], allowed: Sequence[str], 
 class Spelling:
     """The names of one command; see :func:`check`."""
 
-    def __init__(self, command: str, text: str, allowed: Sequence[str], modules: Sequence[str]) -> None:
-        self.command, self.text, self.allowed, self.modules = command, text, (*allowed, *modules), modules
+    def __init__(
+        self, command: str, text: str, allowed: Sequence[str], modules: Sequence[str]
+    ) -> None:
+        self.command = command
+        self.text = text
+        self.allowed = (*allowed, *modules)
+        self.modules = modules
         self.options = {option[2:] for option in re.findall(r"(?<![\w-])--[\w.]+", text)}
-        self.parts, self.arguments = known_parts(text), index()["classes"]
+        self.parts = known_parts(text)
+        self.arguments = index()["classes"]
         self.doubt = bool(modules)  # whether a class may be named whose arguments are not known
 
     def above(self, option: str) -> str | None:
         """The option above this one that takes a part or a mapping, whose names are its own."""
         above = (option[: dot.start()] for dot in re.finditer(r"\.", option))
         taking = (one for one in above if one in self.options)
-        return next((o for o in taking if f"{o}.help" in self.options or f"--{o} CONFIG" not in self.text), None)
+        return next(
+            (o for o in taking if f"{o}.help" in self.options or f"--{o} CONFIG" not in self.text),
+            None,
+        )
 
     def argument(self, option: str) -> None:
         """An option that is an argument of a part, of whichever class it is."""
@@ -163,7 +187,8 @@ class Spelling:
         """A config file, of everything or of one option."""
         from specdec.utils.config import read_yaml, shipped
 
-        path, config = shipped(path), None
+        path = shipped(path)
+        config = None
         if Path(path).is_file():  # nothing that can be read only once
             with contextlib.suppress(ValueError):  # which whoever reads it explains
                 config = read_yaml(path)
@@ -184,7 +209,9 @@ class Spelling:
 
     def _keys(self, option: str, config: Mapping[Any, Any], where: str) -> None:
         start = f"{option}." if option else ""
-        names = {other[len(start) :].split(".")[0] for other in self.options if other.startswith(start)}
+        names = {
+            other[len(start) :].split(".")[0] for other in self.options if other.startswith(start)
+        }
         for key, value in config.items():
             if isinstance(key, str) and "." not in key and not key.startswith("__"):
                 name = key.removesuffix("+")
@@ -199,13 +226,24 @@ class Spelling:
                 self._part(option, one, where)
         elif isinstance(value, dict) and isinstance(path := value.get("class_path"), str):
             self._class(option, path, where)
-            known = [one for one in self.parts[option].classes if path in (one, one.rpartition(".")[2])]
+            known = [
+                one for one in self.parts[option].classes if path in (one, one.rpartition(".")[2])
+            ]
             taken = self.arguments.get(known[0]) if len(known) == 1 else None
             given = value.get("init_args") or {}
             for key in given if isinstance(given, dict) else ():
-                if taken is not None and isinstance(key, str) and key.removesuffix("+") not in taken and "." not in key:
+                if (
+                    taken is not None
+                    and isinstance(key, str)
+                    and key.removesuffix("+") not in taken
+                    and "." not in key
+                ):
                     what = f"{option} in {where}: {path} has no argument {key}"
-                    self.refuse(what, likely(key, taken) or f"it takes {', '.join(taken) or 'none'}", known[0])
+                    self.refuse(
+                        what,
+                        likely(key, taken) or f"it takes {', '.join(taken) or 'none'}",
+                        known[0],
+                    )
         elif isinstance(value, str) and value.endswith(YAML):
             self.file(value, option)
         elif isinstance(value, str):
@@ -213,16 +251,28 @@ class Spelling:
 
     def _class(self, option: str, name: str, where: str) -> None:
         """A class by its own name or its import path."""
-        part, place = self.parts[option], f"{option} in {where}" if where else option
+        part = self.parts[option]
+        place = f"{option} in {where}" if where else option
         names = [path.rpartition(".")[2] for path in part.classes] + [*part.words]
-        if part.free or name in part.classes or name in names or not PATH.fullmatch(name) or Path(name).exists():
+        if (
+            part.free
+            or name in part.classes
+            or name in names
+            or not PATH.fullmatch(name)
+            or Path(name).exists()
+        ):
             return
         if "." in name:
             self._imported(name, place)
         elif not self.modules and not isinstance(yaml.safe_load(name), bool | None):
             near = likely(name, names)
-            if near or all(path.startswith("specdec.") for path in part.classes):  # whose classes are all known
-                self.refuse(f"{place}: there is no {name}", near or f"choose from {', '.join(names)}", part.classes[0])
+            # whose classes are all known
+            if near or all(path.startswith("specdec.") for path in part.classes):
+                self.refuse(
+                    f"{place}: there is no {name}",
+                    near or f"choose from {', '.join(names)}",
+                    part.classes[0],
+                )
 
     def _imported(self, path: str, place: str) -> None:
         """A class by its import path: the source of its module says whether it has the name."""
@@ -232,11 +282,18 @@ class Spelling:
         names = names_in(file) if file and name else None
         if names is not None and name not in names:
             module = path[: path.rfind(f".{name}")]
-            near = likely(name, [one for one in names if one[:1].isupper()], f"{module}.") or f"see {file}"
+            near = (
+                likely(name, [one for one in names if one[:1].isupper()], f"{module}.")
+                or f"see {file}"
+            )
             more = "" if allowed else f" and add --allow_imports {module}, if you trust it"
             self.refuse(f"{place}: {module} has no {name}", near + more, path)
         elif not allowed:
-            own = "" if file else likely(path.split(".")[0], [one.stem for one in Path().glob("*.py")])
+            own = (
+                ""
+                if file
+                else likely(path.split(".")[0], [one.stem for one in Path().glob("*.py")])
+            )
             line = refusal(f"Importing '{path}' is not allowed; argument {place.split()[0]}")
             raise ValueError(f"{line}; {own}".removesuffix("; "))
 
@@ -244,7 +301,11 @@ class Spelling:
         """Refuse an option or a key."""
         library = "lightning" if option.startswith(("trainer.", "checkpoint.")) else "specdec"
         names = [name for name in self.options if not name.endswith(".help")]
-        self.refuse(f"unknown {what}", likely(option, names, dashes) or f"see specdec {self.command} --help", library)
+        self.refuse(
+            f"unknown {what}",
+            likely(option, names, dashes) or f"see specdec {self.command} --help",
+            library,
+        )
 
     def refuse(self, what: str, hint: str, path: str) -> None:
         """Raise ValueError, but where ``path`` is a library's and another version of it is here than was looked at."""
@@ -273,10 +334,13 @@ def source_of(path: str) -> tuple[Path | None, str]:
     except (ImportError, ValueError):
         return None, ""
     while spec is not None and rest:
-        inner = PathFinder.find_spec(f"{spec.name}.{rest[0]}", spec.submodule_search_locations or [])
+        inner = PathFinder.find_spec(
+            f"{spec.name}.{rest[0]}", spec.submodule_search_locations or []
+        )
         if inner is None:
             break
-        spec, rest = inner, rest[1:]
+        spec = inner
+        rest = rest[1:]
     if spec is None or not (spec.origin or "").endswith(".py"):
         return None, ""
     return Path(str(spec.origin)), rest[0] if rest else ""

@@ -25,8 +25,10 @@ def main(grace: float, command: list[str]) -> int:
     SIGKILL to its process group; its exit status, 128 and the signal's number if one ended it."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: signals.append(number))  # ignoring them would be inherited
-    parent, prctl = os.getpid(), getattr(ctypes.CDLL(None), "prctl", None)
+        # ignoring them would be inherited
+        signal.signal(number, lambda number, frame: signals.append(number))
+    parent = os.getpid()
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
     def die_with_parent() -> None:
         """In the child: SIGTERM when its parent dies, however; on Linux only."""
@@ -38,7 +40,11 @@ def main(grace: float, command: list[str]) -> int:
     try:
         # close_fds: the child inherits what this process was given, such as an open file with a lock
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, process_group=0, close_fds=False, preexec_fn=die_with_parent
+            command,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+            close_fds=False,
+            preexec_fn=die_with_parent,
         )
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be run: {error.strerror}\n")
@@ -59,7 +65,8 @@ def main(grace: float, command: list[str]) -> int:
     status = child.wait()
     end = time.monotonic() + SETTLE
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        while time.monotonic() < end:  # until all of the group are gone, but for zombies, which hold nothing
+        # until all of the group are gone, but for zombies, which hold nothing
+        while time.monotonic() < end:
             os.killpg(child.pid, 0)
             time.sleep(POLL)
     return status if status >= 0 else 128 - status

@@ -36,15 +36,22 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def tensor_fault(found: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[int]]) -> str | None:
+def tensor_fault(
+    found: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[int]]
+) -> str | None:
     """The tensors, by name and shape, that are missing, are there besides or have another shape; None if none is."""
     faults = []
-    missing, unknown = [name for name in wanted if name not in found], sorted(set(found) - set(wanted))
+    missing = [name for name in wanted if name not in found]
+    unknown = sorted(set(found) - set(wanted))
     if missing:
         first = missing[0]
         near = difflib.get_close_matches(first, unknown, n=1)
         named = f"it lacks {first} {list(wanted[first])}" + (f" (is it {near[0]}?)" if near else "")
-        others = f" and {how_many(len(missing) - 1, 'more tensor')}: {_some(missing[1:])}" if missing[1:] else ""
+        others = (
+            f" and {how_many(len(missing) - 1, 'more tensor')}: {_some(missing[1:])}"
+            if missing[1:]
+            else ""
+        )
         faults.append(named + others)
     if unknown:
         faults.append(f"it has weights without a place: {_some(unknown)}")

@@ -23,7 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specdec.utils.files import check_sum, explained, regular
 
-MOST_YAML, MOST_NODES, DEEPEST, MOST_COPIES = 2**20, 100_000, 32, 100_000
+MOST_YAML = 2**20
+MOST_NODES = 100_000
+DEEPEST = 32
+MOST_COPIES = 100_000
 """Bytes of a YAML file; values in it, aliases counted as what they repeat; collections in each other; and what
 ``${...}`` may multiply."""
 REACH = {
@@ -48,8 +51,10 @@ SECRET_NAME = re.compile(
 _SECRET_VARIABLE = re.compile(r"TOKEN(?!IZ)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 MODES = ("yaml", "omegaconf+")  # of jsonargparse's parsers
-HIDDEN, SUFFIXES = "***", (".yaml", ".yml", ".json", ".jsonl")
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, several times as fast, where it is there
+HIDDEN = "***"
+SUFFIXES = (".yaml", ".yml", ".json", ".jsonl")
+# libyaml's, several times as fast, where it is there
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FUNCTION = re.compile(r"(specdec|torch\.optim|lightning)\.([\w]+\.)+[a-z_]\w*")
 
 
@@ -78,11 +83,15 @@ def read_yaml_text(path: Path | str) -> str:
     with explained(path), Path(path).open("rb") as stream:
         raw = stream.read(MOST_YAML + 1)  # some files of the system are longer than they say
     if max(size, len(raw)) > MOST_YAML:
-        raise ValueError(f"{path}: {max(size, len(raw)):,} bytes or more, and no YAML of over {MOST_YAML:,} is read")
+        raise ValueError(
+            f"{path}: {max(size, len(raw)):,} bytes or more, and no YAML of over {MOST_YAML:,} is read"
+        )
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise ValueError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from error
 
 
 def load_yaml(text: str, name: Path | str, load: Callable[[str], Any] | None = None) -> Any:
@@ -92,8 +101,12 @@ def load_yaml(text: str, name: Path | str, load: Callable[[str], Any] | None = N
         return load(text) if load else loaded(text)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{name}{f', line {mark.line + 1}' if mark else ''}: not valid YAML: {problem}") from error
+        problem = (
+            getattr(error, "problem", None) or " ".join(str(error).split()) or type(error).__name__
+        )
+        raise ValueError(
+            f"{name}{f', line {mark.line + 1}' if mark else ''}: not valid YAML: {problem}"
+        ) from error
 
 
 def loaded(text: str) -> Any:
@@ -107,7 +120,9 @@ def measure(text: str) -> bool:
     plain = False
     if len(text) > MOST_YAML:
         raise ValueError(f"{len(text):,} letters, and no more than {MOST_YAML:,} are read")
-    sizes, copies = dict[str, int](), 1  # of anchors; and how often ${...} may repeat anything at most
+    # of anchors; and how often ${...} may repeat anything at most
+    sizes = dict[str, int]()
+    copies = 1
     open_: list[list[Any]] = [[None, 0, 0]]  # collections: anchor, size, values with references
     for event in yaml.parse(text, LOADER):
         size = 0
@@ -116,7 +131,8 @@ def measure(text: str) -> bool:
             if event.anchor in [anchor for anchor, *_ in open_]:
                 raise ValueError(f"*{event.anchor} stands within &{event.anchor}, without end")
         elif isinstance(event, yaml.ScalarEvent):
-            size, references = 1, event.value.count("${")
+            size = 1
+            references = event.value.count("${")
             copies *= max(references, 1)
             open_[-1][2] += bool(references)
             sizes |= {event.anchor: 1} if event.anchor else {}
@@ -127,7 +143,9 @@ def measure(text: str) -> bool:
             sizes |= {anchor: size} if anchor else {}
             open_[-1][2] += references
             copies *= max(references, 1) if len(open_) > 1 else 1
-        plain = plain or (len(open_) == 1 and bool(size) and not isinstance(event, yaml.MappingEndEvent))
+        plain = plain or (
+            len(open_) == 1 and bool(size) and not isinstance(event, yaml.MappingEndEvent)
+        )
         open_[-1][1] += size
         if open_[-1][1] > MOST_NODES:
             raise ValueError(f"more than {MOST_NODES:,} values, those that aliases repeat included")
@@ -168,7 +186,11 @@ def _reaching(value: Any, key: str = "") -> Iterator[tuple[str, str | None, str]
             yield from _reaching(child, key)
     elif last in REACH and value not in (False, None, "", "127.0.0.1"):
         yield key, last, REACH[last]
-    elif last in PLACES and isinstance(value, str) and (Path(value).is_absolute() or ".." in Path(value).parts):
+    elif (
+        last in PLACES
+        and isinstance(value, str)
+        and (Path(value).is_absolute() or ".." in Path(value).parts)
+    ):
         yield key, last, "it lies outside the run's directory"
     elif not isinstance(value, str):
         return
@@ -191,12 +213,17 @@ def redacted(value: Any, name: str = "") -> Any:
         return [redacted(child, name) for child in value]
     if not isinstance(value, str) or not value:
         return value
-    return HIDDEN if SECRET_NAME.search(name.rpartition(".")[2]) else _SECRET_IN_ADDRESS.sub(HIDDEN, value)
+    return (
+        HIDDEN
+        if SECRET_NAME.search(name.rpartition(".")[2])
+        else _SECRET_IN_ADDRESS.sub(HIDDEN, value)
+    )
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:
     """A command line without secrets: see :func:`redacted`; values in ``{...}`` are looked into."""
-    out, behind = list[str](), ""
+    out = list[str]()
+    behind = ""
     for word in words:
         option, equals, value = word.partition("=") if word.startswith("-") else (behind, "", word)
         if equals or not word.startswith("-"):
@@ -215,16 +242,22 @@ def redacted_words(words: Sequence[str]) -> list[str]:
 def _environment(name: str, *default: Any) -> Any:
     """``${oc.env:NAME}`` and ``${oc.env:NAME,default}``, whose name may itself be made of references."""
     if _SECRET_VARIABLE.search(name):
-        raise ValueError(f"${{oc.env:{name}}} would write a secret of the environment into the saved config: remove it")
+        raise ValueError(
+            f"${{oc.env:{name}}} would write a secret of the environment into the saved config: remove it"
+        )
     if name not in allowed[-1].env:
-        raise ValueError(f"${{oc.env:{name}}} is not read: if you trust this config, add --allow_env {name}")
+        raise ValueError(
+            f"${{oc.env:{name}}} is not read: if you trust this config, add --allow_env {name}"
+        )
     if (value := os.environ.get(name, *default)) is None and not default:  # null is a default too
         raise ValueError(f"${{oc.env:{name}}}: the environment has no {name}")
     return value
 
 
 def _made(*given: Any) -> Any:
-    raise ValueError("${oc.create:...} and ${oc.decode:...} make values of text that nobody has checked: remove it")
+    raise ValueError(
+        "${oc.create:...} and ${oc.decode:...} make values of text that nobody has checked: remove it"
+    )
 
 
 def guard() -> None:
@@ -254,7 +287,9 @@ def _checked(load: Callable[[str], Any]) -> Callable[[str], Any]:
     def loader(text: str) -> Any:
         measure(text)
         value = load(text)
-        if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(one, Mapping) for one in value)):
+        if isinstance(value, Mapping) or (
+            isinstance(value, list) and any(isinstance(one, Mapping) for one in value)
+        ):
             check_reach(value, "config")
         return value
 

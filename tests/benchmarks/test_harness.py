@@ -29,7 +29,9 @@ def test_what_benchmarks_import_of_the_package_is_there() -> None:
 def test_worker_answers_and_its_last_words_are_told(tmp_path: Path) -> None:
     script = tmp_path / "echo.py"
     script.write_text(ECHO.format(root=str(harness.ROOT)))
-    with harness.Worker(sys.executable, "echo", script, {"name": "x", "threads": 1}, tmp_path / "log") as worker:
+    with harness.Worker(
+        sys.executable, "echo", script, {"name": "x", "threads": 1}, tmp_path / "log"
+    ) as worker:
         assert worker.about == {"hello": "x"}
         value, spent = worker.ask(4)
         assert value == 5
@@ -39,7 +41,9 @@ def test_worker_answers_and_its_last_words_are_told(tmp_path: Path) -> None:
 
 
 def test_no_result_names_a_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmarks/decode.py", "--vllm", str(Path.cwd() / "vllm" / "bin" / "python")])
+    monkeypatch.setattr(
+        sys, "argv", ["benchmarks/decode.py", "--vllm", str(Path.cwd() / "vllm" / "bin" / "python")]
+    )
     assert harness.machine(2)["command"] == "python benchmarks/decode.py --vllm vllm/bin/python"
 
 
@@ -71,7 +75,9 @@ def test_training_ratio_and_its_refusal() -> None:
 
 def test_decoding_ratio_has_its_interval_and_texts_are_compared() -> None:
     def answers(seconds: float, last: int = 3) -> list[dict]:
-        return [{"ids": [1, 2, last], "passes": 1, "seconds": seconds, "others": 0.0} for _ in range(4)]
+        return [
+            {"ids": [1, 2, last], "passes": 1, "seconds": seconds, "others": 0.0} for _ in range(4)
+        ]
 
     found = {"specdec": answers(1.0), "specdec-chain3": answers(0.5), "vllm": answers(2.0, last=4)}
     lines, figures = decode.report(argparse.Namespace(shape=[], tokens=3), found)
@@ -84,7 +90,8 @@ def test_decoding_ratio_has_its_interval_and_texts_are_compared() -> None:
 def test_sums_of_steps_come_back_from_means_over_them() -> None:
     """And, reduced otherwise, are what that reduction of them is."""
     rows, decay = [7.0, 5.0, 3.0], equal_rows.DECAY
-    losses = torch.tensor([11.0, 13.0, 17.0], dtype=torch.float64, requires_grad=True)  # summed over each step's rows
+    # summed over each step's rows
+    losses = torch.tensor([11.0, 13.0, 17.0], dtype=torch.float64, requires_grad=True)
     weights = torch.tensor([decay**k for k in range(3)], dtype=torch.float64)
     means: list[equal_rows.Step] = []
     for k in range(1, 4):
@@ -92,7 +99,9 @@ def test_sums_of_steps_come_back_from_means_over_them() -> None:
         means.append((loss.item(), {"w": torch.autograd.grad(loss, losses)[0]}))
     found = equal_rows.sums(means, rows)
     assert [value for value, _ in found] == pytest.approx([11.0, 13.0, 17.0])
-    assert torch.allclose(torch.stack([gradient["w"] for _, gradient in found]), torch.eye(3, dtype=torch.float64))
+    assert torch.allclose(
+        torch.stack([gradient["w"] for _, gradient in found]), torch.eye(3, dtype=torch.float64)
+    )
     by_step, gradient = equal_rows.reduced(found, [1 / n for n in rows])
     assert by_step == pytest.approx(11 / 7 + 0.8 * 13 / 5 + 0.64 * 17 / 3)
     same = equal_rows.compare((by_step, gradient), (by_step, gradient), means[-1])

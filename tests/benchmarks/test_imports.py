@@ -30,7 +30,9 @@ def test_a_layout_is_read_as_what_it_means(name: str) -> None:
 
 
 @pytest.mark.parametrize(("fault", "plant"), FAULTS.items(), ids=list(FAULTS))
-def test_a_planted_fault_is_found(fault: str, plant: Callable[[Layout, Files], Files | None]) -> None:
+def test_a_planted_fault_is_found(
+    fault: str, plant: Callable[[Layout, Files], Files | None]
+) -> None:
     layout = LAYOUTS["SpecForge gpt-oss-20B-eagle3"]
     result = compare(layout, plant)
     assert result is not None and result.verdict in ("DIFFERS", "REFUSED"), fault
@@ -57,4 +59,8 @@ def test_the_whole_table(tmp_path: Path) -> None:
     assert imports.main(["--out", str(out)]) == 0
     raw = json.loads(out.with_suffix(".json").read_text())
     verdicts = [row["verdict"] for row in raw["layouts"]]
-    assert len(verdicts) > 90 and set(verdicts) == {"equal", "refused"} and verdicts.count("equal") > 80
+    assert (
+        len(verdicts) > 90
+        and set(verdicts) == {"equal", "refused"}
+        and verdicts.count("equal") > 80
+    )

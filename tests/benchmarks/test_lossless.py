@@ -40,13 +40,19 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("family", "shape"), list(zip(FAMILIES, itertools.cycle(SHAPES), strict=False)))
+@pytest.mark.parametrize(
+    ("family", "shape"), list(zip(FAMILIES, itertools.cycle(SHAPES), strict=False))
+)
 def test_every_family_says_what_transformers_says(family: str, shape: str) -> None:
     job: dict[str, Any] = {"family": family, "shape": shape, "batch": 4, "compiled": False}
     found = work({"fault": None, "greedy": job | {"texts": 4, "new": 16, "seed": 0}})
     assert found["tokens"] == 64 and not wrong(found)
     assert found["refusing"] > 0 and found["accepted"] > 0  # drafts were refused and accepted
-    assert found["different_tokens"] > 8 and found["different_4_grams"] > 0.3 and found["astray"] > 0.05
+    assert (
+        found["different_tokens"] > 8
+        and found["different_4_grams"] > 0.3
+        and found["astray"] > 0.05
+    )
 
 
 def test_a_token_that_differs_is_measured_and_the_rest_of_its_text_too() -> None:
@@ -60,7 +66,10 @@ def test_a_token_that_differs_is_measured_and_the_rest_of_its_text_too() -> None
         gaps = differences(model, ids[:2], [*wanted[:3], other, *wanted[4:]], wanted)
         logits = model(torch.tensor([ids[:5]])).logits[0, -1]
         ulp = 2.0 ** (math.floor(math.log2(logits.abs().max())) - 23)
-        assert gaps[0] == pytest.approx(float(logits.max() - logits[other]) / ulp) and gaps[0] > TOLERANCE
+        assert (
+            gaps[0] == pytest.approx(float(logits.max() - logits[other]) / ulp)
+            and gaps[0] > TOLERANCE
+        )
         assert differences(model, ids[:2], wanted[:-2], wanted) == [math.inf, math.inf]
         # two tokens of one row but for rounding: whichever is said, it is a near-tie
         row = model.get_output_embeddings().weight
@@ -72,7 +81,11 @@ def test_a_token_that_differs_is_measured_and_the_rest_of_its_text_too() -> None
 def test_the_exact_distribution_is_the_models() -> None:
     model = small_pair()[0]
     joint, memory = exact(model, Sampling(0.7), PROMPTS[0])
-    assert float(joint.sum()) == pytest.approx(1, abs=1e-6) and len(joint) == SMALL**LENGTH and memory > 0.05
+    assert (
+        float(joint.sum()) == pytest.approx(1, abs=1e-6)
+        and len(joint) == SMALL**LENGTH
+        and memory > 0.05
+    )
     path = [2, 0, 4, 1]
     with torch.no_grad():
         probs = (model(torch.tensor([[*PROMPTS[0], *path]])).logits[0].double() / 0.7).softmax(-1)
@@ -103,11 +116,16 @@ def test_the_plan_covers_all_and_no_two_share_a_seed() -> None:
     greedy = [job["greedy"] for job in jobs if "greedy" in job and not job["fault"]]
     assert sum(one["texts"] * one["new"] for one in greedy) >= 100_000
     hybrids = {(family, "chain", 1) for family in lossless.HYBRIDS}
-    assert {(one["family"], one["shape"], one["batch"]) for one in greedy if not one["compiled"]} == hybrids | set(
-        itertools.product(FAMILIES, SHAPES, lossless.BATCHES)
+    assert {
+        (one["family"], one["shape"], one["batch"]) for one in greedy if not one["compiled"]
+    } == hybrids | set(itertools.product(FAMILIES, SHAPES, lossless.BATCHES))
+    assert (
+        sum(one["texts"] * one["new"] for one in greedy if one["family"] in lossless.HYBRIDS)
+        >= 20_000
     )
-    assert sum(one["texts"] * one["new"] for one in greedy if one["family"] in lossless.HYBRIDS) >= 20_000
-    assert sum(one["compiled"] for one in greedy) >= 3 and len({one["seed"] for one in greedy}) == len(greedy)
+    assert sum(one["compiled"] for one in greedy) >= 3 and len(
+        {one["seed"] for one in greedy}
+    ) == len(greedy)
     drawn = [job["sampled"] for job in jobs if "sampled" in job and not job["fault"]]
     assert len(drawn) == len(SETTINGS) and sum(one["draws"] for one in drawn) >= 100_000
     assert {job["fault"] for job in jobs if job["fault"]} == set(FAULTS)

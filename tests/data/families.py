@@ -24,9 +24,18 @@ PHI = [
     "<|im_sep|>",
     "<|im_end|>",
 ]
-GPT_OSS = ["<|startoftext|>", "<|return|>", "<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|call|>"]
+GPT_OSS = [
+    "<|startoftext|>",
+    "<|return|>",
+    "<|start|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|end|>",
+    "<|call|>",
+]
 
-FAMILIES: dict[str, tuple[list[str], str | None, str]] = {  # special tokens, beginning, end of sequence
+# special tokens, beginning, end of sequence
+FAMILIES: dict[str, tuple[list[str], str | None, str]] = {
     "llama3": (LLAMA, "<|begin_of_text|>", "<|eot_id|>"),
     "llama3_1": (LLAMA, "<|begin_of_text|>", "<|eot_id|>"),
     "qwen2_5": (QWEN, None, "<|im_end|>"),
@@ -56,4 +65,6 @@ def family_tokenizer(name: str, **options: Any) -> PreTrainedTokenizerFast:
 
 def in_default_run(names: Iterable[str], *quick_ones: str) -> list[Any]:
     """Parameters of which only these are tried without ``-m slow``."""
-    return [name if name in quick_ones else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [
+        name if name in quick_ones else pytest.param(name, marks=pytest.mark.slow) for name in names
+    ]

@@ -31,8 +31,17 @@ TOOLS = [
     for name in ("get_forecast", "find_tremors")
 ]
 # of templates that write calls, those whose calls stay text: Python's syntax, Gemma's own, and a text in XML
-UNREAD = {"diffusion_gemma", "gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5", "muse_glimmer"}
-PARTLY = {"lfm2_v2", "lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl"}  # numbers alone are read, and one call
+UNREAD = {
+    "diffusion_gemma",
+    "gemma4",
+    "gemma4_v2",
+    "gemma4_v3",
+    "gemma4_v4",
+    "gemma4_v5",
+    "muse_glimmer",
+}
+# numbers alone are read, and one call
+PARTLY = {"lfm2_v2", "lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl"}
 TEMPLATES = in_default_run(templates(), "gptoss", "qwen3", "glm4moe")
 RESPONSES = [
     "gemma4",
@@ -83,11 +92,14 @@ PIECES = [
 texts = st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("".join)
 values = st.recursive(
     st.one_of(st.integers(-99, 99), st.booleans(), st.none(), st.just(1.5), texts),
-    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from("kxy"), inner, max_size=2)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2), st.dictionaries(st.sampled_from("kxy"), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 arguments = st.fixed_dictionaries(
-    {"city": texts}, optional={"days": st.integers(0, 9), "more": st.dictionaries(st.sampled_from("kxy"), values)}
+    {"city": texts},
+    optional={"days": st.integers(0, 9), "more": st.dictionaries(st.sampled_from("kxy"), values)},
 )
 
 
@@ -99,7 +111,10 @@ def messages(draw: st.DrawFn) -> Message:
     if draw(st.booleans()):
         names = ["get_forecast", "find_tremors"][: draw(st.integers(1, 2))]
         functions = [{"name": name, "arguments": draw(arguments)} for name in names]
-        calls = [{"type": "function", "id": f"call0000{n}", "function": one} for n, one in enumerate(functions)]
+        calls = [
+            {"type": "function", "id": f"call0000{n}", "function": one}
+            for n, one in enumerate(functions)
+        ]
         message |= {"tool_calls": calls, "content": draw(st.sampled_from(["", message["content"]]))}
     # GLM's templates write no end behind a special token, and an empty thought in the text is none
     assume(not message["content"].rstrip().endswith("<|im_end|>"))
@@ -108,7 +123,10 @@ def messages(draw: st.DrawFn) -> Message:
 
 
 def calls_of(message: Message) -> list[tuple[str, Any]]:
-    return [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+    return [
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    ]
 
 
 def squeezed(text: str) -> str:
@@ -141,13 +159,17 @@ def check_answer(template: Template, message: Message) -> Message | None:
     if text is None:
         return None
     answer = template.answer(template.tokenizer.encode(text, add_special_tokens=False), TOOLS)
-    assert set(answer) <= {"role", "content", "reasoning_content", "tool_calls"} and answer["role"] == "assistant"
+    assert (
+        set(answer) <= {"role", "content", "reasoning_content", "tool_calls"}
+        and answer["role"] == "assistant"
+    )
     calls = calls_of(answer)
     if set(answer) == {"role", "content"} and is_whole(template, answer["content"], text):
         return answer
     thought, words = thought_and_text(answer)
     said_thought, said_words = (part.strip() for part in thought_and_text(message))
-    is_swapped = bool(message.get("tool_calls")) and not said_thought  # gpt-oss's text beside a call is a thought
+    # gpt-oss's text beside a call is a thought
+    is_swapped = bool(message.get("tool_calls")) and not said_thought
     assert thought.strip() == (said_words if is_swapped and thought.strip() else said_thought)
     if calls:
         assert calls == calls_of(message)
@@ -216,10 +238,20 @@ def test_calls_are_read_by_a_response_template(name: str) -> None:
 def test_strings_that_look_like_numbers_are_told_by_the_tools() -> None:
     for name in ("glm4moe", "qwen3_5_think"):
         template = template_with(name, False)
-        call = {"type": "function", "function": {"name": "get_forecast", "arguments": {"city": "75001", "days": 3}}}
-        message = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]}
+        call = {
+            "type": "function",
+            "function": {"name": "get_forecast", "arguments": {"city": "75001", "days": 3}},
+        }
+        message = {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "hm",
+            "tool_calls": [call],
+        }
         ids = template.tokenizer.encode(written(template, message), add_special_tokens=False)
-        assert calls_of(template.answer(ids, TOOLS)) == [("get_forecast", {"city": "75001", "days": 3})]
+        assert calls_of(template.answer(ids, TOOLS)) == [
+            ("get_forecast", {"city": "75001", "days": 3})
+        ]
         assert calls_of(template.answer(ids)) == [("get_forecast", {"city": 75001, "days": 3})]
         odd: list[Any] = [{"function": "x"}, {"name": "get_forecast", "parameters": []}, {}]
         assert calls_of(template.answer(ids, odd)) == [("get_forecast", {"city": 75001, "days": 3})]
@@ -228,7 +260,9 @@ def test_strings_that_look_like_numbers_are_told_by_the_tools() -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(message=messages(), cut=st.floats(0, 1), swap=st.booleans())
-def test_any_tokens_are_a_message_that_stands_in_them(name: str, message: Message, cut: float, swap: bool) -> None:
+def test_any_tokens_are_a_message_that_stands_in_them(
+    name: str, message: Message, cut: float, swap: bool
+) -> None:
     """Answers that were cut off, or in which a token stands twice: what is read has the words of what was written."""
     template = template_with(name, False)
     text = written(template, message)
@@ -253,4 +287,6 @@ def test_a_tokenizer_whose_response_template_is_broken_is_read_without() -> None
     for broken in ({}, {"fields": 5}, {"fields": {"content": {}}}):
         tokenizer.response_template = broken
         template = Template(tokenizer)
-        assert template.answer(tokenizer.encode("word<|im_end|>", add_special_tokens=False)) == plain
+        assert (
+            template.answer(tokenizer.encode("word<|im_end|>", add_special_tokens=False)) == plain
+        )

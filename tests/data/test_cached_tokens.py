@@ -14,7 +14,14 @@ from pyarrow import ipc, memory_map
 
 from specdec.data import module, tokens
 from specdec.data.module import ChatData, TextData
-from specdec.data.tokens import Encoded, EncodedDocument, TokenFile, cached, determinants, write_tokens
+from specdec.data.tokens import (
+    Encoded,
+    EncodedDocument,
+    TokenFile,
+    cached,
+    determinants,
+    write_tokens,
+)
 from specdec.utils.files import SUMS
 from tests.data.tiny import CHATML, LLAMA3, tiny_tokenizer, write_jsonl
 
@@ -51,7 +58,9 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def document(*ids: int, conversation: int = 0) -> EncodedDocument:
     """Of which the even ids are supervised."""
     ids_T = torch.tensor(ids, dtype=torch.int32)
-    return EncodedDocument(ids_T, ids_T % 2 == 0, len(ids), int((ids_T % 2 == 0).sum()), conversation)
+    return EncodedDocument(
+        ids_T, ids_T % 2 == 0, len(ids), int((ids_T % 2 == 0).sum()), conversation
+    )
 
 
 def read(path: Path, tokenizer: Any = None, **options: Any) -> ChatData:
@@ -60,7 +69,9 @@ def read(path: Path, tokenizer: Any = None, **options: Any) -> ChatData:
     return data
 
 
-def test_a_second_start_tokenises_and_writes_nothing(tmp_path: Path, cache: Path, counts: list[int]) -> None:
+def test_a_second_start_tokenises_and_writes_nothing(
+    tmp_path: Path, cache: Path, counts: list[int]
+) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
     first = read(path)
     assert counts == [3]  # the validation is the same file
@@ -72,21 +83,33 @@ def test_a_second_start_tokenises_and_writes_nothing(tmp_path: Path, cache: Path
         files.pop(folder, None)
     second = read(path)
     assert counts == [3] and len(entries(cache)) == len(entries(cache, "rows")) == 1
-    assert all(file.stat().st_mtime_ns == time for file, time in files.items()) and not list(cache.rglob("*.lock"))
+    assert all(file.stat().st_mtime_ns == time for file, time in files.items()) and not list(
+        cache.rglob("*.lock")
+    )
     for split, again in zip(first.splits, second.splits, strict=True):
         assert all(torch.equal(*columns) for columns in zip(split, again, strict=True))
-    assert second.splits.train.ids_BT.dtype == torch.int32 and second.splits.train.loss_mask_BT.dtype == torch.bool
+    assert (
+        second.splits.train.ids_BT.dtype == torch.int32
+        and second.splits.train.loss_mask_BT.dtype == torch.bool
+    )
 
 
-def test_tokens_and_rows_are_mapped_and_those_of_lists_are_the_same(tmp_path: Path, cache: Path) -> None:
+def test_tokens_and_rows_are_mapped_and_those_of_lists_are_the_same(
+    tmp_path: Path, cache: Path
+) -> None:
     data = read(write_jsonl(tmp_path / "a.jsonl", ROWS))
     documents = data.documents(tiny_tokenizer(CHATML))[0]
     maps = Path("/proc/self/maps").read_text()
     assert all(str(cache / kind) in maps for kind in ("tokens", "rows"))
-    assert all(torch.equal(*columns) for columns in zip(data.splits.train, data.pack(list(documents)), strict=True))
+    assert all(
+        torch.equal(*columns)
+        for columns in zip(data.splits.train, data.pack(list(documents)), strict=True)
+    )
 
 
-def test_documents_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_are_written_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokens, "GROUP", 8)
     alive: list[weakref.ref] = []
     most = 0
@@ -102,23 +125,34 @@ def test_documents_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.
     write_tokens(documents(), tmp_path / "a.arrow")
     assert most <= 2 * 8 + 1
     file = TokenFile(tmp_path / "a.arrow", "").all()
-    assert [one.ids_T.tolist() for one in file] == [list(range(number % 5)) for number in range(200)]
+    assert [one.ids_T.tolist() for one in file] == [
+        list(range(number % 5)) for number in range(200)
+    ]
     assert [one.loss_mask_T.tolist() for one in file[7:9]] == [[True, False], [True, False, True]]
-    table = ipc.open_file(memory_map(str(tmp_path / "a.arrow"))).read_all()  # by any other reader of Arrow
+    # by any other reader of Arrow
+    table = ipc.open_file(memory_map(str(tmp_path / "a.arrow"))).read_all()
     assert table["ids"].to_pylist() == [list(range(number % 5)) for number in range(200)]
 
 
 def test_the_documents_of_a_conversation_stay_together(tmp_path: Path) -> None:
     numbers = [0, 0, 2, 3, 3, 3, 5, 6]  # of 1 and 4 nothing is left
-    write_tokens([document(i, i + 1, conversation=number) for i, number in enumerate(numbers)], tmp_path / "a")
+    write_tokens(
+        [document(i, i + 1, conversation=number) for i, number in enumerate(numbers)],
+        tmp_path / "a",
+    )
     file = TokenFile(tmp_path / "a", "").all()
     parts = file.split(lambda count: torch.arange(count) % 2 == 1)
     assert [part.numbers_N.tolist() for part in parts] == [[0, 1, 3, 4, 5, 7], [2, 6]]
     assert parts[0].lost | {"documents": 6, "conversations": 3} == parts[0].lost
-    assert parts[0].key != parts[1].key and parts[0].key == file.take(torch.tensor([0, 1, 3, 4, 5, 7])).key
+    assert (
+        parts[0].key != parts[1].key
+        and parts[0].key == file.take(torch.tensor([0, 1, 3, 4, 5, 7])).key
+    )
 
 
-def test_whatever_changes_the_tokens_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_changes_the_tokens_changes_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
     more = write_jsonl(tmp_path / "more.jsonl", ROWS[1:])
     saved = tmp_path / "saved"
@@ -134,7 +168,9 @@ def test_whatever_changes_the_tokens_changes_the_key(tmp_path: Path, monkeypatch
         "template": lambda: determinants(str(path), None, "refuse", tiny_tokenizer(LLAMA3), 64),
         "tokenizer": lambda: determinants(str(path), None, "refuse", longer, 64),
         "special": lambda: determinants(str(path), None, "refuse", bos, 64),
-        "two files": lambda: determinants([str(path), str(more)], None, "refuse", tiny_tokenizer(CHATML), 64),
+        "two files": lambda: determinants(
+            [str(path), str(more)], None, "refuse", tiny_tokenizer(CHATML), 64
+        ),
         "another": lambda: determinants(str(more), None, "refuse", tiny_tokenizer(CHATML), 64),
         "saved": lambda: determinants(str(saved), None, "refuse", tiny_tokenizer(CHATML), 64),
     }
@@ -142,11 +178,20 @@ def test_whatever_changes_the_tokens_changes_the_key(tmp_path: Path, monkeypatch
     assert len(set(keys.values())) == len(keys)
     assert {name: json.dumps(make()) for name, make in asked.items()} == keys
     moved = path.rename(tmp_path / "b.jsonl")
-    assert json.dumps(determinants(str(moved), None, "refuse", tiny_tokenizer(CHATML), 64)) == keys["same"]
+    assert (
+        json.dumps(determinants(str(moved), None, "refuse", tiny_tokenizer(CHATML), 64))
+        == keys["same"]
+    )
     write_jsonl(moved, [*ROWS, ROWS[0]])
-    assert json.dumps(determinants(str(moved), None, "refuse", tiny_tokenizer(CHATML), 64)) != keys["same"]
+    assert (
+        json.dumps(determinants(str(moved), None, "refuse", tiny_tokenizer(CHATML), 64))
+        != keys["same"]
+    )
     next(saved.glob("*.arrow")).write_bytes(b"x")
-    assert json.dumps(determinants(str(saved), None, "refuse", tiny_tokenizer(CHATML), 64)) != keys["saved"]
+    assert (
+        json.dumps(determinants(str(saved), None, "refuse", tiny_tokenizer(CHATML), 64))
+        != keys["saved"]
+    )
 
 
 def test_a_saved_folder_is_trained_on(tmp_path: Path, cache: Path, counts: list[int]) -> None:
@@ -167,9 +212,14 @@ def test_a_tokenizer_that_was_used_is_the_same(tmp_path: Path) -> None:
 def test_hub_data_is_known_by_its_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(ROWS[:1])]
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **named: held[0])
-    keys = [determinants("hub:some/chats:main:train", None, "refuse", tiny_tokenizer(CHATML), 64) for _ in range(2)]
+    keys = [
+        determinants("hub:some/chats:main:train", None, "refuse", tiny_tokenizer(CHATML), 64)
+        for _ in range(2)
+    ]
     held.pop(0)
-    keys.append(determinants("hub:some/chats:main:train", None, "refuse", tiny_tokenizer(CHATML), 64))
+    keys.append(
+        determinants("hub:some/chats:main:train", None, "refuse", tiny_tokenizer(CHATML), 64)
+    )
     assert keys[0] == keys[1] != keys[2]
 
 
@@ -185,13 +235,19 @@ def turn(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, turn, Path.unlink])
-@pytest.mark.parametrize(("kind", "name"), [("tokens", "tokens.arrow"), ("rows", "ids"), ("rows", SUMS)])
-def test_a_damaged_entry_is_named(tmp_path: Path, cache: Path, kind: str, name: str, damage: Callable) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"), [("tokens", "tokens.arrow"), ("rows", "ids"), ("rows", SUMS)]
+)
+def test_a_damaged_entry_is_named(
+    tmp_path: Path, cache: Path, kind: str, name: str, damage: Callable
+) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
     read(path)
     (folder,) = entries(cache, kind)
     damage(folder / name)
-    with pytest.raises(ValueError, match=rf"{folder}.*remove the folder {folder}, and it is made again"):
+    with pytest.raises(
+        ValueError, match=rf"{folder}.*remove the folder {folder}, and it is made again"
+    ):
         read(path)
 
 
@@ -222,7 +278,9 @@ def test_only_one_of_many_makes_it(cache: Path) -> None:
     assert all(one[0].ids_T.tolist() == [0, 1, 2] for one in found)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "file"))
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
@@ -236,4 +294,8 @@ def test_texts_are_kept_too(tmp_path: Path, cache: Path) -> None:
     data = TextData(str(path), str(path), seq_len=16)
     data.prepare(tiny_tokenizer())
     assert len(entries(cache)) == 1 and "rows" in Path("/proc/self/maps").read_text()
-    assert tiny_tokenizer().decode(data.splits.train.ids_BT.flatten()[:200].tolist()).startswith("two four two")
+    assert (
+        tiny_tokenizer()
+        .decode(data.splits.train.ids_BT.flatten()[:200].tolist())
+        .startswith("two four two")
+    )

@@ -19,7 +19,9 @@ def answer(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-def encode(template: str, *conversations: list[dict[str, Any]], max_length: int = 400, **options: Any):
+def encode(
+    template: str, *conversations: list[dict[str, Any]], max_length: int = 400, **options: Any
+):
     tokenizer = tiny_tokenizer(template, **options)
     rows = [
         ChatConversation(f"a.jsonl, line {i}", messages, None, str(i))
@@ -48,7 +50,10 @@ def test_two_turns_supervise_the_answers_and_their_ends_and_nothing_else(
     template: str, end: str, trim_offsets: bool
 ) -> None:
     documents, tokenizer = encode(template, TWO_TURNS, trim_offsets=trim_offsets)
-    assert supervised_texts(documents[0], tokenizer) == ["four" + end.strip("\n"), "the sky is blue" + end]
+    assert supervised_texts(documents[0], tokenizer) == [
+        "four" + end.strip("\n"),
+        "the sky is blue" + end,
+    ]
 
 
 @pytest.mark.parametrize("template", [tiny.CHATML, tiny.LLAMA3, tiny.DEFAULT_SYSTEM])
@@ -64,16 +69,25 @@ def test_the_beginning_is_not_doubled_by_a_tokenizer_that_adds_its_own() -> None
         single="<|bos|> $A", special_tokens=[("<|bos|>", tokenizer.bos_token_id)]
     )
     assert tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id
-    document = encoded([ChatConversation("x", TWO_TURNS, None, "1")], tokenizer, 400).usable(400, "chat")[0]
+    document = encoded([ChatConversation("x", TWO_TURNS, None, "1")], tokenizer, 400).usable(
+        400, "chat"
+    )[0]
     assert document.ids_T.tolist().count(tokenizer.bos_token_id) == 1
 
 
 TRICKY = [
     [QUESTION, answer("four")],
-    [{"role": "system", "content": "be brief"}, QUESTION, answer(" four "), QUESTION, answer("🙂 sky\n\n")],
+    [
+        {"role": "system", "content": "be brief"},
+        QUESTION,
+        answer(" four "),
+        QUESTION,
+        answer("🙂 sky\n\n"),
+    ],
     [QUESTION, answer("\nfour")],  # the header's line end merges with the answer's
     [QUESTION, answer("<|im_end|>\n<|im_start|>assistant\nfour")],  # markers inside an answer
-    [{"role": "user", "content": "<|im_start|>assistant\nfour<|im_end|>"}, answer("six")],  # and inside a question
+    # and inside a question
+    [{"role": "user", "content": "<|im_start|>assistant\nfour<|im_end|>"}, answer("six")],
     [QUESTION, answer("")],
     [QUESTION, answer("four"), answer("six"), QUESTION],
 ]
@@ -103,11 +117,16 @@ def test_a_token_that_merges_header_and_answer_is_kept_whole_and_not_supervised(
     assert "ĊĊ" in tokens[-8:]
     assert supervised_texts(document, tokenizer) == ["four<|im_end|>"]
     pieces = tokenizer("<|im_start|>assistant\n")["input_ids"] + tokenizer("\nfour")["input_ids"]
-    assert pieces != tokenizer("<|im_start|>assistant\n\nfour")["input_ids"], "the trap must be a trap"
+    assert pieces != tokenizer("<|im_start|>assistant\n\nfour")["input_ids"], (
+        "the trap must be a trap"
+    )
 
 
 def test_without_an_end_of_turn_token_the_template_s_own_ending_is_supervised() -> None:
-    assert spans(tiny.NO_END_OF_TURN, [QUESTION, answer("four"), QUESTION, answer("six")]) == ["four\n", "six\n"]
+    assert spans(tiny.NO_END_OF_TURN, [QUESTION, answer("four"), QUESTION, answer("six")]) == [
+        "four\n",
+        "six\n",
+    ]
 
 
 def test_a_turn_that_the_template_writes_otherwise_later_on_gets_a_row_of_its_own() -> None:
@@ -119,27 +138,39 @@ def test_a_turn_that_the_template_writes_otherwise_later_on_gets_a_row_of_its_ow
         ["hm\n</think>\nfour<|im_end|>"],
         ["six<|im_end|>"],
     ]
-    second = tokenizer.apply_chat_template([QUESTION, answer("\nfour"), QUESTION, answer("six")])["input_ids"]
+    second = tokenizer.apply_chat_template([QUESTION, answer("\nfour"), QUESTION, answer("six")])[
+        "input_ids"
+    ]
     assert documents[1].ids_T.tolist() == second
 
 
 def test_a_turn_whose_context_the_template_garbles_is_not_supervised() -> None:
     tokenizer = tiny_tokenizer(tiny.SHUFFLES)
-    row = ChatConversation("a.jsonl, line 2", [QUESTION, answer("four"), QUESTION, answer("six")], None, "1")
+    row = ChatConversation(
+        "a.jsonl, line 2", [QUESTION, answer("four"), QUESTION, answer("six")], None, "1"
+    )
     report = Report()
     (document,) = encode_rows([row], tokenizer, 400, report=report)
     assert tokenizer.decode(document.ids_T[document.loss_mask_T]) == "four<|im_end|>"
-    assert report.reasons == {"the chat template leaves out an earlier message of role assistant: remove it": 1}
+    assert report.reasons == {
+        "the chat template leaves out an earlier message of role assistant: remove it": 1
+    }
 
 
 def test_rows_and_templates_that_give_no_spans_are_refused() -> None:
     with pytest.raises(ValueError, match="no chat template: choose the instruction-tuned target"):
         encode(None, TWO_TURNS)
-    with pytest.raises(ValueError, match="line 1: message 2: the chat template has no generation prompt there"):
+    with pytest.raises(
+        ValueError, match="line 1: message 2: the chat template has no generation prompt there"
+    ):
         encode(tiny.NO_GENERATION_PROMPT, TWO_TURNS)
-    with pytest.raises(ValueError, match="line 1: message 1: it is the assistant's, before anybody spoke"):
+    with pytest.raises(
+        ValueError, match="line 1: message 1: it is the assistant's, before anybody spoke"
+    ):
         encode(tiny.CHATML, [answer("four"), QUESTION])
-    with pytest.raises(ValueError, match="line 2: the chat template refuses the conversation: roles must alternate"):
+    with pytest.raises(
+        ValueError, match="line 2: the chat template refuses the conversation: roles must alternate"
+    ):
         encode(tiny.ALTERNATING, TWO_TURNS, [QUESTION, QUESTION])
 
 
@@ -151,21 +182,27 @@ def test_rows_without_an_answer_are_dropped_and_counted(caplog: pytest.LogCaptur
     with pytest.raises(ValueError, match="of 2 conversations none has a supervised token"):
         encode(tiny.CHATML, [QUESTION], [QUESTION])
     with pytest.raises(
-        ValueError, match=r"message 2: the {% generation %} tags of the chat template mark nothing of it"
+        ValueError,
+        match=r"message 2: the {% generation %} tags of the chat template mark nothing of it",
     ):
-        encode(tiny.CHATML_TAGGED.replace("== 'assistant' %}{% gen", "== 'nobody' %}{% gen"), TWO_TURNS)
+        encode(
+            tiny.CHATML_TAGGED.replace("== 'assistant' %}{% gen", "== 'nobody' %}{% gen"), TWO_TURNS
+        )
 
 
 def test_tags_around_everything_supervise_what_follows_the_generation_prompt() -> None:
     everything = "{% generation %}" + tiny.CHATML + "{% endgeneration %}"
-    bare = "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}"
+    bare = (
+        "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}"
+    )
     assert spans(everything, TWO_TURNS) == ["four<|im_end|>", "the sky is blue\n<|im_end|>"]
     assert spans(bare, TWO_TURNS) == ["four", "the sky is blue\n"]
 
 
 def test_tags_that_leave_out_what_was_said_are_refused() -> None:
     moved = tiny.CHATML_TAGGED.replace(
-        "{% generation %}{{ m['content'] + '<|im_end|>' }}", "{{ m['content'] }}{% generation %}{{ '<|im_end|>' }}"
+        "{% generation %}{{ m['content'] + '<|im_end|>' }}",
+        "{{ m['content'] }}{% generation %}{{ '<|im_end|>' }}",
     )
     with pytest.raises(ValueError, match="message 2: the chat template leaves out its text"):
         encode(moved, TWO_TURNS)
@@ -175,7 +212,9 @@ def test_long_rows_are_cut_and_counted(caplog: pytest.LogCaptureFixture) -> None
     (full,), _ = encode(tiny.CHATML, TWO_TURNS)
     length = len(full.ids_T)
     with caplog.at_level(logging.INFO):
-        (cut, short), _ = encode(tiny.CHATML, TWO_TURNS, [QUESTION, answer("six")], max_length=length - 3)
+        (cut, short), _ = encode(
+            tiny.CHATML, TWO_TURNS, [QUESTION, answer("six")], max_length=length - 3
+        )
     assert cut.ids_T.tolist() == full.ids_T.tolist()[: length - 3]
     assert cut.loss_mask_T.tolist() == full.loss_mask_T.tolist()[: length - 3]
     assert len(short.ids_T) < length - 3
@@ -216,7 +255,9 @@ def test_an_id_is_the_row_s_own_or_of_what_is_said(tmp_path: Path) -> None:
     )
     assert (first, second, fifth, sixth) == ("7", "p", "7#2", "7#2#2")
     assert len(third) == 16 and fourth == f"{third}#2"
-    moved = write_jsonl(tmp_path / "b.jsonl", [{"score": 3} | OPENAI, OPENAI | {"tools": [{"name": "f"}]}])
+    moved = write_jsonl(
+        tmp_path / "b.jsonl", [{"score": 3} | OPENAI, OPENAI | {"tools": [{"name": "f"}]}]
+    )
     assert read_conversations(str(moved))[0].id == third != read_conversations(str(moved))[1].id
 
 
@@ -230,7 +271,10 @@ def test_tools_may_stand_in_a_string() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "x"}, r"its columns \(text\) are of no known layout \(messages: messages; sharegpt: conversations"),
+        (
+            {"text": "x"},
+            r"its columns \(text\) are of no known layout \(messages: messages; sharegpt: conversations",
+        ),
         ({"messages": []}, "at least one message"),
         ({"messages": "hi"}, "must be a list"),
         ({"messages": [{"role": "user"}]}, "a message has no text"),
@@ -241,7 +285,10 @@ def test_tools_may_stand_in_a_string() -> None:
         ({"messages": [{"role": "user", "content": None}]}, "a message has no text"),
         ({"conversations": [{"from": ["x"], "value": "y"}]}, r"unknown speaker \['x'\]"),
         ({"messages": [{"role": ["user"], "content": "y"}]}, r"unknown role \['user'\]"),
-        ({"messages": {"role": ["user"], "content": "y"}}, "must be a list of at least one message"),
+        (
+            {"messages": {"role": ["user"], "content": "y"}},
+            "must be a list of at least one message",
+        ),
         (OPENAI | {"tools": "f"}, "'tools' must be JSON"),
         (OPENAI | {"tools": {"f": 1}}, "'tools' must be a list"),
         (OPENAI | {"id": 1.5}, "the id must be a string or an integer, not float"),
@@ -257,5 +304,8 @@ def test_malformed_rows_name_file_and_line(tmp_path: Path, row: dict, message: s
     assert len(read_conversations([str(path)], left_out=left_out)) == 1
     assert left_out == [str(error.value)]
     only = write_jsonl(tmp_path / "b.jsonl", [row])
-    with pytest.raises(ValueError, match=r"b\.jsonl: holds no conversation but broken rows, as: .*b\.jsonl, line 1: "):
+    with pytest.raises(
+        ValueError,
+        match=r"b\.jsonl: holds no conversation but broken rows, as: .*b\.jsonl, line 1: ",
+    ):
         read_conversations([str(path), str(only)], left_out=left_out)

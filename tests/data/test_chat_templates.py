@@ -23,13 +23,20 @@ QUICK = ("gptoss", "deepseek_r1_distill", "qwen3", "glm4moe", "llama3_1")
 
 
 @pytest.mark.parametrize("name", in_default_run(templates(), *QUICK))
-def test_every_row_is_supervised_as_the_model_writes_it_or_refused_with_the_reason(name: str) -> None:
+def test_every_row_is_supervised_as_the_model_writes_it_or_refused_with_the_reason(
+    name: str,
+) -> None:
     failures = [failure for kind in KINDS for failure in cell(name, kind).failures]
     assert not failures, "\n".join(failures)
 
 
 def all_expected(name: str) -> list[Expected]:
-    return [turn for kind, rows in KINDS.items() for k in range(len(rows)) for turn in expectation(name, kind, k)]
+    return [
+        turn
+        for kind, rows in KINDS.items()
+        for k in range(len(rows))
+        for turn in expectation(name, kind, k)
+    ]
 
 
 @pytest.mark.parametrize("name", in_default_run([*QUICK, "muse_glimmer", "cohere2"], *QUICK[:2]))
@@ -39,7 +46,12 @@ def test_what_the_oracle_expects_is_explained(name: str) -> None:
             assert turn.reason
             continue
         made = Supervised(
-            [ids_of(turn.choices[0].prompt + turn.choices[0].turn, len(turn.choices[0].prompt), name)], []
+            [
+                ids_of(
+                    turn.choices[0].prompt + turn.choices[0].turn, len(turn.choices[0].prompt), name
+                )
+            ],
+            [],
         )
         (verdict,) = judge(name, [turn], made)
         assert verdict.mark in (verdicts.TWIN, verdicts.ENDS), verdict
@@ -52,7 +64,9 @@ def test_sixteen_kinds_of_conversation_and_most_templates_have_a_twin() -> None:
 
 
 def made_of(*texts: tuple[str, str], reasons: tuple[str, ...] = ()) -> Supervised:
-    return Supervised([ids_of(prompt + turn, len(prompt), "qwen3") for prompt, turn in texts], list(reasons))
+    return Supervised(
+        [ids_of(prompt + turn, len(prompt), "qwen3") for prompt, turn in texts], list(reasons)
+    )
 
 
 def test_the_oracle_tells_what_is_wrong_with_a_run() -> None:
@@ -67,7 +81,8 @@ def test_the_oracle_tells_what_is_wrong_with_a_run() -> None:
     assert mark((prompt, words + "\n")) == verdicts.DIFFERENT
     assert mark((prompt[:-20], prompt[-20:] + words)) == verdicts.DIFFERENT
     assert mark((prompt + words[:2], words[2:])) == verdicts.DIFFERENT
-    assert mark((prompt.replace("what is", "what"), words)) == verdicts.DIFFERENT  # in another context
+    # in another context
+    assert mark((prompt.replace("what is", "what"), words)) == verdicts.DIFFERENT
     assert mark((prompt, words), (prompt, words)) == verdicts.DIFFERENT  # twice
     assert mark() == verdicts.SILENT
     assert mark(reasons=("no",)) == verdicts.WRONGLY
@@ -123,7 +138,9 @@ def test_every_failure_is_named() -> None:
     assert len(set(FAILURES)) == 4
 
 
-@pytest.mark.parametrize("name", in_default_run([*QUICK, "gemma4_v5", "muse_glimmer", "lfm2_2_5"], "qwen3"))
+@pytest.mark.parametrize(
+    "name", in_default_run([*QUICK, "gemma4_v5", "muse_glimmer", "lfm2_2_5"], "qwen3")
+)
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_rows_by_shape_are_those_that_are_made_turn_by_turn(name: str, data: st.DataObject) -> None:

@@ -37,14 +37,18 @@ BEGIN = {"mistral_v3": " "}  # the model's own
 NO_SYSTEM = ("gemma2",)
 
 
-def spans(name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[str]:
+def spans(
+    name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+) -> list[str]:
     """The supervised texts of all rows, the same whether a tokenizer trims its offsets or not."""
     texts = []
     for trim_offsets in (False, True):
         tokenizer = family_tokenizer(name, trim_offsets=trim_offsets)
         row = conversation(DataRow("a.jsonl, line 1", "1", {"messages": messages, "tools": tools}))
         documents = encoded([row], tokenizer, 2000).usable(2000, "chat")
-        texts.append([text for document in documents for text in supervised_texts(document, tokenizer)])
+        texts.append(
+            [text for document in documents for text in supervised_texts(document, tokenizer)]
+        )
     assert texts[0] == texts[1]
     return texts[0]
 
@@ -54,7 +58,9 @@ def spans(name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
 def test_two_turns_supervise_the_words_and_the_end_of_turn(name: str, system: bool) -> None:
     messages = [SYSTEM, *TWO_TURNS] if system else TWO_TURNS
     if system and name in NO_SYSTEM:
-        with pytest.raises(ValueError, match="line 1: message 3: the chat template does not write system messages"):
+        with pytest.raises(
+            ValueError, match="line 1: message 3: the chat template does not write system messages"
+        ):
             spans(name, messages)
         return
     begin, end = BEGIN.get(name, ""), END[name]
@@ -72,7 +78,10 @@ def test_an_open_question_at_the_end_changes_nothing(name: str) -> None:
 def test_gpt_oss_writes_its_channels_itself(system: list[dict[str, Any]]) -> None:
     final = "<|channel|>final<|message|>"
     # each turn ends as the model ends it, not as the template writes it once the conversation continues
-    assert spans("gpt_oss", [*system, *TWO_TURNS]) == [f"{final}four<|return|>", f"{final}the sky is blue<|return|>"]
+    assert spans("gpt_oss", [*system, *TWO_TURNS]) == [
+        f"{final}four<|return|>",
+        f"{final}the sky is blue<|return|>",
+    ]
     assert spans("gpt_oss", [*system, ASKED, FOUR, AGAIN]) == [f"{final}four<|return|>"]
     thought = [ASKED, FOUR | {"thinking": "add"}, AGAIN, BLUE | {"thinking": "look up"}]
     analysis = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
@@ -100,12 +109,17 @@ def test_qwen3_and_qwq_learn_every_thought(system: list[dict[str, Any]], inline:
         return message | {"reasoning_content": thought}
 
     messages = [*system, ASKED, think(FOUR, "add"), AGAIN, think(BLUE, "look up")]
-    said = ["<think>\nadd\n</think>\n\nfour<|im_end|>", "<think>\nlook up\n</think>\n\nthe sky is blue<|im_end|>"]
+    said = [
+        "<think>\nadd\n</think>\n\nfour<|im_end|>",
+        "<think>\nlook up\n</think>\n\nthe sky is blue<|im_end|>",
+    ]
     assert spans("qwen3", messages) == said
     # the generation prompt of QwQ opens the thought
     assert spans("qwq", messages) == [text.removeprefix("<think>\n") for text in said]
     assert spans("qwen3", [*messages[:-1], BLUE]) == [said[0], "the sky is blue<|im_end|>"]
-    with pytest.raises(ValueError, match="message 2: the generation prompt opens a thought and the turn has none"):
+    with pytest.raises(
+        ValueError, match="message 2: the generation prompt opens a thought and the turn has none"
+    ):
         spans("qwq", [ASKED, FOUR])
 
 
@@ -115,10 +129,17 @@ def test_qwen_calls_tools() -> None:
         for words in ("", "let me see"):
             said = f"{words}\n{call}" if words else call
             messages = [SYSTEM, ASKED, CALLS | {"content": words}, RESULT, FOUR, AGAIN, BLUE]
-            assert spans(name, messages, TOOLS) == [said, "four<|im_end|>", "the sky is blue<|im_end|>"]
+            assert spans(name, messages, TOOLS) == [
+                said,
+                "four<|im_end|>",
+                "the sky is blue<|im_end|>",
+            ]
     thought = CALLS | {"reasoning_content": "add"}
     messages = [ASKED, thought, RESULT, FOUR]
-    assert spans("qwen3", messages, TOOLS) == [f"<think>\nadd\n</think>\n\n{call}", "four<|im_end|>"]
+    assert spans("qwen3", messages, TOOLS) == [
+        f"<think>\nadd\n</think>\n\n{call}",
+        "four<|im_end|>",
+    ]
     assert spans("qwen3", [*messages, AGAIN, BLUE], TOOLS) == [
         f"<think>\nadd\n</think>\n\n{call}", "four<|im_end|>", "the sky is blue<|im_end|>",
     ]  # fmt: skip
@@ -134,7 +155,12 @@ def test_llama_and_mistral_call_tools() -> None:
 
 EMPTY = {"role": "assistant", "content": ""}
 TRICKY = [
-    [ASKED, {"role": "assistant", "content": "0123"}, AGAIN, {"role": "assistant", "content": "abcd"}],
+    [
+        ASKED,
+        {"role": "assistant", "content": "0123"},
+        AGAIN,
+        {"role": "assistant", "content": "abcd"},
+    ],
     [ASKED, FOUR, ASKED, FOUR, ASKED, FOUR],  # the same words again and again
     [FOUR | {"role": "user"}, FOUR, FOUR | {"role": "user"}, FOUR],  # and in the questions
 ]
@@ -142,18 +168,24 @@ TRICKY = [
 
 @pytest.mark.parametrize("name", [*END, "gpt_oss"])
 @pytest.mark.parametrize("messages", TRICKY)
-def test_words_that_occur_elsewhere_are_not_taken_for_others(name: str, messages: list[dict[str, Any]]) -> None:
+def test_words_that_occur_elsewhere_are_not_taken_for_others(
+    name: str, messages: list[dict[str, Any]]
+) -> None:
     said = [one["content"] for one in messages if one["role"] == "assistant"]
     found = spans(name, messages)
     assert len(found) == len(said)
     for text, words in zip(found, said, strict=True):
-        assert text.replace("<|channel|>final<|message|>", "").strip() in (words + END.get(name, "<|return|>"),)
+        assert text.replace("<|channel|>final<|message|>", "").strip() in (
+            words + END.get(name, "<|return|>"),
+        )
 
 
 @pytest.mark.parametrize("name", [*END, "gpt_oss"])
 def test_an_empty_answer_is_its_end_of_turn(name: str) -> None:
     found = spans(name, [ASKED, EMPTY, AGAIN, BLUE])
-    assert found[0].replace("<|channel|>final<|message|>", "").strip() == END.get(name, "<|return|>")
+    assert found[0].replace("<|channel|>final<|message|>", "").strip() == END.get(
+        name, "<|return|>"
+    )
 
 
 def test_every_family_is_tried() -> None:

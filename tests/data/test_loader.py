@@ -27,7 +27,9 @@ def seen(loader: ResumableLoader) -> list[list[int]]:
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 3), st.booleans())
-def test_processes_share_every_row_once_and_evenly(count: int, world: int, epoch: int, shuffle: bool) -> None:
+def test_processes_share_every_row_once_and_evenly(
+    count: int, world: int, epoch: int, shuffle: bool
+) -> None:
     loaders = [ResumableLoader(rows(count), 1, 7, shuffle, rank, world) for rank in range(world)]
     shares = [loader.numbers(epoch).tolist() for loader in loaders]
     assert {len(share) for share in shares} == {len(loaders[0])} == {-(-count // world)}
@@ -36,10 +38,15 @@ def test_processes_share_every_row_once_and_evenly(count: int, world: int, epoch
 
 
 def test_order_depends_on_seed_and_epoch_alone() -> None:
-    orders = {(seed, epoch): tuple(order(50, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1)}
+    orders = {
+        (seed, epoch): tuple(order(50, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1)
+    }
     assert len(set(orders.values())) == 4
     # one process of one sees what two of two see together
-    halves = zip(*(ResumableLoader(rows(50), 1, 1, True, rank, 2).numbers(1).tolist() for rank in (0, 1)), strict=True)
+    halves = zip(
+        *(ResumableLoader(rows(50), 1, 1, True, rank, 2).numbers(1).tolist() for rank in (0, 1)),
+        strict=True,
+    )
     assert orders[1, 1] == tuple(row for pair in halves for row in pair)
     torch.manual_seed(0)
     first = torch.rand(3, generator=generator(1, 2))
@@ -75,7 +82,8 @@ def test_a_resumed_loader_goes_on_exactly(taken: int) -> None:
 
     resumed = ResumableLoader(rows(), 4, seed=5)
     resumed.load_state_dict(torch.load(file, weights_only=True))
-    left = [*([expected[1][taken:]] if taken < 14 else []), *expected[2:]]  # no empty epoch after a whole one
+    # no empty epoch after a whole one
+    left = [*([expected[1][taken:]] if taken < 14 else []), *expected[2:]]
     assert [seen(resumed) for _ in left] == left
 
 
@@ -121,7 +129,10 @@ def test_another_order_cannot_be_resumed(other: dict[str, Any], message: str) ->
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_processes_draw_blank_rows_when_rows_do_not_come_out_even(world_size: int) -> None:
-    loaders = [ResumableLoader(rows(), 4, 5, rank=rank, world_size=world_size) for rank in range(world_size)]
+    loaders = [
+        ResumableLoader(rows(), 4, 5, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
     batches = [list(loader) for loader in loaders]
     assert len({len(share) for share in batches}) == 1
     drawn = [row for share in batches for batch in share for row in zip(*batch, strict=True)]
@@ -147,7 +158,9 @@ def test_a_split_is_a_partition_that_depends_on_the_seed() -> None:
     assert [len(part) for part in split("abc", 0.05, seed=0)] == [2, 1]
 
 
-@pytest.mark.parametrize(("count", "fraction"), [(1, 0.05), (4, 0.9), (10, 0.0), (10, 1.0), (10, float("nan"))])
+@pytest.mark.parametrize(
+    ("count", "fraction"), [(1, 0.05), (4, 0.9), (10, 0.0), (10, 1.0), (10, float("nan"))]
+)
 def test_an_impossible_split_is_refused(count: int, fraction: float) -> None:
     with pytest.raises(ValueError, match=r"val_fraction .*give validation files"):
         split(range(count), fraction, seed=0)

@@ -23,7 +23,9 @@ COUNTS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 
 @given(COUNTS, st.data(), st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
-def test_an_epoch_goes_on_where_the_last_one_stopped(counts: list[int], data: Any, seed: int) -> None:
+def test_an_epoch_goes_on_where_the_last_one_stopped(
+    counts: list[int], data: Any, seed: int
+) -> None:
     weights = data.draw(st.lists(st.floats(0.5, 8), min_size=len(counts), max_size=len(counts)))
     mix = None
     sources = [MixSource("x", str(number), weight) for number, weight in enumerate(weights)]
@@ -40,7 +42,8 @@ def test_an_epoch_goes_on_where_the_last_one_stopped(counts: list[int], data: An
         inside = range(first, first + rows)
         assert all(sum(row in inside for row in epoch) == share for epoch in drawn)
         times = Counter(row for epoch in drawn for row in epoch if row in inside)
-        assert max(times.values()) - min(times[row] for row in inside) <= 1  # none again before all were drawn
+        # none again before all were drawn
+        assert max(times.values()) - min(times[row] for row in inside) <= 1
         first += rows
 
 
@@ -87,16 +90,27 @@ def test_a_mix_is_resumed_exactly(taken: int) -> None:
 
 def test_processes_share_a_mix_and_no_batch_of_a_section_has_another_s_rows() -> None:
     mix = Mix((9, 4), (5, 8))
-    parts = [ResumableLoader(rows(13), 2, 1, True, rank, 3, mix=mix).numbers(2).tolist() for rank in range(3)]
-    assert [row for turn in zip(*parts, strict=True) for row in turn if row >= 0] == mix.order(1, 2).tolist()
-    loaders = [ResumableLoader(rows(13), 2, 0, False, rank, 2, sections=[7, 6]) for rank in range(2)]
+    parts = [
+        ResumableLoader(rows(13), 2, 1, True, rank, 3, mix=mix).numbers(2).tolist()
+        for rank in range(3)
+    ]
+    assert [row for turn in zip(*parts, strict=True) for row in turn if row >= 0] == mix.order(
+        1, 2
+    ).tolist()
+    loaders = [
+        ResumableLoader(rows(13), 2, 0, False, rank, 2, sections=[7, 6]) for rank in range(2)
+    ]
     batches = [seen(loader) for loader in loaders]
     assert [len(part) for part in batches] == [len(loader) for loader in loaders] == [4, 4]
-    assert batches == [[[0, 2], [4, 6], [7, 9], [11]], [[1, 3], [5, 0], [8, 10], [12]]]  # 0: a blank row
+    # 0: a blank row
+    assert batches == [[[0, 2], [4, 6], [7, 9], [11]], [[1, 3], [5, 0], [8, 10], [12]]]
 
 
 def chats(path: Path, count: int, words: str) -> str:
-    said = [{"prompt": f"{words} {i % 7}", "response": f"{words} " * (1 + i % 5) + str(i)} for i in range(count)]
+    said = [
+        {"prompt": f"{words} {i % 7}", "response": f"{words} " * (1 + i % 5) + str(i)}
+        for i in range(count)
+    ]
     return str(write_jsonl(path, said))
 
 
@@ -108,16 +122,23 @@ def made(train: Any, val: Any = None, **more: Any) -> ChatData:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    return [chats(tmp_path / "sky.jsonl", 60, "the sky"), chats(tmp_path / "two.jsonl", 25, "two plus")]
+    return [
+        chats(tmp_path / "sky.jsonl", 60, "the sky"),
+        chats(tmp_path / "two.jsonl", 25, "two plus"),
+    ]
 
 
-def test_a_mix_is_packed_by_source_and_drawn_by_weight(files: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mix_is_packed_by_source_and_drawn_by_weight(
+    files: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
         data = made([MixSource(files[0], "sky", 1.0), MixSource([files[1]], None, 3.0)])
     alone = [made(file) for file in files]
     columns = zip(data.splits.train, *(one.splits.train for one in alone), strict=True)
     assert all(torch.equal(mixed, torch.cat([first, second])) for mixed, first, second in columns)
-    assert data.mix is not None and data.mix.rows == tuple(len(one.splits.train.ids_BT) for one in alone)
+    assert data.mix is not None and data.mix.rows == tuple(
+        len(one.splits.train.ids_BT) for one in alone
+    )
     total = sum(data.mix.rows)
     assert abs(data.mix.drawn[1] / total - 0.75) < 1 / total
     first = data.first_rows(7)
@@ -127,9 +148,15 @@ def test_a_mix_is_packed_by_source_and_drawn_by_weight(files: list[str], caplog:
     assert torch.equal(loaded[:7], first.ids_BT.long()) and len(loaded) == total
     assert f"train: two: {data.mix.rows[1]} rows, {data.mix.drawn[1]} of an epoch" in caplog.text
     told = data.shares
-    assert [one["name"] for one in told] == ["sky", "two"] and sum(one["share_of_rows"] for one in told) == 1
+    assert [one["name"] for one in told] == ["sky", "two"] and sum(
+        one["share_of_rows"] for one in told
+    ) == 1
     supervised = [int(data.splits.train.loss_mask_BT[row].sum()) for row in data.mix.order(0, 0)]
-    exact = sum(n for n, row in zip(supervised, data.mix.order(0, 0), strict=True) if row >= data.mix.rows[0])
+    exact = sum(
+        n
+        for n, row in zip(supervised, data.mix.order(0, 0), strict=True)
+        if row >= data.mix.rows[0]
+    )
     assert abs(told[1]["share_of_supervised_tokens"] - exact / sum(supervised)) < 0.1
     counts_V = data.supervised_counts(400)
     once = [one.supervised_counts(400) for one in alone]
@@ -146,7 +173,8 @@ def test_names_without_weights_draw_every_row_once(files: list[str]) -> None:
     plain = made(files)
     assert not plain.shares and not plain.validation_sections and plain.mix is None
     assert not torch.equal(
-        plain.splits.train.ids_BT[:count], data.splits.train.ids_BT[: len(plain.splits.train.ids_BT)]
+        plain.splits.train.ids_BT[:count],
+        data.splits.train.ids_BT[: len(plain.splits.train.ids_BT)],
     )
 
 
@@ -156,7 +184,9 @@ def test_validation_is_by_source(files: list[str]) -> None:
     assert data.validation_sections == {"sky": len(parts[0].ids_BT), "two": len(parts[1].ids_BT)}
     loader = data.val_dataloader()
     names = [data.validation_source(number) for number in range(len(loader) + 1)]
-    assert names == ["sky"] * -(-len(parts[0].ids_BT) // 2) + ["two"] * -(-len(parts[1].ids_BT) // 2) + [None]
+    assert names == ["sky"] * -(-len(parts[0].ids_BT) // 2) + ["two"] * -(
+        -len(parts[1].ids_BT) // 2
+    ) + [None]
     for name, batch in zip(names[:-1], loader, strict=True):
         part = parts[0 if name == "sky" else 1].ids_BT
         assert all((part == row).all(1).any() for row in batch.ids_BT)
@@ -168,7 +198,8 @@ def test_validation_is_by_source(files: list[str]) -> None:
 
 def test_a_mix_of_texts(tmp_path: Path) -> None:
     paths = [
-        str(write_jsonl(tmp_path / f"{name}.jsonl", [{"text": f"{name} {i}"} for i in range(40)])) for name in "ab"
+        str(write_jsonl(tmp_path / f"{name}.jsonl", [{"text": f"{name} {i}"} for i in range(40)]))
+        for name in "ab"
     ]
     data = TextData([MixSource(path, weight=1.0) for path in paths], val_fraction=0.2, seq_len=16)
     data.prepare(tiny_tokenizer())
@@ -176,7 +207,10 @@ def test_a_mix_of_texts(tmp_path: Path) -> None:
 
 
 def test_what_a_cache_of_features_is_of_knows_the_weights(files: list[str]) -> None:
-    first, second = (described(made([MixSource(files[0], "a", 1.0), MixSource(files[1], "b", w)])) for w in (1.0, 2.0))
+    first, second = (
+        described(made([MixSource(files[0], "a", 1.0), MixSource(files[1], "b", w)]))
+        for w in (1.0, 2.0)
+    )
     assert first != second and first["train"][1] == {"source": files[1], "name": "b", "weight": 1.0}
 
 
@@ -203,28 +237,38 @@ def test_numbers_of_a_mix_are_checked(files: list[str], tmp_path: Path) -> None:
     one = chats(tmp_path / "one.jsonl", 1, "the")
     with pytest.raises(ValueError, match="one: 1 document cannot be split"):
         made([MixSource(files[0]), MixSource(one)])
-    assert read_mix("a", "x") == [MixSource("a")] and read_mix(["a", "b"], "x") == [MixSource(["a", "b"])]
+    assert read_mix("a", "x") == [MixSource("a")] and read_mix(["a", "b"], "x") == [
+        MixSource(["a", "b"])
+    ]
     assert shares([MixSource("a", "n")], [4], torch.tensor([8]))[0]["share_of_rows"] == 1
 
 
 @pytest.mark.parametrize("broken", ["refuse", "drop"])
-def test_a_token_that_the_target_lacks_is_named_with_its_row(files: list[str], tmp_path: Path, broken: str) -> None:
+def test_a_token_that_the_target_lacks_is_named_with_its_row(
+    files: list[str], tmp_path: Path, broken: str
+) -> None:
     tokenizer = tiny_tokenizer(CHATML)
     size = len(tokenizer)
     tokenizer.add_tokens(["<new>"])
-    texts = str(write_jsonl(tmp_path / "texts.jsonl", [{"text": "the"}, {"text": ""}, {"text": "a <new>"}]))
+    texts = str(
+        write_jsonl(tmp_path / "texts.jsonl", [{"text": "the"}, {"text": ""}, {"text": "a <new>"}])
+    )
     with open(files[1], "a") as file:
         file.write('{"prompt": "x", "response": ""}\n' + '{"prompt": "x"}\n' * (broken == "drop"))
         file.write('{"prompt": "x", "response": "a <new> word"}\n')
     line = 27 + (broken == "drop")
     for data, place in (
         (ChatData(files, files, broken=broken), f"{files[1]}, line {line}"),
-        (ChatData([MixSource(file) for file in files], files, broken=broken), f"{files[1]}, line {line}"),
+        (
+            ChatData([MixSource(file) for file in files], files, broken=broken),
+            f"{files[1]}, line {line}",
+        ),
         (TextData(texts, texts), f"{texts}, line 3"),
     ):
         data.prepare(tokenizer)
         data.check_vocabulary(size + 1)
         with pytest.raises(
-            ValueError, match=rf"holds token id {size} \(1 such tokens\), .* correct {place}, which has"
+            ValueError,
+            match=rf"holds token id {size} \(1 such tokens\), .* correct {place}, which has",
         ):
             data.check_vocabulary(size)

@@ -14,7 +14,8 @@ from specdec.evaluation.callback import document_prompts
 from tests.data.test_prefix import beginning
 from tests.data.tiny import CHATML, tiny_tokenizer, write_jsonl
 
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")  # a resumed run saves elsewhere
+# a resumed run saves elsewhere
+pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 
 ROWS, SEQ, BATCH = 11, 4, 2  # 6 batches an epoch, the last of one row
 
@@ -56,7 +57,11 @@ class Toy(pl.LightningModule):
 def run(path: Path, epochs: int, ckpt_path: Path | None = None, **options: Any) -> Toy:
     module = Toy()
     callback = ModelCheckpoint(path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    settings = {"num_sanity_val_steps": 0, "val_check_interval": 4, "callbacks": [callback]} | options
+    settings = {
+        "num_sanity_val_steps": 0,
+        "val_check_interval": 4,
+        "callbacks": [callback],
+    } | options
     trainer = pl.Trainer(
         accelerator="cpu",
         logger=False,
@@ -68,7 +73,9 @@ def run(path: Path, epochs: int, ckpt_path: Path | None = None, **options: Any) 
         **settings,
     )
     data = Counting(SEQ, BATCH, seed=3)
-    trainer.fit(module, data, ckpt_path=None if ckpt_path is None else str(ckpt_path), weights_only=True)
+    trainer.fit(
+        module, data, ckpt_path=None if ckpt_path is None else str(ckpt_path), weights_only=True
+    )
     return module
 
 
@@ -84,7 +91,9 @@ def test_a_resumed_run_sees_exactly_the_rows_that_were_left(tmp_path: Path, step
 def test_a_run_of_more_epochs_goes_on_after_one_that_ended(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", 3, val_check_interval=1.0)
     run(tmp_path / "short", 2, val_check_interval=1.0)
-    rest = run(tmp_path / "rest", 3, ckpt_path=tmp_path / "short/step=12.ckpt", val_check_interval=1.0)
+    rest = run(
+        tmp_path / "rest", 3, ckpt_path=tmp_path / "short/step=12.ckpt", val_check_interval=1.0
+    )
     assert rest.seen == whole.seen[12:]
 
 
@@ -137,14 +146,19 @@ def test_texts_are_closed_once_and_wholly_supervised(monkeypatch: pytest.MonkeyP
     tokenizer = tiny_tokenizer()
     monkeypatch.setattr("specdec.data.texts.CHUNK", 1)
     documents = list(encode_texts(["the sky", "is blue<|eos|>"], tokenizer))
-    assert [tokenizer.decode(document.ids_T) for document in documents] == ["the sky<|eos|>", "is blue<|eos|>"]
+    assert [tokenizer.decode(document.ids_T) for document in documents] == [
+        "the sky<|eos|>",
+        "is blue<|eos|>",
+    ]
     assert all(document.loss_mask_T.all() for document in documents)
     bare = tiny_tokenizer(eos=False)
     assert bare.decode(next(encode_texts(["the sky"], bare)).ids_T) == "the sky"
 
 
 @pytest.mark.parametrize("prefix", ["<|bos|>", "<|im_start|> <|bos|>"])
-def test_every_piece_of_a_text_begins_as_the_tokenizer_begins_one(tmp_path: Path, prefix: str) -> None:
+def test_every_piece_of_a_text_begins_as_the_tokenizer_begins_one(
+    tmp_path: Path, prefix: str
+) -> None:
     tokenizer = beginning(prefix)
     front = tokenizer.convert_tokens_to_ids(prefix.split())
     texts = ["the sky is blue and the grass is green " * 5, prefix.replace(" ", "") + "two", "four"]
@@ -164,7 +178,10 @@ def test_every_piece_of_a_text_begins_as_the_tokenizer_begins_one(tmp_path: Path
     context = int((~rows.loss_mask_BT & (rows.documents_BT >= 0)).sum())
     assert 0 < context <= goes_on * len(front) and context % len(front) == 0
     prompts = document_prompts(rows, 9, 64, 64, data.prefix)
-    assert all(len(front) < len(prompt) and prompt[: len(front)] == front for prompt in prompts) and len(prompts) > 2
+    assert (
+        all(len(front) < len(prompt) and prompt[: len(front)] == front for prompt in prompts)
+        and len(prompts) > 2
+    )
 
 
 def test_whole_files_are_set_aside(tmp_path: Path) -> None:
@@ -175,24 +192,40 @@ def test_whole_files_are_set_aside(tmp_path: Path) -> None:
     assert words(TextData(corpus(tmp_path, 20), val_fraction=0.1, seed=2), 1) != val
 
 
-def test_a_text_file_is_one_document_and_a_row_is_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_text_file_is_one_document_and_a_row_is_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "b.txt").write_bytes("\ufeffone\r\ntwo é\u2028 three\n".encode())
     (tmp_path / "c.txt").write_text(" \n")
-    rows = write_jsonl(tmp_path / "a.jsonl", [{"text": "x\u2028y"}, {"text": "z", "more": 1}, {"text": ""}])
+    rows = write_jsonl(
+        tmp_path / "a.jsonl", [{"text": "x\u2028y"}, {"text": "z", "more": 1}, {"text": ""}]
+    )
     texts = list(iter_texts(str(tmp_path / "*")))
-    assert [item.place for item in texts] == [f"{rows}, line 1", f"{rows}, line 2", str(tmp_path / "b.txt")]
+    assert [item.place for item in texts] == [
+        f"{rows}, line 1",
+        f"{rows}, line 2",
+        str(tmp_path / "b.txt"),
+    ]
     assert [item.text for item in texts] == ["x\u2028y", "z", "one\r\ntwo é\u2028 three\n"]
     assert "left out 2 empty documents, 3 remain" in caplog.text
     with pytest.raises(ValueError, match=r"no documents in .*every file is empty"):
         list(iter_texts(str(tmp_path / "c*")))
     for row in ({"body": "a"}, {"text": 3}):
-        with pytest.raises(ValueError, match=r"a\.jsonl, line 1: a row of text needs a string 'text', this has only"):
+        with pytest.raises(
+            ValueError,
+            match=r"a\.jsonl, line 1: a row of text needs a string 'text', this has only",
+        ):
             list(iter_texts(str(write_jsonl(rows, [row]))))
 
 
 def chats(path: Path, count: int) -> str:
     rows = [
-        {"messages": [{"role": "user", "content": "two " * (i % 3)}, {"role": "assistant", "content": f"four {i}"}]}
+        {
+            "messages": [
+                {"role": "user", "content": "two " * (i % 3)},
+                {"role": "assistant", "content": f"four {i}"},
+            ]
+        }
         for i in range(count)
     ]
     return str(write_jsonl(path, rows))
@@ -209,8 +242,12 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     path = chats(tmp_path / "a.jsonl", 1)
     with pytest.raises(ValueError, match="cannot be split"):
         ChatData(path).prepare(tiny_tokenizer(CHATML))
-    asked = str(write_jsonl(tmp_path / "b.jsonl", [{"messages": [{"role": "user", "content": "x"}]}]))
-    with pytest.raises(ValueError, match="validation: of 1 conversation none has a supervised token"):
+    asked = str(
+        write_jsonl(tmp_path / "b.jsonl", [{"messages": [{"role": "user", "content": "x"}]}])
+    )
+    with pytest.raises(
+        ValueError, match="validation: of 1 conversation none has a supervised token"
+    ):
         ChatData(path, asked).prepare(tiny_tokenizer(CHATML))
     with pytest.raises(ValueError, match="no chat template"):
         ChatData(path, path).prepare(tiny_tokenizer())
@@ -236,18 +273,32 @@ def test_every_layout_of_the_same_words_gives_the_same_rows(tmp_path: Path) -> N
         ChatData(path, path, layout="vicuna")
 
 
-def test_broken_rows_are_refused_or_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_rows_are_refused_or_dropped_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     said = [{"role": "user", "content": "two, broken"}, {"role": "assistant", "content": "four"}]
-    rows = [{"messages": said}, {"messages": []}, {"messages": said[1:]}, {"prompt": "two", "response": "four"}]
+    rows = [
+        {"messages": said},
+        {"messages": []},
+        {"messages": said[1:]},
+        {"prompt": "two", "response": "four"},
+    ]
     path = str(write_jsonl(tmp_path / "a.jsonl", rows))
     with open(path, "a") as file:
         file.write('{"messages": [{"role": "us')  # a download that broke off
-    with pytest.raises(ValueError, match="line 2: 'messages' must be a list of at least one message"):
+    with pytest.raises(
+        ValueError, match="line 2: 'messages' must be a list of at least one message"
+    ):
         ChatData(path, path).prepare(tiny_tokenizer(CHATML))
     data = ChatData(path, path, broken="drop", seq_len=64)
     documents = data.documents(tiny_tokenizer(CHATML))
     assert [len(part) for part in documents] == [2, 2]
-    assert "left out 3 broken rows:" in caplog.text and "line 2: 'messages' must be a list" in caplog.text
+    assert (
+        "left out 3 broken rows:" in caplog.text
+        and "line 2: 'messages' must be a list" in caplog.text
+    )
     none = str(write_jsonl(tmp_path / "b.jsonl", [{"messages": said[1:]}]))
-    with pytest.raises(ValueError, match=r"no conversation is left: .*line 1: message 1: it is the"):
+    with pytest.raises(
+        ValueError, match=r"no conversation is left: .*line 1: message 1: it is the"
+    ):
         ChatData(none, path, broken="drop").prepare(tiny_tokenizer(CHATML))

@@ -29,7 +29,10 @@ def content(rows: Batch) -> list[list[int]]:
         real = [n for n in numbers if n >= 0]
         assert numbers == real + [-1] * (len(numbers) - len(real)), "padding stands at the end"
         assert real[0] == 0 and all(b - a in (0, 1) for a, b in pairwise(real))
-        documents += [[i for i, n in zip(ids, numbers, strict=True) if n == number] for number in range(real[-1] + 1)]
+        documents += [
+            [i for i, n in zip(ids, numbers, strict=True) if n == number]
+            for number in range(real[-1] + 1)
+        ]
     return documents
 
 
@@ -96,7 +99,9 @@ def test_a_document_longer_than_a_row_is_refused() -> None:
 
 @given(fitting, st.integers(3, 9), st.integers(1, 2))
 @settings(max_examples=60, deadline=None)
-def test_all_pieces_of_a_text_begin_with_the_prefix(lengths: list[int], seq_len: int, size: int) -> None:
+def test_all_pieces_of_a_text_begin_with_the_prefix(
+    lengths: list[int], seq_len: int, size: int
+) -> None:
     prefix = list(range(-size, 0))
     documents = []
     for ids_T, _ in make(lengths):
@@ -106,7 +111,10 @@ def test_all_pieces_of_a_text_begin_with_the_prefix(lengths: list[int], seq_len:
     said: list[int] = []
     for ids_T, mask_T, documents_T in zip(*rows, strict=True):
         for number in range(int(documents_T.max()) + 1):
-            ids, mask = ids_T[documents_T == number].tolist(), mask_T[documents_T == number].tolist()
+            ids, mask = (
+                ids_T[documents_T == number].tolist(),
+                mask_T[documents_T == number].tolist(),
+            )
             assert ids[:size] == prefix and len(ids) > size
             goes_on = bool(said) and said[-1] not in ends(lengths)
             assert mask == [not goes_on] * size + [True] * (len(ids) - size)
@@ -121,10 +129,15 @@ def ends(lengths: list[int]) -> set[int]:
 
 def test_a_prefix_by_hand() -> None:
     rows = pack_stream(
-        [Document(torch.tensor(ids), torch.ones(len(ids)) > 0) for ids in ([9, 1, 2, 3], [9, 4])], 3, [9]
+        [Document(torch.tensor(ids), torch.ones(len(ids)) > 0) for ids in ([9, 1, 2, 3], [9, 4])],
+        3,
+        [9],
     )
     assert rows.ids_BT.tolist() == [[9, 1, 2], [9, 3, 0], [9, 4, 0]]
     assert rows.loss_mask_BT.tolist() == [[True] * 3, [False, True, False], [True, True, False]]
     assert rows.documents_BT.tolist() == [[0, 0, 0], [0, 0, -1], [0, 0, -1]]
-    with pytest.raises(ValueError, match=r"data.seq_len is 3, and the tokenizer puts 3 tokens in front of every text"):
+    with pytest.raises(
+        ValueError,
+        match=r"data.seq_len is 3, and the tokenizer puts 3 tokens in front of every text",
+    ):
         pack_stream(make([2]), 3, [7, 8, 9])

@@ -15,10 +15,16 @@ from specdec.data.chat import read_conversations
 from specdec.data.rows import DataRow, find_sources, read_rows, stem, warn_of_overlap
 from specdec.data.texts import iter_texts
 
-CALL = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": [{"name": "f"}]}]
+CALL = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "hello", "tool_calls": [{"name": "f"}]},
+]
 CALLED = {"type": "function", "function": {"name": "f", "arguments": {}}}
 CALL_AS_MESSAGES = [CALL[0], CALL[1] | {"tool_calls": [CALLED]}]
-ROWS: list[dict[str, Any]] = [{"id": "a", "messages": CALL}, {"id": "b", "messages": CALL[:1], "note": "n"}]
+ROWS: list[dict[str, Any]] = [
+    {"id": "a", "messages": CALL},
+    {"id": "b", "messages": CALL[:1], "note": "n"},
+]
 
 
 LINES = "line 1, line 3"
@@ -54,7 +60,8 @@ def test_every_source_holds_the_same_rows(tmp_path: Path, name: str, places: str
     source = write(tmp_path / name)
     expected = places.split(", ") if places else ["row 1", "row 2"]
     assert list(read_rows(source)) == [
-        DataRow(f"{source}, {place}", place.replace(" ", "-"), row) for place, row in zip(expected, ROWS, strict=True)
+        DataRow(f"{source}, {place}", place.replace(" ", "-"), row)
+        for place, row in zip(expected, ROWS, strict=True)
     ]
     assert stem(source) == "a" or name == "saved"
     read = read_conversations(source)
@@ -72,7 +79,9 @@ def test_json_lines_by_another_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text('{"prompt": "x"}\n\n {"prompt": "y"} \r\n')
     for read in (lambda: list(read_rows(str(path))), lambda: list(iter_texts(str(path)))):
-        with pytest.raises(ValueError, match=r"a\.txt: every line is a JSON object: name the file \.jsonl"):
+        with pytest.raises(
+            ValueError, match=r"a\.txt: every line is a JSON object: name the file \.jsonl"
+        ):
             read()
     for text in ('{"prompt": "x"}\nand more', "{}\n[1]\n", "{a}", "1\n2\n"):
         path.write_text(text)
@@ -82,7 +91,9 @@ def test_json_lines_by_another_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_parquet_file_is_not_held_in_memory(tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table({"text": ["x" * 1000] * 20_000}), tmp_path / "a.parquet", row_group_size=1000)
+    parquet.write_table(
+        pyarrow.table({"text": ["x" * 1000] * 20_000}), tmp_path / "a.parquet", row_group_size=1000
+    )
     rows = read_rows(str(tmp_path / "a.parquet"))
     tracemalloc.start()
     try:
@@ -95,7 +106,12 @@ def test_a_parquet_file_is_not_held_in_memory(tmp_path: Path) -> None:
 def test_sources_are_found_once_and_in_order(tmp_path: Path) -> None:
     files = [write(tmp_path / name) for name in ("b.jsonl", "a.parquet", "saved")]
     hub = "hub:openai/gsm8k:main:train"
-    assert find_sources([files[2], hub, f"{tmp_path}/*.*", files[0]]) == [files[2], hub, files[1], files[0]]
+    assert find_sources([files[2], hub, f"{tmp_path}/*.*", files[0]]) == [
+        files[2],
+        hub,
+        files[1],
+        files[0],
+    ]
     (tmp_path / "a[1].txt").write_text("x")
     assert find_sources(f"{tmp_path}/a[1].txt") == [f"{tmp_path}/a[1].txt"]
     with pytest.raises(ValueError, match="no such file"):
@@ -116,7 +132,9 @@ def test_overlap_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
-    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS[1:])}).save_to_disk(tmp_path / "sets")
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS[1:])}).save_to_disk(
+        tmp_path / "sets"
+    )
     with pytest.raises(ValueError, match="sets: holds the splits train: name one of the folders"):
         list(read_rows(str(tmp_path / "sets")))
     assert len(list(read_rows(str(tmp_path / "sets" / "train")))) == 1
@@ -132,13 +150,23 @@ def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": ' + b"[" * 200_000, "line 1: not usable JSON"),
         ("a.json", b'["a"]', "row 1: a row must be a JSON object, not str"),
         ("a.json", b'[{"a": "\\ud800"}]', "row 1: holds half of a surrogate pair"),
-        ("a.json", b'{"a": 1}\n{"a": 2}', "not usable JSON: Extra data: line 2 column 1 .*are these JSON lines"),
+        (
+            "a.json",
+            b'{"a": 1}\n{"a": 2}',
+            "not usable JSON: Extra data: line 2 column 1 .*are these JSON lines",
+        ),
         ("a.json", b"[" * 100_000, "not usable JSON"),
         ("saved/dataset_info.json", b"{", "saved: not a readable folder of save_to_disk"),
-        ("saved/dataset_dict.json", b'{"splits": ["x"]}', "saved: not a readable folder of save_to_disk"),
+        (
+            "saved/dataset_dict.json",
+            b'{"splits": ["x"]}',
+            "saved: not a readable folder of save_to_disk",
+        ),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
+def test_what_cannot_be_read_is_named(
+    tmp_path: Path, name: str, content: bytes, complaint: str
+) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
@@ -155,13 +183,17 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes,
         ("a.json", b'[{"a": 1}, 7, {"a": "\\ud800"}, {"a": 2}]', [2, 3]),
     ],
 )
-def test_broken_rows_may_be_left_out(tmp_path: Path, name: str, content: bytes, broken: list[int]) -> None:
+def test_broken_rows_may_be_left_out(
+    tmp_path: Path, name: str, content: bytes, broken: list[int]
+) -> None:
     (tmp_path / name).write_bytes(content)
     left_out: list[str] = []
     rows = list(read_rows(str(tmp_path / name), left_out=left_out))
     assert [row.values["a"] for row in rows] == [1, 2]
     kind = "line" if name == "a.jsonl" else "row"
-    assert [int(one.split(f"{name}, {kind} ")[1].split(":")[0].split(",")[0]) for one in left_out] == broken
+    assert [
+        int(one.split(f"{name}, {kind} ")[1].split(":")[0].split(",")[0]) for one in left_out
+    ] == broken
     with pytest.raises(ValueError, match=f"{name}, {kind} {broken[0]}"):
         list(read_rows(str(tmp_path / name)))
 
@@ -197,7 +229,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the Hub was asked for; it has sums."""
     seen: list[tuple[Any, ...]] = []
 
-    def load_dataset(name: str, config: str, *, split: str, revision: str | None) -> datasets.Dataset:
+    def load_dataset(
+        name: str, config: str, *, split: str, revision: str | None
+    ) -> datasets.Dataset:
         seen.append((name, config, split, revision))
         return datasets.Dataset.from_list(SUMS)
 
@@ -222,14 +256,18 @@ def test_repository_config_split_and_revision(
 
 def test_files_of_a_repository_are_named_at_their_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **more: seen.append((args, more)) or [])
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *args, **more: seen.append((args, more)) or []
+    )
     for revision in ("@1a2b", ""):
         list(read_rows(f"hub:org/code{revision}:data/test*.jsonl:train[:9]"))
         url = f"hf://datasets/org/code{revision}/data/test*.jsonl"
         assert seen.pop() == (("json",), {"data_files": url, "split": "train[:9]"})
 
 
-def test_a_directory_of_data_is_read_like_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_data_is_read_like_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through ``datasets`` itself, which takes a directory for a repository's name."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "sums").mkdir()
@@ -238,15 +276,23 @@ def test_a_directory_of_data_is_read_like_the_hub(tmp_path: Path, monkeypatch: p
     with pytest.raises(ValueError, match=r"sums:default:train: not to be had .*train") as caught:
         list(read_rows(f"hub:{tmp_path / 'sums'}:default:train"))
     assert "\n" not in str(caught.value)
-    (tmp_path / "sums" / "sums.py").write_text("raise AssertionError")  # a script, as some repositories have
+    # a script, as some repositories have
+    (tmp_path / "sums" / "sums.py").write_text("raise AssertionError")
     (tmp_path / "sums" / "test2.jsonl").write_text(json.dumps(SUMS[0]) + "\n")
-    assert [row.values for row in read_rows(f"hub:{tmp_path / 'sums'}:test*.jsonl:train")] == [*SUMS, SUMS[0]]
-    assert [row.values for row in read_rows(f"hub:{tmp_path / 'sums'}:test2.jsonl:train[:5]")] == SUMS[:1]
+    assert [row.values for row in read_rows(f"hub:{tmp_path / 'sums'}:test*.jsonl:train")] == [
+        *SUMS,
+        SUMS[0],
+    ]
+    assert [
+        row.values for row in read_rows(f"hub:{tmp_path / 'sums'}:test2.jsonl:train[:5]")
+    ] == SUMS[:1]
 
 
 @pytest.mark.parametrize("source", ["hub:", "hub:openai/gsm8k:test", "hub:a/b@:c:d"])
 def test_a_name_that_says_too_little_is_refused(source: str) -> None:
-    with pytest.raises(ValueError, match=r"write hub:REPOSITORY:CONFIG:SPLIT, as hub:openai/gsm8k:main:test"):
+    with pytest.raises(
+        ValueError, match=r"write hub:REPOSITORY:CONFIG:SPLIT, as hub:openai/gsm8k:main:test"
+    ):
         list(read_rows(source))
 
 
@@ -262,6 +308,8 @@ def test_what_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch, error: 
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(ValueError, match=r"^hub:openai/gsm8k:main:test: not to be had from the Hub") as caught:
+    with pytest.raises(
+        ValueError, match=r"^hub:openai/gsm8k:main:test: not to be had from the Hub"
+    ) as caught:
         list(read_rows("hub:openai/gsm8k:main:test"))
     assert "\n" not in str(caught.value) and str(error).split()[-1] in str(caught.value)

@@ -32,7 +32,11 @@ WORDS = st.sampled_from(["two plus two", "is four", "is it green?", "the sky is 
 
 
 def texts_of(source: str) -> st.SearchStrategy[str]:
-    pieces = st.one_of(st.sampled_from(NASTY), st.text(max_size=8), st.sampled_from(sorted(constants(source)) or [""]))
+    pieces = st.one_of(
+        st.sampled_from(NASTY),
+        st.text(max_size=8),
+        st.sampled_from(sorted(constants(source)) or [""]),
+    )
     return st.one_of(WORDS, WORDS, WORDS, pieces, st.tuples(WORDS, pieces, WORDS).map("".join))
 
 
@@ -71,7 +75,12 @@ def is_learned(shapes: Shapes) -> bool:
     return all(known.skeleton is not None for known in shapes.known.values())
 
 
-SOURCES = {"chatml": CHATML, "tagged": CHATML_TAGGED, "drops thinking": DROPS_THINKING, "llama": LLAMA3}
+SOURCES = {
+    "chatml": CHATML,
+    "tagged": CHATML_TAGGED,
+    "drops thinking": DROPS_THINKING,
+    "llama": LLAMA3,
+}
 TOKENIZERS = {name: tiny_tokenizer(source) for name, source in SOURCES.items()} | {
     name: family_tokenizer(name) for name in FAMILIES
 }
@@ -88,7 +97,9 @@ def test_rows_are_those_that_are_made_turn_by_turn(name: str, data: st.DataObjec
 
 
 @pytest.mark.parametrize("name", in_default_run(TOKENIZERS, "qwen3", "llama3"))
-def test_a_plain_conversation_is_learned_under_every_template_that_does_not_ask_for_thoughts(name: str) -> None:
+def test_a_plain_conversation_is_learned_under_every_template_that_does_not_ask_for_thoughts(
+    name: str,
+) -> None:
     shapes = quick(TOKENIZERS[name])
     for text in ("four", "five"):
         rows = shapes.rows(conversation("two", text))
@@ -117,7 +128,9 @@ def test_of_many_words_their_beginnings_are_looked_for() -> None:
 @pytest.mark.parametrize("name", in_default_run(TOKENIZERS, "qwen3", "llama3"))
 @settings(max_examples=5, deadline=None)
 @given(data=st.data())
-def test_documents_are_those_of_rows_that_are_made_turn_by_turn(name: str, data: st.DataObject) -> None:
+def test_documents_are_those_of_rows_that_are_made_turn_by_turn(
+    name: str, data: st.DataObject
+) -> None:
     tokenizer = TOKENIZERS[name]
     drawn = [item for _ in range(4) for item in data.draw(conversations(tokenizer.chat_template))]
     made = [item for item in drawn * 8 if rows_of(template_of(tokenizer), item).pieces]
@@ -130,10 +143,14 @@ def test_documents_are_those_of_rows_that_are_made_turn_by_turn(name: str, data:
             (encoding,) = tokenizer([piece.text], add_special_tokens=False).encodings
             expected.append([column.tolist() for column in with_mask(encoding, piece)])
     documents = encode(made, tokenizer, 2**20)
-    assert [[document.ids_T.tolist(), document.loss_mask_T.tolist()] for document in documents] == expected
+    assert [
+        [document.ids_T.tolist(), document.loss_mask_T.tolist()] for document in documents
+    ] == expected
 
 
-COUNTS = CHATML.replace("{% if add", "{% if messages[0].content | length CONDITION %}{{ '!' }}{% endif %}{% if add")
+COUNTS = CHATML.replace(
+    "{% if add", "{% if messages[0].content | length CONDITION %}{{ '!' }}{% endif %}{% if add"
+)
 
 
 def test_a_template_that_counts_the_characters_of_a_text_is_not_learned() -> None:

@@ -43,7 +43,9 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("name", ["loops", *(pytest.param(name, marks=pytest.mark.slow) for name in list(ENDLESS)[1:])])
+@pytest.mark.parametrize(
+    "name", ["loops", *(pytest.param(name, marks=pytest.mark.slow) for name in list(ENDLESS)[1:])]
+)
 def test_what_never_ends_is_ended(name: str, short: None) -> None:
     begin = time.monotonic()
     with pytest.raises(ValueError, match=REFUSED + "it takes more than 0.5 s or 1 GiB$"):
@@ -51,7 +53,9 @@ def test_what_never_ends_is_ended(name: str, short: None) -> None:
     assert time.monotonic() - begin < 30
 
 
-def test_after_one_template_was_ended_the_next_is_rendered_also_from_other_threads(short: None) -> None:
+def test_after_one_template_was_ended_the_next_is_rendered_also_from_other_threads(
+    short: None,
+) -> None:
     results: list[Any] = []
 
     def render(source: str) -> None:
@@ -71,7 +75,11 @@ def test_after_one_template_was_ended_the_next_is_rendered_also_from_other_threa
 def test_a_template_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     real = rendering._SANDBOX.fault_of
-    monkeypatch.setattr(rendering._SANDBOX, "fault_of", lambda *request: checked.append(request[0]) or real(*request))
+    monkeypatch.setattr(
+        rendering._SANDBOX,
+        "fault_of",
+        lambda *request: checked.append(request[0]) or real(*request),
+    )
     source = tiny.CHATML + "{# of this test alone #}"
     for _ in range(3):
         rendered(source)
@@ -79,7 +87,9 @@ def test_a_template_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 GIANTS = {
-    "text that doubles": "{% set ns = namespace(s='ab') %}" + "{% set ns.s = ns.s ~ ns.s %}" * 40 + "{{ ns.s }}",
+    "text that doubles": "{% set ns = namespace(s='ab') %}"
+    + "{% set ns.s = ns.s ~ ns.s %}" * 40
+    + "{{ ns.s }}",
     "a product": "{% set n = 100000 %}{{ 'a' * n * n }}",
     "a width": "{{ '%2000000000d' % 1 }}",
     "padding": "{% set n = 1000000 %}{{ 'a'.ljust(n * n) }}",
@@ -90,10 +100,13 @@ GIANTS = {
 
 
 @pytest.mark.parametrize(
-    "name", ["a product", *(pytest.param(name, marks=pytest.mark.slow) for name in list(GIANTS)[1:])]
+    "name",
+    ["a product", *(pytest.param(name, marks=pytest.mark.slow) for name in list(GIANTS)[1:])],
 )
 def test_one_operation_gets_no_more_memory_either(name: str) -> None:
-    with pytest.raises(ValueError, match=REFUSED + "(it takes more than 10 s or 1 GiB|OverflowError)"):
+    with pytest.raises(
+        ValueError, match=REFUSED + "(it takes more than 10 s or 1 GiB|OverflowError)"
+    ):
         rendered(GIANTS[name])
 
 
@@ -117,7 +130,12 @@ FAULTS = {
     "{{ x": "unexpected end of template",
     "{% include 'x' %}": "no loader",
     "{{ '\\ud800' }}{{ 'x'.encode('ascii', 'x') }}" + "{{ none.x.y }}": "",
-    "(" * 10 + "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}": "RecursionError|nested|too many|it takes more",
+    "(" * 10
+    + "{{ "
+    + "(" * 3000
+    + "1"
+    + ")" * 3000
+    + " }}": "RecursionError|nested|too many|it takes more",
 }
 
 
@@ -129,7 +147,9 @@ def test_what_a_template_raises_is_one_line(source: str) -> None:
 
 
 def test_a_tokenizer_that_fails_is_one_line() -> None:
-    unknown = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="<unk>")))
+    unknown = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="<unk>"))
+    )
     reason = "^the tokenizer fails on a text: WordLevel error: Missing .* is its tokenizer.json as it should be"
     with pytest.raises(ValueError, match=reason):
         text_ids(unknown, "b")

@@ -15,14 +15,18 @@ from tests.data.tiny import tiny_tokenizer
 
 WORDS = ["two plus two", " ", "\n", "\n\n", "\t", "é", "e\u0301", "🙂", "漢字", "\u2126", "<|im_end|>", "<|eot_id|>",
          "</s>", "<think>", "<|", "\u200b", "\xa0", "it's", "\r\n", "A", "\x00"]  # fmt: skip
-TEXTS = st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=4)), min_size=1, max_size=12).map("".join)
+TEXTS = st.lists(
+    st.one_of(st.sampled_from(WORDS), st.text(max_size=4)), min_size=1, max_size=12
+).map("".join)
 
 
 @st.composite
 def rendered(draw: st.DrawFn) -> Rendered:
     text = draw(TEXTS.filter(bool))
     edges = sorted(draw(st.sets(st.integers(0, len(text)), min_size=2, max_size=4)))
-    return Rendered(text, [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=False)])
+    return Rendered(
+        text, [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=False)]
+    )
 
 
 def by_offsets(tokenizer: Any, piece: Rendered) -> tuple[list[int], list[bool]]:
@@ -42,7 +46,9 @@ def assert_same(tokenizer: Any, pieces: list[Rendered]) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=60, deadline=None)
 @given(pieces=st.lists(rendered(), min_size=2, max_size=4))
-def test_lengths_give_the_tokens_and_the_mask_that_offsets_give(family: str, pieces: list[Rendered]) -> None:
+def test_lengths_give_the_tokens_and_the_mask_that_offsets_give(
+    family: str, pieces: list[Rendered]
+) -> None:
     tokenizer = family_tokenizer(family)
     assert byte_lengths(tokenizer) is not None
     assert_same(tokenizer, pieces)
@@ -79,7 +85,9 @@ def test_truncation_and_padding_of_the_tokenizer_are_not_applied() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(2)
     tokenizer.backend_tokenizer.enable_padding(length=50)
-    tokens = list(Tokeniser(tokenizer)([Rendered("two plus two", [(0, 3)]), Rendered("is four", [(0, 2)])]))
+    tokens = list(
+        Tokeniser(tokenizer)([Rendered("two plus two", [(0, 3)]), Rendered("is four", [(0, 2)])])
+    )
     assert [tokenizer.decode(ids_T) for ids_T, _ in tokens] == ["two plus two", "is four"]
 
 

@@ -15,7 +15,11 @@ FOUR = {"role": "assistant", "content": "four"}
 TOOLS = [
     {
         "type": "function",
-        "function": {"name": name, "description": "d", "parameters": {"type": "object", "properties": {}}},
+        "function": {
+            "name": name,
+            "description": "d",
+            "parameters": {"type": "object", "properties": {}},
+        },
     }
     for name in ("ping", "pong")
 ]
@@ -33,20 +37,28 @@ def calls(*made: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": list(made)}
 
 
-def learned(tokenizer: Any, row: dict[str, Any], **options: Any) -> tuple[list[str], dict[str, int]]:
+def learned(
+    tokenizer: Any, row: dict[str, Any], **options: Any
+) -> tuple[list[str], dict[str, int]]:
     """The supervised texts, and the reasons of turns that are not."""
     report = Report()
     left_out: list[str] = []
     messages = conversation(DataRow("a.jsonl, line 1", "line-1", row))
     try:
-        documents = list(encode([messages], tokenizer, 4096, left_out=left_out, report=report, **options))
+        documents = list(
+            encode([messages], tokenizer, 4096, left_out=left_out, report=report, **options)
+        )
     except ValueError:
         documents = []
     reasons = report.reasons | {PLACE.sub("", text): 1 for text in left_out}
-    return [tokenizer.decode(document.ids_T[document.loss_mask_T]) for document in documents], reasons
+    return [
+        tokenizer.decode(document.ids_T[document.loss_mask_T]) for document in documents
+    ], reasons
 
 
-def refused(name: str, messages: list[dict[str, Any]], tools: Any = None, template: str | None = None) -> str:
+def refused(
+    name: str, messages: list[dict[str, Any]], tools: Any = None, template: str | None = None
+) -> str:
     """The one reason why nothing is learned of a row."""
     tokenizer = tokenizer_of(name)
     if template is not None:
@@ -57,9 +69,15 @@ def refused(name: str, messages: list[dict[str, Any]], tools: Any = None, templa
 
 
 @pytest.mark.parametrize("second", [call(), call(a=1)])
-def test_a_second_call_that_the_template_drops_is_missed_though_the_first_says_the_same(second: Any) -> None:
-    assert "one tool call of a message alone" in refused("gptoss", [ASKED, calls(call(a=1), second)], TOOLS)
-    texts, reasons = learned(tokenizer_of("qwen3"), {"messages": [ASKED, calls(call(a=1), second)], "tools": TOOLS})
+def test_a_second_call_that_the_template_drops_is_missed_though_the_first_says_the_same(
+    second: Any,
+) -> None:
+    assert "one tool call of a message alone" in refused(
+        "gptoss", [ASKED, calls(call(a=1), second)], TOOLS
+    )
+    texts, reasons = learned(
+        tokenizer_of("qwen3"), {"messages": [ASKED, calls(call(a=1), second)], "tools": TOOLS}
+    )
     assert texts[0].count("ping") == 2 and not reasons
 
 
@@ -74,7 +92,10 @@ def test_tools_results_and_system_messages_that_a_template_does_not_write_are_re
     source = sources()["qwen3"]
     for cut, message in (
         ("{%- set tools = [] -%}", "does not write the row's tools"),
-        ("{%- set messages = messages | rejectattr('role', 'equalto', 'tool') | list -%}", "does not write results"),
+        (
+            "{%- set messages = messages | rejectattr('role', 'equalto', 'tool') | list -%}",
+            "does not write results",
+        ),
         (
             "{%- set messages = messages | rejectattr('role', 'equalto', 'system') | list -%}",
             "not write system messages",
@@ -107,10 +128,15 @@ def test_results_stand_in_the_order_of_their_calls() -> None:
     ]  # fmt: skip
     row = conversation(DataRow("a.jsonl, line 1", "line-1", {"messages": messages, "tools": TOOLS}))
     assert [message["content"] for message in row.messages[2:4]] == ["first", "second"]
-    for wrong, reason in (("9", "'9' has no such call before it"), ("2", "two results are of the same tool call")):
+    for wrong, reason in (
+        ("9", "'9' has no such call before it"),
+        ("2", "two results are of the same tool call"),
+    ):
         changed = [*messages[:3], messages[3] | {"tool_call_id": wrong}, FOUR]
         with pytest.raises(ValueError, match=f"line 1: .*{reason}"):
-            conversation(DataRow("a.jsonl, line 1", "line-1", {"messages": changed, "tools": TOOLS}))
+            conversation(
+                DataRow("a.jsonl, line 1", "line-1", {"messages": changed, "tools": TOOLS})
+            )
 
 
 def test_an_end_in_the_text_and_a_cut_off_answer_are_refused() -> None:
@@ -121,21 +147,37 @@ def test_an_end_in_the_text_and_a_cut_off_answer_are_refused() -> None:
 
 
 def test_a_weight_of_nothing_is_context_alone() -> None:
-    row = {"messages": [ASKED, FOUR | {"weight": 0.0}, ASKED, FOUR | {"content": "five", "train": True}]}
+    row = {
+        "messages": [
+            ASKED,
+            FOUR | {"weight": 0.0},
+            ASKED,
+            FOUR | {"content": "five", "train": True},
+        ]
+    }
     texts, reasons = learned(tiny_tokenizer(CHATML), row)
     assert texts == ["five<|im_end|>"] and not reasons
 
 
 @pytest.mark.parametrize("turns", ["auto", "each", "whole"])
 def test_the_rows_of_a_conversation(turns: Any) -> None:
-    said = [ASKED, FOUR | {"reasoning_content": "two"}, ASKED | {"content": "and now?"}, FOUR | {"content": "five"}]
+    said = [
+        ASKED,
+        FOUR | {"reasoning_content": "two"},
+        ASKED | {"content": "and now?"},
+        FOUR | {"content": "five"},
+    ]
     texts, reasons = learned(tokenizer_of("qwen3"), {"messages": said}, turns=turns)
     first = "<think>\ntwo\n</think>\n\nfour<|im_end|>"
     assert texts == (["five<|im_end|>"] if turns == "whole" else [first, "five<|im_end|>"])
     assert [reason.partition(":")[0] for reason in reasons] == (
-        ["the chat template writes it otherwise once the conversation continues"] if turns == "whole" else []
+        ["the chat template writes it otherwise once the conversation continues"]
+        if turns == "whole"
+        else []
     )
-    plain, _ = learned(tiny_tokenizer(CHATML), {"messages": [ASKED, FOUR, ASKED, FOUR]}, turns=turns)
+    plain, _ = learned(
+        tiny_tokenizer(CHATML), {"messages": [ASKED, FOUR, ASKED, FOUR]}, turns=turns
+    )
     assert len(plain) == (2 if turns == "each" else 1)
 
 
@@ -171,23 +213,39 @@ def test_half_of_the_ids_is_refused() -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"messages": [ASKED, FOUR], "response": "five"}, "column 'response' may be a part of what is said"),
-        ({"messages": [ASKED, FOUR], "chat_template_kwargs": {"a": 1}}, "column 'chat_template_kwargs'"),
+        (
+            {"messages": [ASKED, FOUR], "response": "five"},
+            "column 'response' may be a part of what is said",
+        ),
+        (
+            {"messages": [ASKED, FOUR], "chat_template_kwargs": {"a": 1}},
+            "column 'chat_template_kwargs'",
+        ),
         ({"instruction": "a", "output": "b", "history": [["q", "a"]]}, "column 'history'"),
         ({"messages": [ASKED, FOUR | {"prefix": True}]}, "'prefix', which specdec does not read"),
-        ({"messages": [ASKED, calls({"name": "f", "arguments": '{"k": 1, "k": 2}'})]}, "a key comes twice"),
+        (
+            {"messages": [ASKED, calls({"name": "f", "arguments": '{"k": 1, "k": 2}'})]},
+            "a key comes twice",
+        ),
         ({"messages": [ASKED, calls({"name": "f", "arguments": '{"k": NaN}'})]}, "NaN is not JSON"),
     ],
 )
-def test_what_changes_what_is_said_and_is_not_read_is_refused(row: dict[str, Any], reason: str) -> None:
+def test_what_changes_what_is_said_and_is_not_read_is_refused(
+    row: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ValueError, match=f"line 1: .*{reason}"):
         conversation(DataRow("a.jsonl, line 1", "line-1", row))
 
 
 def test_thoughts_in_parts_and_functions_of_the_older_kind_are_read() -> None:
-    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "add"}]}, {"type": "text", "text": "four"}]
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "add"}]},
+        {"type": "text", "text": "four"},
+    ]
     row = conversation(
-        DataRow("x", "1", {"messages": [ASKED, FOUR | {"content": parts}], "functions": [{"name": "f"}]})
+        DataRow(
+            "x", "1", {"messages": [ASKED, FOUR | {"content": parts}], "functions": [{"name": "f"}]}
+        )
     )
     assert row.messages[1] == FOUR | {"reasoning_content": "add"}
     assert row.tools == [{"type": "function", "function": {"name": "f"}}]

@@ -41,7 +41,8 @@ LLAMA3 = (
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
 )
 DEFAULT_SYSTEM = (
-    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}" + CHATML
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}"
+    + CHATML
 )
 DROPS_THINKING = (  # every answer but the last loses what stands before </think>
     "{% for m in messages %}{% set text = m['content'] %}"
@@ -87,9 +88,14 @@ def _backend(trim_offsets: bool) -> str:
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=340, special_tokens=SPECIAL, initial_alphabet=sorted(alphabet), show_progress=False
+        vocab_size=340,
+        special_tokens=SPECIAL,
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
     )
-    tokenizer.train_from_iterator([word for line in CORPUS for word in line.split(" ")] + ["\n\n"] * 50, trainer)
+    tokenizer.train_from_iterator(
+        [word for line in CORPUS for word in line.split(" ")] + ["\n\n"] * 50, trainer
+    )
     return tokenizer.to_str()
 
 
@@ -113,7 +119,9 @@ def supervised_texts(document: Document, tokenizer: Any) -> list[str]:
     """The supervised runs of a document, decoded: what to look at before trusting a mask."""
     mask = [False, *document.loss_mask_T.tolist(), False]
     edges = [i for i, (left, right) in enumerate(pairwise(mask)) if left != right]
-    return [tokenizer.decode(document.ids_T[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    return [
+        tokenizer.decode(document.ids_T[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)
+    ]
 
 
 def encoded(conversations: Iterable[ChatConversation], tokenizer: Any, max_length: int) -> Encoded:

@@ -27,7 +27,9 @@ class Drafting(Proposer):
         self.length_B = self.length_B + count_B
         return start
 
-    def draft(self, root_B: Tensor, start: Frontier, children: ChildSampling = LIKELIEST) -> DraftTree:
+    def draft(
+        self, root_B: Tensor, start: Frontier, children: ChildSampling = LIKELIEST
+    ) -> DraftTree:
         """A proposal after what is committed."""
         return self.propose(self.length_B, root_B, start, children)
 

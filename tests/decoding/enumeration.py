@@ -51,7 +51,9 @@ def _sum_one(law: Tensor) -> Tensor:
     return law / law.sum(-1, keepdim=True)
 
 
-def random_law(shape: tuple[int, ...], generator: torch.Generator, temperature: float = 0.7) -> Tensor:
+def random_law(
+    shape: tuple[int, ...], generator: torch.Generator, temperature: float = 0.7
+) -> Tensor:
     return (torch.randn(shape, generator=generator, dtype=torch.float64) / temperature).softmax(-1)
 
 
@@ -91,7 +93,11 @@ def _probability(world: World, parents: list[int], draft_ids: tuple[int, ...], d
             law[ranked[len(earlier) : len(earlier) + 1]] = 1
         total = float(law.sum())
         # a filler after the support: any token of no probability will do, so let it be token 0 of the draft vocabulary
-        probability *= float(law[draft_ids[node - 1]]) / total if total > 0 else float(draft_ids[node - 1] == 0)
+        probability *= (
+            float(law[draft_ids[node - 1]]) / total
+            if total > 0
+            else float(draft_ids[node - 1] == 0)
+        )
     return probability
 
 
@@ -105,12 +111,17 @@ def all_trees(world: World, parents: list[int], drawn: str) -> Trees:
     tokens, p, q = [], [], []
     for draft_ids, _ in found:
         row = [0, *(int(world.ids_D[i]) for i in draft_ids)]
-        contexts = [tuple(row[above] for above in path_to(node, parents)[1:]) for node in range(len(parents))]
+        contexts = [
+            tuple(row[above] for above in path_to(node, parents)[1:])
+            for node in range(len(parents))
+        ]
         tokens.append(row)
         p.append(torch.stack([world.p[len(context)][context] for context in contexts]))
         q.append(torch.stack([world.q[len(context)][context] for context in contexts]))
     probability_T = torch.tensor([probability for _, probability in found], dtype=torch.float64)
-    torch.testing.assert_close(probability_T.sum(), torch.ones((), dtype=torch.float64), rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        probability_T.sum(), torch.ones((), dtype=torch.float64), rtol=0, atol=1e-13
+    )
     parents_TN = torch.tensor(parents).expand(len(found), -1)
     drafts = DraftTree(torch.tensor(tokens), parents_TN, torch.stack(q), world.ids_D)
     return Trees(drafts, torch.stack(p), probability_T, parents)
@@ -119,7 +130,9 @@ def all_trees(world: World, parents: list[int], drawn: str) -> Trees:
 def pick(trees: Trees, index_M: Tensor) -> tuple[DraftTree, Tensor]:
     tokens_TN, parents_TN, q_TND, ids_D = trees.drafts
     assert q_TND is not None
-    return DraftTree(tokens_TN[index_M], parents_TN[index_M], q_TND[index_M], ids_D), trees.p_TNV[index_M]
+    return DraftTree(tokens_TN[index_M], parents_TN[index_M], q_TND[index_M], ids_D), trees.p_TNV[
+        index_M
+    ]
 
 
 def _step(below: Callable[[Tensor], Tensor], size: int) -> Tensor:
@@ -155,7 +168,8 @@ def _law_by_coins(rule: Rule, world: World, trees: Trees) -> Tensor:
     (T, N, V), parents, depth = trees.p_TNV.shape, trees.parents, depths(trees.parents)
     L = max(depth) + 1
     above_NN = torch.tensor([[j in path_to(i, parents) for j in range(N)] for i in range(N)])
-    coin_NN = torch.where(above_NN, 0.0, HIGH).to(torch.float64)  # row i: the walk goes to node i, and stops there
+    # row i: the walk goes to node i, and stops there
+    coin_NN = torch.where(above_NN, 0.0, HIGH).to(torch.float64)
 
     tree_M, node_M = _grid(T, N)
     drafts, p_MNV = pick(trees, tree_M)
@@ -213,7 +227,9 @@ def _law_by_races(rule: Rule, world: World, trees: Trees) -> Tensor:
     return law.sum(0)
 
 
-def _after(rule: Rule, trees: Trees, tree_M: Tensor, before: list[Tensor]) -> Callable[[Tensor], Tensor]:
+def _after(
+    rule: Rule, trees: Trees, tree_M: Tensor, before: list[Tensor]
+) -> Callable[[Tensor], Tensor]:
     """From the race of a level to the token that comes out there, or -1; races of levels before it are won by given
     tokens.
     """
@@ -222,13 +238,15 @@ def _after(rule: Rule, trees: Trees, tree_M: Tensor, before: list[Tensor]) -> Ca
     coin_MN = torch.zeros(M, N, dtype=torch.float64)
     race_MLV = torch.ones(M, max(depth) + 1, V, dtype=torch.float64)
     for level, forced_M in enumerate(before):
-        race_MLV[:, level] = torch.full((M, V), NEVER, dtype=torch.float64).scatter(1, forced_M[:, None], 1.0)
+        race_MLV[:, level] = torch.full((M, V), NEVER, dtype=torch.float64).scatter(
+            1, forced_M[:, None], 1.0
+        )
 
     def emitted(race_MV: Tensor) -> Tensor:
         race_MLV[:, len(before)] = race_MV
-        return emission(rule.accept(drafts, p_MNV, AcceptanceNoise(coin_MN, race_MLV)), drafts.tokens_BN, depth)[
-            :, len(before)
-        ]
+        return emission(
+            rule.accept(drafts, p_MNV, AcceptanceNoise(coin_MN, race_MLV)), drafts.tokens_BN, depth
+        )[:, len(before)]
 
     return emitted
 
@@ -238,7 +256,9 @@ def emission(verdict: Accepted, tokens_BN: Tensor, depth: list[int]) -> Tensor:
     out_BL = torch.full((len(tokens_BN), max(depth) + 1), -1)
     for node in range(1, len(depth)):
         here_BL = torch.arange(out_BL.shape[1]) == depth[node] - 1
-        out_BL = torch.where(verdict.path_BN[:, node, None] & here_BL, tokens_BN[:, node, None], out_BL)
+        out_BL = torch.where(
+            verdict.path_BN[:, node, None] & here_BL, tokens_BN[:, node, None], out_BL
+        )
     return out_BL.scatter(1, verdict.path_BN.sum(1, keepdim=True) - 1, verdict.next_B[:, None])
 
 

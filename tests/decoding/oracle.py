@@ -48,26 +48,40 @@ class Oracle:
         first = len(self.paths)
         self.paths += [path for own in paths for path in own]
         numbers = torch.arange(first, len(self.paths), dtype=torch.float64).view(len(paths), -1, 1)
-        said = [torch.stack([law(path) for path in own]) for law, own in zip(self.laws, paths, strict=True)]
+        said = [
+            torch.stack([law(path) for path in own])
+            for law, own in zip(self.laws, paths, strict=True)
+        ]
         return Frontier(numbers, torch.stack(said).as_subclass(LogProbs))
 
-    def __call__(self, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
+    def __call__(
+        self, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor
+    ) -> Frontier:
         B, (K, Q) = len(self.laws), seen_BKQ.shape[-2:]
         assert ids_BK.shape == (B, K) and h_BKH.shape == (B, K, 1)
         seen_BKQ, depth_BQ = seen_BKQ.expand(B, K, Q), depth_BQ.expand(B, Q)
         new_B = []
         for b, levels in enumerate(self.all_levels):
-            new = [(*self.paths[int(h)], int(token)) for token, h in zip(ids_BK[b], h_BKH[b, :, 0], strict=True)]
+            new = [
+                (*self.paths[int(h)], int(token))
+                for token, h in zip(ids_BK[b], h_BKH[b, :, 0], strict=True)
+            ]
             levels.append(new)
             drafted = [path for level in levels for path in level]
             assert depth_BQ[b].tolist() == [len(path) - 1 for path in drafted]
-            assert seen_BKQ[b].tolist() == [[path == mine[: len(path)] for path in drafted] for mine in new]
+            assert seen_BKQ[b].tolist() == [
+                [path == mine[: len(path)] for path in drafted] for mine in new
+            ]
             new_B.append(new)
         return self.frontier(new_B)
 
 
 def grow_batch(
-    growth: DraftShape, laws: Sequence[Law], vocab: DraftVocab, children: ChildSampling = LIKELIEST, first: int = ROOT
+    growth: DraftShape,
+    laws: Sequence[Law],
+    vocab: DraftVocab,
+    children: ChildSampling = LIKELIEST,
+    first: int = ROOT,
 ) -> tuple[DraftTree, Oracle]:
     """Trees of as many sequences as there are laws, after the roots ``first``, ``first + 1`` ..."""
     oracle = Oracle(laws)
@@ -107,7 +121,9 @@ def seeded(seed: int, path: Path) -> torch.Generator:
 
 
 def random_law(seed: int, size: int) -> Law:
-    return lambda path: torch.randn(size, generator=seeded(seed, path), dtype=torch.float64).mul(2).log_softmax(-1)
+    return lambda path: (
+        torch.randn(size, generator=seeded(seed, path), dtype=torch.float64).mul(2).log_softmax(-1)
+    )
 
 
 def draft_vocab(size: int) -> DraftVocab:

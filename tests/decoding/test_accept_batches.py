@@ -12,18 +12,27 @@ from specdec.decoding.sampling import AcceptanceNoise
 from tests.decoding.enumeration import ids, random_law
 
 
-def batch(B: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[DraftTree, Tensor, AcceptanceNoise]:
+def batch(
+    B: int, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> tuple[DraftTree, Tensor, AcceptanceNoise]:
     """Trees of different shapes; drafts are any tokens, which a rule need not like."""
     generator = torch.Generator().manual_seed(seed)
     V, N, L, ids_D = 7, 6, 6, torch.tensor([0, 2, 3, 5])
-    parents = [[0, *(int(torch.randint(0, i, (), generator=generator)) for i in range(1, N))] for _ in range(B)]
+    parents = [
+        [0, *(int(torch.randint(0, i, (), generator=generator)) for i in range(1, N))]
+        for _ in range(B)
+    ]
     tokens_BN = ids_D[torch.randint(0, len(ids_D), (B, N), generator=generator)]
     p_BNV, q_BND = random_law((B, N, V), generator), random_law((B, N, len(ids_D)), generator)
     noise = AcceptanceNoise(
         torch.rand(B, N, generator=generator, dtype=torch.float64).to(dtype),
         torch.empty(B, L, V, dtype=torch.float64).exponential_(generator=generator).to(dtype),
     )
-    return DraftTree(tokens_BN, torch.tensor(parents), q_BND.to(dtype), ids_D), p_BNV.to(dtype), noise
+    return (
+        DraftTree(tokens_BN, torch.tensor(parents), q_BND.to(dtype), ids_D),
+        p_BNV.to(dtype),
+        noise,
+    )
 
 
 RULES = [Greedy(), OneHot(), WithoutReplacement()]
@@ -32,7 +41,9 @@ RULES = [Greedy(), OneHot(), WithoutReplacement()]
 def some(
     drafts: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise, rows: list[int]
 ) -> tuple[DraftTree, Tensor, AcceptanceNoise]:
-    few = DraftTree(drafts.tokens_BN[rows], drafts.parents_BN[rows], drafts.q_BND[rows], drafts.ids_D)
+    few = DraftTree(
+        drafts.tokens_BN[rows], drafts.parents_BN[rows], drafts.q_BND[rows], drafts.ids_D
+    )
     return few, p_BNV[rows], AcceptanceNoise(noise.uniform_BN[rows], noise.exponential_BLV[rows])
 
 
@@ -43,7 +54,9 @@ def test_no_sequence_sees_another(rule: Rule) -> None:
     assert 1 < float(whole.path_BN.sum(1).float().mean()) < 5
     for rows in ([5], [63, 0, 5], list(range(40, 50))):
         part = rule.accept(*some(*everything, rows))
-        assert torch.equal(part.path_BN, whole.path_BN[rows]) and torch.equal(part.next_B, whole.next_B[rows])
+        assert torch.equal(part.path_BN, whole.path_BN[rows]) and torch.equal(
+            part.next_B, whole.next_B[rows]
+        )
 
 
 @pytest.mark.parametrize("rule", RULES, ids=ids)
@@ -67,6 +80,8 @@ def test_padding_and_rows_without_children_are_not_looked_at(rule: Rule) -> None
         drafts.ids_D,
     )
     uniform_BN = torch.cat([noise.uniform_BN, torch.zeros(300, 2)], 1)
-    after = rule.accept(padded, torch.cat([p_BNV, nan_B2V], 1), noise._replace(uniform_BN=uniform_BN))
+    after = rule.accept(
+        padded, torch.cat([p_BNV, nan_B2V], 1), noise._replace(uniform_BN=uniform_BN)
+    )
     assert torch.equal(after.path_BN[:, :6], before.path_BN) and not after.path_BN[:, 6:].any()
     assert torch.equal(after.next_B, before.next_B)

@@ -45,7 +45,8 @@ def walk(case: Case) -> tuple[list[int], int]:
         frontier = [
             child
             for child in range(1, len(case.parents))
-            if case.parents[child] in frontier and case.tokens[child] == greedy(case.logits[case.parents[child]])
+            if case.parents[child] in frontier
+            and case.tokens[child] == greedy(case.logits[case.parents[child]])
         ]
         reached = frontier or reached
     return path_to(reached[0], case.parents), greedy(case.logits[reached[0]])
@@ -71,7 +72,13 @@ def test_random_big_trees_of_a_target_that_agrees_often() -> None:
     lengths = []
     for _ in range(200):
         size = int(torch.randint(2, 60, (), generator=generator))
-        parents = [0, *(int(torch.randint(max(0, i - 4), i, (), generator=generator)) for i in range(1, size))]
+        parents = [
+            0,
+            *(
+                int(torch.randint(max(0, i - 4), i, (), generator=generator))
+                for i in range(1, size)
+            ),
+        ]
         logits = torch.randint(0, 9, (size, VOCAB), generator=generator).tolist()
         tokens = torch.randint(0, VOCAB, (size,), generator=generator).tolist()
         for node in range(1, size):
@@ -86,4 +93,7 @@ def test_random_big_trees_of_a_target_that_agrees_often() -> None:
 def test_of_equal_siblings_the_deeper_line_counts_and_else_the_first() -> None:
     to_one = [0, 1, 0, 0]
     assert accept(Case([0, 1, 1], [0, 0, 0], [to_one, to_one, [0, 0, 1, 0]])) == ([0, 1], 1)
-    assert accept(Case([0, 1, 1, 2], [0, 0, 0, 2], [to_one, to_one, [0, 0, 1, 0], to_one])) == ([0, 2, 3], 1)
+    assert accept(Case([0, 1, 1, 2], [0, 0, 0, 2], [to_one, to_one, [0, 0, 1, 0], to_one])) == (
+        [0, 2, 3],
+        1,
+    )

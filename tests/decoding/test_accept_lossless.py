@@ -28,7 +28,9 @@ LOSSLESS = [(WithoutReplacement(), "distinct"), (OneHot(), "most likely")]
 
 @pytest.mark.parametrize("parents", SHAPES)
 @pytest.mark.parametrize(("rule", "drawn"), LOSSLESS, ids=ids)
-def test_what_comes_out_has_the_law_of_the_target(rule: Rule, drawn: str, parents: list[int]) -> None:
+def test_what_comes_out_has_the_law_of_the_target(
+    rule: Rule, drawn: str, parents: list[int]
+) -> None:
     assert lossless(rule, parents, drawn)
 
 
@@ -36,7 +38,11 @@ def test_what_comes_out_has_the_law_of_the_target(rule: Rule, drawn: str, parent
 def test_a_block_is_judged_as_one(drafts: int) -> None:
     parents = [0, *range(drafts)]
     assert (
-        max(error(Block(), random_world(seed, drafts + 1, 3, (0, 2)), parents, "distinct") for seed in range(3)) < 1e-12
+        max(
+            error(Block(), random_world(seed, drafts + 1, 3, (0, 2)), parents, "distinct")
+            for seed in range(3)
+        )
+        < 1e-12
     )
     assert max(error(Block(), world, CHAIN, "distinct") for world in hard_worlds().values()) < 1e-12
 
@@ -71,16 +77,22 @@ def hard_worlds() -> dict[str, World]:
     in_common = torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     return {
         "the same": whole._replace(q=whole.p),
-        "the same but for rounding": whole._replace(q=[(p.sqrt() * p.sqrt()) / 3 * 3 for p in whole.p]),
+        "the same but for rounding": whole._replace(
+            q=[(p.sqrt() * p.sqrt()) / 3 * 3 for p in whole.p]
+        ),
         "the target warped": world._replace(p=[cut.probs(p.log()) for p in world.p]),
-        "both warped": whole._replace(p=[cut.probs(p.log()) for p in whole.p], q=[cut.probs(q.log()) for q in whole.q]),
+        "both warped": whole._replace(
+            p=[cut.probs(p.log()) for p in whole.p], q=[cut.probs(q.log()) for q in whole.q]
+        ),
         "the drafter certain": world._replace(q=one_hot),
         "the target greedy": world._replace(p=[LogitsProcessor().probs(p) for p in world.p]),
         "nothing in common": whole._replace(
             p=[p * (1 - in_common) / (p * (1 - in_common)).sum(-1, keepdim=True) for p in whole.p],
             q=[q * in_common / (q * in_common).sum(-1, keepdim=True) for q in whole.q],
         ),
-        "sums off one": world._replace(p=[p * (1 + 3e-7) for p in world.p], q=[q * (1 - 5e-7) for q in world.q]),
+        "sums off one": world._replace(
+            p=[p * (1 + 3e-7) for p in world.p], q=[q * (1 - 5e-7) for q in world.q]
+        ),
     }
 
 

@@ -17,7 +17,9 @@ from tests.decoding.enumeration import SHAPES, depths, random_law
 from tests.decoding.trees import parent_lists, path_to
 
 
-def strike_and_renormalise(p_NV: Tensor, tokens: list[int], parents: list[int]) -> dict[tuple[int, int], float]:
+def strike_and_renormalise(
+    p_NV: Tensor, tokens: list[int], parents: list[int]
+) -> dict[tuple[int, int], float]:
     """vLLM's rule for drafters without probabilities, EAGLE's for trees: the law of (last node taken, next token)."""
     out: dict[tuple[int, int], float] = {}
 
@@ -51,7 +53,9 @@ def test_one_hot_takes_as_vllm_does_in_law(parents: list[int]) -> None:
         race_BLV = torch.full((1, L, V), float("inf"))
         race_BLV[0, torch.arange(L), torch.tensor(forced)] = 1.0
         drafts = DraftTree(torch.tensor([tokens]), torch.tensor([parents]))
-        path_BN, next_B = OneHot().accept(drafts, p_NV[None], AcceptanceNoise(torch.zeros(1, N), race_BLV))
+        path_BN, next_B = OneHot().accept(
+            drafts, p_NV[None], AcceptanceNoise(torch.zeros(1, N), race_BLV)
+        )
         path = path_BN[0].nonzero().flatten().tolist()
         assert path == path_to(path[-1], parents)
         chance = 1.0
@@ -61,7 +65,9 @@ def test_one_hot_takes_as_vllm_does_in_law(parents: list[int]) -> None:
     assert found == pytest.approx(wanted, abs=1e-15)
 
 
-def plain_walk(p_NV: Tensor, race_LV: Tensor, tokens: list[int], parents: list[int]) -> tuple[list[int], int]:
+def plain_walk(
+    p_NV: Tensor, race_LV: Tensor, tokens: list[int], parents: list[int]
+) -> tuple[list[int], int]:
     """Nodes are merged if their paths say the same, so that equal siblings are one."""
     reached, level = [0], 0
     while True:
@@ -83,8 +89,12 @@ def test_one_hot_walks_any_tree_as_a_loop_does_and_as_greedy_does_without_chance
     tokens = torch.randint(0, V, (N,), generator=generator).tolist()
     by_context: dict[tuple[int, ...], Tensor] = {}
     for node in range(N):
-        by_context.setdefault(tuple(tokens[i] for i in path_to(node, parents)), random_law((V,), generator))
-    p_NV = torch.stack([by_context[tuple(tokens[i] for i in path_to(node, parents))] for node in range(N)])
+        by_context.setdefault(
+            tuple(tokens[i] for i in path_to(node, parents)), random_law((V,), generator)
+        )
+    p_NV = torch.stack(
+        [by_context[tuple(tokens[i] for i in path_to(node, parents))] for node in range(N)]
+    )
     if certain:
         p_NV = LogitsProcessor().probs(p_NV)
     race_LV = torch.empty(L, V, dtype=torch.float64).exponential_(generator=generator)
@@ -92,7 +102,9 @@ def test_one_hot_walks_any_tree_as_a_loop_does_and_as_greedy_does_without_chance
     noise = AcceptanceNoise(torch.zeros(1, N), race_LV[None])
     path_BN, next_B = OneHot().accept(drafts, p_NV[None], noise)
     assert path_BN.dtype == torch.bool and next_B.dtype == torch.int64
-    assert (path_BN[0].nonzero().flatten().tolist(), int(next_B)) == plain_walk(p_NV, race_LV, tokens, parents)
+    assert (path_BN[0].nonzero().flatten().tolist(), int(next_B)) == plain_walk(
+        p_NV, race_LV, tokens, parents
+    )
     if certain:
         greedy = Greedy().accept(drafts, p_NV[None], noise)
         assert torch.equal(greedy.path_BN, path_BN) and torch.equal(greedy.next_B, next_B)

@@ -77,7 +77,9 @@ class DrafterColderHere(WithoutReplacement):
 
 class TopPHere(WithoutReplacement):
     def accept(self, drafts: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
-        return super().accept(drafts, LogitsProcessor(temperature=1.0, top_p=0.8).probs(p_BNV.log()), noise)
+        return super().accept(
+            drafts, LogitsProcessor(temperature=1.0, top_p=0.8).probs(p_BNV.log()), noise
+        )
 
 
 class DrafterOfTheNextNode(WithoutReplacement):
@@ -93,7 +95,10 @@ class TargetOfTheNodeBefore(WithoutReplacement):
 class BonusOfTheRoot(WithoutReplacement):
     def accept(self, drafts: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
         path_BN, next_B = super().accept(drafts, p_BNV, noise)
-        return Accepted(path_BN, torch.where(path_BN[:, -1], draw(p_BNV[:, 0], noise.exponential_BLV[:, -1]), next_B))
+        return Accepted(
+            path_BN,
+            torch.where(path_BN[:, -1], draw(p_BNV[:, 0], noise.exponential_BLV[:, -1]), next_B),
+        )
 
 
 class BonusOfTheParent(WithoutReplacement):
@@ -122,7 +127,9 @@ class SiblingsByToken(WithoutReplacement):
         swapped_N[1], swapped_N[2] = 2, 1
         swap_B1 = (drafts.tokens_BN[:, 1] > drafts.tokens_BN[:, 2])[:, None]
         order_BN = torch.where(swap_B1, swapped_N, order_N)
-        path_BN, next_B = super().accept(drafts._replace(tokens_BN=drafts.tokens_BN.gather(1, order_BN)), p_BNV, noise)
+        path_BN, next_B = super().accept(
+            drafts._replace(tokens_BN=drafts.tokens_BN.gather(1, order_BN)), p_BNV, noise
+        )
         return Accepted(path_BN.gather(1, order_BN), next_B)
 
 

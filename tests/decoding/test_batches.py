@@ -35,9 +35,20 @@ REPEATABLE = {
     "cut": Sampling(temperature=0.7, top_k=20),
 }
 DRAWN = {
-    "without_replacement": Sampling(temperature=0.7, rule="without_replacement", draft_temperature=1.2),
+    "without_replacement": Sampling(
+        temperature=0.7, rule="without_replacement", draft_temperature=1.2
+    ),
 }
-PROMPTS = [[11], [3, 4, 5], [7, 50, 2, 31, 19, 4, 44], [60, 1] * 9, [5, 5], [22, 9, 13, 40], [1, 2, 3, 4, 5, 6], [58]]
+PROMPTS = [
+    [11],
+    [3, 4, 5],
+    [7, 50, 2, 31, 19, 4, 44],
+    [60, 1] * 9,
+    [5, 5],
+    [22, 9, 13, 40],
+    [1, 2, 3, 4, 5, 6],
+    [58],
+]
 LIMITS = [9, 1, 14, 5, 2, 17, 6, 11]
 REQUESTS = [Request(p, n, 100 + i) for i, (p, n) in enumerate(zip(PROMPTS, LIMITS, strict=True))]
 
@@ -60,18 +71,24 @@ def pair(family: str = "llama") -> tuple[Target, Drafter]:
     return target, disturb(perfect_drafter(target, presets()["eagle1"]), 0.4)
 
 
-def decoder_of(name: str, sampling: Sampling = REPEATABLE["greedy"], batch: int = 1, **how: str) -> PlainDecoder:
+def decoder_of(
+    name: str, sampling: Sampling = REPEATABLE["greedy"], batch: int = 1, **how: str
+) -> PlainDecoder:
     (target, drafter), growth = pair(**how), GROWTHS[name]
     if growth is None:
         return PlainDecoder(target, sampling, batch=batch)
     return SpeculativeDecoder(target, drafter, growth, sampling, batch=batch)
 
 
-def alone(decoder: PlainDecoder, requests: Sequence[Request], end: Collection[int] = ()) -> list[Told]:
+def alone(
+    decoder: PlainDecoder, requests: Sequence[Request], end: Collection[int] = ()
+) -> list[Told]:
     return [told(decoder.generate(prompt, most, end, seed)) for prompt, most, seed in requests]
 
 
-def together(decoder: PlainDecoder, requests: Sequence[Request], end: Collection[int] = ()) -> list[Told]:
+def together(
+    decoder: PlainDecoder, requests: Sequence[Request], end: Collection[int] = ()
+) -> list[Told]:
     """In the order asked, after checking that each came once."""
     made = list(decoder.generate_all(requests, end))
     assert sorted(number for number, _ in made) == list(range(len(requests)))
@@ -106,7 +123,9 @@ def test_drawn_drafts_do_not_hang_on_the_company(name: str, sampling: str) -> No
     wanted = alone(decoder_of(name, DRAWN[sampling]), REQUESTS)
     for batch in (3,):
         assert together(decoder_of(name, DRAWN[sampling], batch), REQUESTS) == wanted
-    assert wanted != alone(decoder_of(name, DRAWN[sampling]), [request._replace(seed=1) for request in REQUESTS])
+    assert wanted != alone(
+        decoder_of(name, DRAWN[sampling]), [request._replace(seed=1) for request in REQUESTS]
+    )
 
 
 @pytest.mark.parametrize("family", ["mistral"])
@@ -132,14 +151,30 @@ def test_end_tokens_end_their_own_sequence(name: str) -> None:
 @pytest.mark.parametrize("name", ["plain", "chain"])
 def test_results_come_as_they_are_done(name: str) -> None:
     """A slot that is free takes the next request, in the order asked."""
-    requests = [Request([3, 4], 40), Request([5], 2), Request([6], 1), Request([7], 3), Request([8, 9], 4)]
-    assert [number for number, _ in decoder_of(name, batch=2).generate_all(requests)] == [1, 2, 3, 4, 0]
+    requests = [
+        Request([3, 4], 40),
+        Request([5], 2),
+        Request([6], 1),
+        Request([7], 3),
+        Request([8, 9], 4),
+    ]
+    assert [number for number, _ in decoder_of(name, batch=2).generate_all(requests)] == [
+        1,
+        2,
+        3,
+        4,
+        0,
+    ]
     first = decoder_of(name, batch=5).generate_all(requests)
     assert next(first)[0] == 2  # and nothing waits for the long one
-    assert [number for number, _ in decoder_of(name, batch=1).generate_all(requests)] == list(range(5))
+    assert [number for number, _ in decoder_of(name, batch=1).generate_all(requests)] == list(
+        range(5)
+    )
 
 
-def test_no_pass_is_made_with_a_place_free_that_someone_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pass_is_made_with_a_place_free_that_someone_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also not where answers end with their prefill, one after another."""
     lengths: list[torch.Size] = []
     forward = Target.forward
@@ -154,7 +189,9 @@ def test_no_pass_is_made_with_a_place_free_that_someone_waits_for(monkeypatch: p
     assert lengths == [(1, 3)] * 5 + [(2, 1)] * 19
 
 
-def test_a_request_that_is_wrong_is_refused_before_anything_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_wrong_is_refused_before_anything_is_generated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     forwards: list[Any] = []
     monkeypatch.setattr(Target, "forward", lambda self, *args: forwards.append(args))
     for name in ("plain", "chain"):

@@ -24,7 +24,9 @@ from tests.perfect import markov_target, perfect_drafter, successors, worst_draf
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
 
 PROMPT = [3, 4, 5]
-EVERYTHING = {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()}
+EVERYTHING = {
+    name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()
+}
 MARKOV = markov_target()
 PERFECT = perfect_drafter(MARKOV, EVERYTHING["eagle3_1"])
 GROWTHS: list[DraftShape] = [Chain(1), Chain(3), Chain(5), DynamicTree(depth=5, top_k=3, nodes=12)]
@@ -42,7 +44,9 @@ def following(token: int, count: int) -> list[int]:
 TEXT = following(PROMPT[-1], 60)
 
 
-def speculate(growth: DraftShape, most: int, end: Collection[int] = (), prompt: list[int] = PROMPT) -> Generation:
+def speculate(
+    growth: DraftShape, most: int, end: Collection[int] = (), prompt: list[int] = PROMPT
+) -> Generation:
     return SpeculativeDecoder(MARKOV, PERFECT, growth).generate(prompt, most, end)
 
 
@@ -51,7 +55,9 @@ def test_plain_decoding_is_the_argmax_of_the_whole_text_each_time() -> None:
     ids = list(PROMPT)
     for _ in range(12):
         with torch.no_grad():
-            ids.append(int(target.model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+            ids.append(
+                int(target.model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+            )
     made = PlainDecoder(target).generate(PROMPT, 12)
     assert made.ids == ids[3:] and made.seconds > 0
     assert made.accepted == (0,) * 11  # the prefill gave the first
@@ -63,7 +69,9 @@ def test_plain_decoding_is_the_argmax_of_the_whole_text_each_time() -> None:
 def test_of_a_perfect_drafter_everything_is_accepted(name: str, growth: DraftShape) -> None:
     drafter = perfect_drafter(MARKOV, EVERYTHING[name])
     rounds = 4
-    made = SpeculativeDecoder(MARKOV, drafter, growth).generate(PROMPT, 1 + rounds * (growth.depth + 1))
+    made = SpeculativeDecoder(MARKOV, drafter, growth).generate(
+        PROMPT, 1 + rounds * (growth.depth + 1)
+    )
     assert made.ids == TEXT[: len(made.ids)] and len(made.ids) == 1 + rounds * (growth.depth + 1)
     assert made.accepted == (growth.depth,) * rounds  # acceptance length: depth + 1
     assert made.seconds > 0
@@ -71,9 +79,14 @@ def test_of_a_perfect_drafter_everything_is_accepted(name: str, growth: DraftSha
 
 @pytest.mark.parametrize("growth", [GROWTHS[1], StaticTree()], ids=str)
 @pytest.mark.parametrize("batch", [2])
-def test_of_the_worst_drafter_nothing_is_accepted_and_nothing_is_lost(growth: DraftShape, batch: int) -> None:
+def test_of_the_worst_drafter_nothing_is_accepted_and_nothing_is_lost(
+    growth: DraftShape, batch: int
+) -> None:
     requests = [Request(prompt, 12) for prompt in (PROMPT, [9], list(range(20)))]
-    plain, decoder = PlainDecoder(MARKOV), SpeculativeDecoder(MARKOV, worst_drafter(MARKOV), growth, batch=batch)
+    plain, decoder = (
+        PlainDecoder(MARKOV),
+        SpeculativeDecoder(MARKOV, worst_drafter(MARKOV), growth, batch=batch),
+    )
     for number, made in decoder.generate_all(requests):
         assert made.ids == plain.generate(requests[number].prompt, 12).ids
         assert made.accepted == (0,) * 11  # acceptance length 1: the prefill gave the first token
@@ -86,7 +99,8 @@ def test_never_more_than_asked(growth: DraftShape, most: int) -> None:
     made = speculate(growth, most)
     assert made.ids == TEXT[:most]
     kept = 1 + sum(made.accepted) + len(made.accepted)
-    assert most <= kept <= most + growth.depth  # the last pass may go beyond, and no pass more is made
+    # the last pass may go beyond, and no pass more is made
+    assert most <= kept <= most + growth.depth
     assert len(made.accepted) == -(-(most - 1) // (growth.depth + 1))
 
 
@@ -97,7 +111,8 @@ def test_it_stops_after_an_end_token_wherever_it_comes(growth: DraftShape, posit
     end = {TEXT[position], TEXT[position + 2]}
     made = speculate(growth, 40, end)
     assert made.ids == TEXT[: position + 1] == PlainDecoder(MARKOV).generate(PROMPT, 40, end).ids
-    assert 1 + sum(made.accepted) + len(made.accepted) == len(made.ids)  # nothing behind the end is counted
+    # nothing behind the end is counted
+    assert 1 + sum(made.accepted) + len(made.accepted) == len(made.ids)
     assert len(made.accepted) == -(-position // (growth.depth + 1))
 
 
@@ -147,7 +162,9 @@ def short() -> tuple[Target, Drafter]:
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=str)
 @pytest.mark.parametrize("most", [1, 12])
-def test_the_last_position_can_be_used(short: tuple[Target, Drafter], growth: DraftShape, most: int) -> None:
+def test_the_last_position_can_be_used(
+    short: tuple[Target, Drafter], growth: DraftShape, most: int
+) -> None:
     target, drafter = short
     if growth.depth == 3 and isinstance(growth, DynamicTree):
         growth = dataclasses.replace(growth, top_k=40)  # the whole draft vocabulary
@@ -169,7 +186,10 @@ def test_a_drafter_of_another_target_is_refused(what: str, overrides: dict[str, 
     drafter = tiny_drafter(presets()["eagle3"])
     check_pair(tiny_target(), drafter)
     other = tiny_target(**overrides)
-    for refuse in (lambda: check_pair(other, drafter), lambda: SpeculativeDecoder(other, drafter, Chain(2))):
+    for refuse in (
+        lambda: check_pair(other, drafter),
+        lambda: SpeculativeDecoder(other, drafter, Chain(2)),
+    ):
         with pytest.raises(ValueError, match=what):
             refuse()
 

@@ -10,14 +10,22 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from specdec.decoding import Chain, Chunk, Generation, PlainDecoder, SpeculativeDecoder, continuation
+from specdec.decoding import (
+    Chain,
+    Chunk,
+    Generation,
+    PlainDecoder,
+    SpeculativeDecoder,
+    continuation,
+)
 from specdec.decoding.generation import TextStream, request_ids
 from specdec.target import Target
 from tests.perfect import markov_target, perfect_drafter, successors
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
 
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    "{{ bos_token }}{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
 )
 LETTERS = "".join(chr(code) for code in range(32, 127))[: VOCAB - 7]
 
@@ -30,7 +38,9 @@ def byte_level() -> PreTrainedTokenizerFast:
     assert len(tokens) == len(set(tokens)) == VOCAB
     tokenizer = Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(tokens)}, merges=[]))
     tokenizer.pre_tokenizer, tokenizer.decoder = splitter, decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
     tokenizer.add_special_tokens(["<s>", "</s>"])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
 
@@ -38,7 +48,9 @@ def byte_level() -> PreTrainedTokenizerFast:
 def words() -> PreTrainedTokenizerFast:
     """Words behind a space that a text does not begin with, as Llama 2's tokenizer has them."""
     tokens = ["<s>", "</s>", "▁", *(f"▁w{n}" for n in range(20)), *(f"x{n}" for n in range(10))]
-    tokenizer = Tokenizer(models.WordLevel({token: n for n, token in enumerate(tokens)}, unk_token="<s>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({token: n for n, token in enumerate(tokens)}, unk_token="<s>")
+    )
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.add_special_tokens(["<s>", "</s>"])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
@@ -47,7 +59,9 @@ def words() -> PreTrainedTokenizerFast:
 BYTES, WORDS = byte_level(), words()
 MARKOV = markov_target()
 TARGET = Target(MARKOV.model, BYTES)
-PERFECT = perfect_drafter(MARKOV, dataclasses.replace(presets()["eagle3_1"], draft_vocab_size="all"))
+PERFECT = perfect_drafter(
+    MARKOV, dataclasses.replace(presets()["eagle3_1"], draft_vocab_size="all")
+)
 DECODER = SpeculativeDecoder(TARGET, PERFECT)
 
 
@@ -70,7 +84,9 @@ def test_a_conversation_is_asked_in_the_template_and_its_bos_stands_once() -> No
 
 
 @pytest.mark.parametrize(
-    "ids", [[3, 4], (3, 4), torch.tensor([3, 4]), torch.tensor([[3, 4]]), list(torch.tensor([3, 4]))], ids=str
+    "ids",
+    [[3, 4], (3, 4), torch.tensor([3, 4]), torch.tensor([[3, 4]]), list(torch.tensor([3, 4]))],
+    ids=str,
 )
 def test_token_ids_of_any_make(ids: Any) -> None:
     assert request_ids(ids, TARGET) == [3, 4]
@@ -85,7 +101,10 @@ def test_token_ids_of_any_make(ids: Any) -> None:
         (torch.tensor([[3, 4], [5, 6]]), "not list of list"),
         (torch.tensor([0.5]), "not list of float"),
         ({"input_ids": [3, 4]}, "not dict"),
-        ([{"role": "user", "content": "A"}], "the tokenizer has no chat template, which a conversation needs"),
+        (
+            [{"role": "user", "content": "A"}],
+            "the tokenizer has no chat template, which a conversation needs",
+        ),
         ([], "the prompt is empty"),
         ([VOCAB], "token ids outside"),
     ],
@@ -99,17 +118,24 @@ def test_what_is_no_prompt_is_refused_at_the_call(method: str, prompt: Any, mess
 @pytest.mark.usefixtures("template")
 def test_a_template_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BYTES, "chat_template", "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ValueError, match="the chat template refuses the conversation: roles must alternate"):
+    with pytest.raises(
+        ValueError, match="the chat template refuses the conversation: roles must alternate"
+    ):
         DECODER.generate([{"role": "user", "content": "A"}])
 
 
 def test_a_generation_says_what_it_is() -> None:
     made = DECODER.generate([3, 4], 31, ())
-    assert made.acceptance_length == 6 and made.accepted == (5,) * 5  # the chain of five that is the default
+    # the chain of five that is the default
+    assert made.acceptance_length == 6 and made.accepted == (5,) * 5
     assert made.text == BYTES.decode(made.ids, skip_special_tokens=True)
     assert made.tokens_per_second == 31 / made.seconds
     shown = repr(made)
-    assert shown == str(made) and shown.startswith("Generation(31 tokens in 0.") and repr(made.text) in shown
+    assert (
+        shown == str(made)
+        and shown.startswith("Generation(31 tokens in 0.")
+        and repr(made.text) in shown
+    )
     assert ", acceptance length 6.00, " in shown
     assert PlainDecoder(TARGET).generate([3, 4], 7).acceptance_length == 1
     assert DECODER.generate([3, 4], 1).acceptance_length is None
@@ -120,7 +146,11 @@ def test_without_a_tokenizer_there_are_ids_alone() -> None:
     decoder = SpeculativeDecoder(MARKOV, PERFECT)
     made = decoder.generate([3, 4], 7)
     assert made.ids == DECODER.generate([3, 4], 7).ids and f"ids={made.ids}" in repr(made)
-    for fails in (lambda: made.text, lambda: decoder.generate("AB"), lambda: decoder.stream([3, 4])):
+    for fails in (
+        lambda: made.text,
+        lambda: decoder.generate("AB"),
+        lambda: decoder.stream([3, 4]),
+    ):
         with pytest.raises(ValueError, match="has no tokenizer"):
             fails()
 
@@ -148,14 +178,17 @@ def test_chunks_are_the_generation(most: int, end: tuple[int, ...] | None) -> No
     assert chunks[0].accepted == 0 and len(chunks[0].ids) == 1  # the prompt's pass
     assert [chunk.accepted for chunk in chunks[1:-1]] == list(made.accepted[:-1])
     for chunk in chunks[1:]:
-        assert len(chunk.ids) - 1 <= chunk.accepted <= len(chunk.ids)  # cut, the last may be of drafts alone
+        # cut, the last may be of drafts alone
+        assert len(chunk.ids) - 1 <= chunk.accepted <= len(chunk.ids)
 
 
 def test_drafts_that_are_refused_are_in_no_chunk() -> None:
     target, drafter = tiny_target(), tiny_drafter(presets()["eagle3"])
     decoder = SpeculativeDecoder(Target(target.model, BYTES), drafter, Chain(3))
     chunks = list(decoder.stream([3, 4], 30, ()))
-    assert [len(chunk.ids) - 1 for chunk in chunks[1:-1]] == list(decoder.generate([3, 4], 30, ()).accepted[:-1])
+    assert [len(chunk.ids) - 1 for chunk in chunks[1:-1]] == list(
+        decoder.generate([3, 4], 30, ()).accepted[:-1]
+    )
     assert 0 in [chunk.accepted for chunk in chunks[1:]]
 
 
@@ -174,7 +207,10 @@ def test_one_character_of_several_tokens() -> None:
 
 
 def test_a_word_behind_the_prompt_keeps_its_space() -> None:
-    prompt, ids = WORDS.convert_tokens_to_ids(["▁w1", "x1"]), WORDS.convert_tokens_to_ids(["▁w2", "x3", "▁w4"])
+    prompt, ids = (
+        WORDS.convert_tokens_to_ids(["▁w1", "x1"]),
+        WORDS.convert_tokens_to_ids(["▁w2", "x3", "▁w4"]),
+    )
     assert WORDS.decode(ids) == "w2x3 w4" and continuation(WORDS, prompt, ids) == " w2x3 w4"
     stream = TextStream(WORDS, prompt)
     assert [stream.add(token) for token in ids] == [" w2", "x3", " w4"]

@@ -63,7 +63,10 @@ def test_steps_interact_so_the_order_can_be_told() -> None:
     logits_1V[0, :4] = torch.tensor([0.5, 0.25, 0.15, 0.10]).log()
     warp = LogitsProcessor(temperature=1.0, top_p=0.65, top_k=3)  # of the three: 0.56, 0.28, 0.17
     assert warp.probs(logits_1V)[0].nonzero().flatten().tolist() == [0, 1]
-    assert LogitsProcessor(temperature=1.0, top_p=0.85, min_p=0.25).probs(logits_1V)[0].gt(0).sum() == 3
+    assert (
+        LogitsProcessor(temperature=1.0, top_p=0.85, min_p=0.25).probs(logits_1V)[0].gt(0).sum()
+        == 3
+    )
     assert LogitsProcessor(temperature=2.0, top_p=0.65).probs(logits_1V)[0].gt(0).sum() == 3
 
 
@@ -71,7 +74,9 @@ def test_steps_interact_so_the_order_can_be_told() -> None:
 def test_the_smallest_nucleus_is_one_token(dtype: torch.dtype) -> None:
     """Even if 1 - top_p rounds to one."""
     logits_MV = torch.randn(50, V, dtype=dtype, generator=torch.Generator().manual_seed(4))
-    assert torch.equal(LogitsProcessor(0.7, top_p=1e-30).probs(logits_MV), LogitsProcessor().probs(logits_MV))
+    assert torch.equal(
+        LogitsProcessor(0.7, top_p=1e-30).probs(logits_MV), LogitsProcessor().probs(logits_MV)
+    )
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,9 @@ def test_noise_is_uniform_and_exponential() -> None:
 def test_every_seed_place_stream_and_lane_has_noise_of_its_own() -> None:
     seed_B = torch.tensor([0, 1, 2**32, -1, 2**40 + 1])
     place_BP = torch.tensor([0, 1, 2, 70_000, 2**33]).expand(5, -1)
-    everything = torch.cat([exponential(seed_B, place_BP, stream, 40).flatten() for stream in range(3)])
+    everything = torch.cat(
+        [exponential(seed_B, place_BP, stream, 40).flatten() for stream in range(3)]
+    )
     assert len(everything.unique()) > 0.999 * len(everything)
     halves = everything.view(2, -1)
     correlation = torch.corrcoef(halves)[0, 1]
@@ -69,7 +71,9 @@ def test_one_hot_passes_draw_the_very_tokens_of_a_plain_decode() -> None:
         wrong = torch.rand(3, generator=generator) < 0.3
         tokens = torch.tensor([[text[-1], *torch.where(wrong, 1, torch.tensor(hopes)).tolist()]])
         noise = acceptance_noise(seed, torch.tensor([len(text) - 1]), 4, 4, V)
-        path_BN, next_B = OneHot().accept(DraftTree(tokens, torch.tensor([[0, 0, 1, 2]])), p_VV[tokens], noise)
+        path_BN, next_B = OneHot().accept(
+            DraftTree(tokens, torch.tensor([[0, 0, 1, 2]])), p_VV[tokens], noise
+        )
         text += [*tokens[0, 1:][path_BN[0, 1:]].tolist(), int(next_B)]
         passes += 1
     assert text[:length] == plain and passes < 0.6 * length

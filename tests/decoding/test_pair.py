@@ -28,7 +28,10 @@ def test_a_drafter_that_does_not_say_whose_it_is(caplog: pytest.LogCaptureFixtur
     target = tiny_target(0, dtype=torch.float32)
     drafter = made_drafter(presets()["eagle3"], target)
     drafter.config = dataclasses.replace(drafter.config, target={})
-    assert not warn_unless_made_for(target, drafter, refuse=True) and "does not say which target" in caplog.text
+    assert (
+        not warn_unless_made_for(target, drafter, refuse=True)
+        and "does not say which target" in caplog.text
+    )
 
 
 def test_float16_has_a_fingerprint_of_its_own() -> None:

@@ -16,7 +16,9 @@ GROWTHS = [Chain(4), DynamicTree(depth=3, top_k=3, nodes=8)]
 SPECS = presets() | {"two_layers": DrafterSpec(draft_vocab_size=40, num_layers=2)}
 
 
-def text(drafter: Drafter, length: int = LENGTH, seed: int = 0, batch: int = 1) -> tuple[Tensor, Tensor]:
+def text(
+    drafter: Drafter, length: int = LENGTH, seed: int = 0, batch: int = 1
+) -> tuple[Tensor, Tensor]:
     """Tokens (batch, length + 1) and the true features (batch, length, N, H) of all but the last."""
     generator = torch.Generator().manual_seed(seed)
     shape = (batch, length, len(drafter.config.aux_layers), HIDDEN)
@@ -30,14 +32,18 @@ def extend(proposer: Drafting, ids: Tensor, aux: Tensor, until: int) -> Frontier
     return proposer.commit(ids[:, length + 1 : until + 1], aux[:, length:until])
 
 
-def fresh(drafter: Drafter, growth: DraftShape, ids: Tensor, aux: Tensor, until: int) -> tuple[Drafting, DraftTree]:
+def fresh(
+    drafter: Drafter, growth: DraftShape, ids: Tensor, aux: Tensor, until: int
+) -> tuple[Drafting, DraftTree]:
     proposer = Drafting(drafter, growth, LENGTH)
     start = extend(proposer, ids, aux, until)
     return proposer, proposer.draft(ids[:, until], start)
 
 
 def assert_same(tree: DraftTree, wanted: DraftTree) -> None:
-    assert torch.equal(tree.tokens_BN, wanted.tokens_BN) and torch.equal(tree.parents_BN, wanted.parents_BN)
+    assert torch.equal(tree.tokens_BN, wanted.tokens_BN) and torch.equal(
+        tree.parents_BN, wanted.parents_BN
+    )
 
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=lambda g: g.name)
@@ -111,7 +117,9 @@ def test_each_sequence_of_a_ragged_batch_is_as_alone(name: str, growth: DraftSha
             alone = Drafting(drafter, growth, LENGTH)
             wanted = extend(alone, ids[b : b + 1], aux[b : b + 1], until)
             torch.testing.assert_close(start.h_BKH[b], wanted.h_BKH[0], rtol=0, atol=1e-11)
-            torch.testing.assert_close(start.logits_BKD[b], wanted.logits_BKD[0], rtol=0, atol=1e-11)
+            torch.testing.assert_close(
+                start.logits_BKD[b], wanted.logits_BKD[0], rtol=0, atol=1e-11
+            )
             torch.testing.assert_close(proposer.rows(b), alone.rows(), rtol=0, atol=1e-11)
             own = alone.draft(ids[b : b + 1, until], wanted)
             assert torch.equal(tree.tokens_BN[b], own.tokens_BN[0])
@@ -152,7 +160,9 @@ def test_a_dynamic_tree_is_grown_from_the_law_of_every_path(name: str) -> None:
         for depth in range(len(path)):
             seen = torch.ones(1, depth + 1, dtype=torch.bool)
             node = tokens[path[depth : depth + 1]][None]
-            frontier = proposer.expand(proposer.length_B, node, frontier.h_BKH, seen, torch.arange(depth + 1))
+            frontier = proposer.expand(
+                proposer.length_B, node, frontier.h_BKH, seen, torch.arange(depth + 1)
+            )
         return frontier.logits_BKD.log_softmax(-1)[0, 0]
 
     laws = {parent: law(path_to(parent, parents)[1:]) for parent in set(parents)}
@@ -165,18 +175,24 @@ def test_a_dynamic_tree_is_grown_from_the_law_of_every_path(name: str) -> None:
         values.append(values[parents[node]] + float(step))
     first_level = laws[0].topk(growth.top_k).values
     kept_first = [values[node] for node in range(1, len(tokens)) if parents[node] == 0]
-    assert torch.allclose(torch.tensor(kept_first, dtype=torch.float64), first_level[: len(kept_first)])
+    assert torch.allclose(
+        torch.tensor(kept_first, dtype=torch.float64), first_level[: len(kept_first)]
+    )
     assert len(set(parents)) > 4
 
 
-@pytest.mark.parametrize("growth", [*GROWTHS, Chain(1), DynamicTree(depth=1, top_k=2, nodes=2)], ids=str)
+@pytest.mark.parametrize(
+    "growth", [*GROWTHS, Chain(1), DynamicTree(depth=1, top_k=2, nodes=2)], ids=str
+)
 def test_the_capacity_is_used_to_the_last_slot(growth: DraftShape) -> None:
     drafter = tiny_drafter(presets()["eagle3"])
     ids, aux = text(drafter)
     proposer, again = Drafting(drafter, growth, LENGTH), growth.depth + 1
     extend(proposer, ids, aux, LENGTH - 1)
     # as a round has it: one row that counts, and padding up to the deepest path's length
-    start = proposer.commit(ids[:, -1:].expand(-1, again), aux[:, -1:].expand(-1, again, -1, -1), torch.tensor([1]))
+    start = proposer.commit(
+        ids[:, -1:].expand(-1, again), aux[:, -1:].expand(-1, again, -1, -1), torch.tensor([1])
+    )
     padded = bool(proposer.cache.keys_BgSd[0][..., -1, :].any())
     tree = proposer.draft(ids[:, LENGTH], start)
     assert proposer.capacity == LENGTH + max(growth.slots, growth.depth)

@@ -37,7 +37,9 @@ ANSWERS = [answer(prompt, 12) for prompt in PROMPTS]
 
 def new_round(batch: int = 1, drafter: Drafter | None = None) -> SpeculativeRound:
     """With room for forty tokens, and for a tree of seven nodes whose paths have at most three."""
-    return SpeculativeRound(TARGET, drafter or tiny_drafter(presets()["eagle3"]), TREE, GREEDY, 40, batch)
+    return SpeculativeRound(
+        TARGET, drafter or tiny_drafter(presets()["eagle3"]), TREE, GREEDY, 40, batch
+    )
 
 
 def begun(round_: PlainRound, only: tuple[int, ...] = (0, 1, 2)) -> None:
@@ -47,7 +49,14 @@ def begun(round_: PlainRound, only: tuple[int, ...] = (0, 1, 2)) -> None:
 
 def state(round_: PlainRound) -> list[Tensor]:
     """What is known of each sequence, its states apart."""
-    return [round_.live_B, round_.length_B, round_.root_B, round_.fresh_BP, round_.count_B, round_.seed_B]
+    return [
+        round_.live_B,
+        round_.length_B,
+        round_.root_B,
+        round_.fresh_BP,
+        round_.count_B,
+        round_.seed_B,
+    ]
 
 
 def tree_of(texts: list[list[int]], right: list[int]) -> DraftTree:
@@ -69,14 +78,22 @@ def test_each_sequence_commits_what_the_target_says_and_hands_its_states_on() ->
     for b, ((count, *fresh, depth), drafts) in enumerate(zip(report.tolist(), right, strict=True)):
         assert count == drafts + 1 and fresh[:count] == ANSWERS[b][1 : count + 1] and depth == 3
         assert set(fresh[count:]) <= {fresh[count - 1]}  # padding
-        assert int(round_.length_B[b]) == len(PROMPTS[b]) + count and int(round_.count_B[b]) == count
+        assert (
+            int(round_.length_B[b]) == len(PROMPTS[b]) + count and int(round_.count_B[b]) == count
+        )
         assert int(round_.root_B[b]) == ANSWERS[b][count]
         ids = [*PROMPTS[b], *ANSWERS[b][:count]]
         whole = SpeculativeRound(TARGET, round_.proposer.drafter, Chain(1), GREEDY, 40)
         assert whole.prefill(0, ids, 0).tolist() == [ANSWERS[b][count]]
-        torch.testing.assert_close(round_.aux_BPLH[b, count - 1], whole.aux_BPLH[0, 0], rtol=0, atol=1e-10)
-    again = round_.verify(DraftTree(round_.root_B[:, None].clone(), torch.zeros(3, 1, dtype=torch.int64))).tolist()
-    assert [[*row[:2], row[-1]] for row in again] == [[1, ANSWERS[b][drafts + 2], 0] for b, drafts in enumerate(right)]
+        torch.testing.assert_close(
+            round_.aux_BPLH[b, count - 1], whole.aux_BPLH[0, 0], rtol=0, atol=1e-10
+        )
+    again = round_.verify(
+        DraftTree(round_.root_B[:, None].clone(), torch.zeros(3, 1, dtype=torch.int64))
+    ).tolist()
+    assert [[*row[:2], row[-1]] for row in again] == [
+        [1, ANSWERS[b][drafts + 2], 0] for b, drafts in enumerate(right)
+    ]
 
 
 def test_one_that_is_not_live_takes_part_in_nothing() -> None:
@@ -87,8 +104,14 @@ def test_one_that_is_not_live_takes_part_in_nothing() -> None:
     for _ in range(3):
         tree = round_.draft()
         report, wanted = round_.verify(tree), full.verify(full.draft())
-        assert torch.equal(report[[0, 2]], wanted[[0, 2]]) and int(report[1, 0]) == 0 < int(wanted[1, 0])
-        assert (bool(round_.live_B[1]), int(round_.length_B[1]), int(round_.count_B[1])) == (False, 0, 0)
+        assert torch.equal(report[[0, 2]], wanted[[0, 2]]) and int(report[1, 0]) == 0 < int(
+            wanted[1, 0]
+        )
+        assert (bool(round_.live_B[1]), int(round_.length_B[1]), int(round_.count_B[1])) == (
+            False,
+            0,
+            0,
+        )
         assert bool(round_.aux_BPLH.isfinite().all())
 
 
@@ -109,7 +132,9 @@ def test_one_begins_while_others_are_under_way() -> None:
     begun(alone, (0,))
     for _ in range(4):
         tree, own = round_.draft(), alone.draft()
-        assert torch.equal(tree.tokens_BN[1], own.tokens_BN[0]) and torch.equal(tree.parents_BN[1], own.parents_BN[0])
+        assert torch.equal(tree.tokens_BN[1], own.tokens_BN[0]) and torch.equal(
+            tree.parents_BN[1], own.parents_BN[0]
+        )
         report, others = round_.verify(tree), undisturbed.verify(undisturbed.draft())
         assert torch.equal(report[[0, 2]], others[[0, 2]])
         got += report[1, 1 : 1 + int(report[1, 0])].tolist()
@@ -127,13 +152,18 @@ def test_paths_in_order(data: st.DataObject, trees: list[list[int]], spare: int)
     path_BN = torch.tensor([[node in path for node in range(N)] for path in paths])
     found = nodes_in_order(path_BN, most)
     assert found.dtype == torch.int64
-    assert found.tolist() == [path + [min(j, N - 1) for j in range(len(path), most)] for path in paths]
+    assert found.tolist() == [
+        path + [min(j, N - 1) for j in range(len(path), most)] for path in paths
+    ]
 
 
 def test_a_tree_may_be_allowed_more_levels_than_nodes() -> None:
     """Up to the last slot of the cache."""
     growth = DynamicTree(depth=6, top_k=1, nodes=3)
-    decoder, plain = SpeculativeDecoder(TARGET, tiny_drafter(presets()["eagle3"]), growth), PlainDecoder(TARGET)
+    decoder, plain = (
+        SpeculativeDecoder(TARGET, tiny_drafter(presets()["eagle3"]), growth),
+        PlainDecoder(TARGET),
+    )
     assert SpeculativeRound(TARGET, decoder.drafter, growth, GREEDY, 40).path == 4
     for most in range(1, 7):
         assert decoder.generate([3, 4], most).ids == plain.generate([3, 4], most).ids

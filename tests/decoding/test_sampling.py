@@ -7,7 +7,15 @@ from functools import cache
 import pytest
 import torch
 
-from specdec.decoding import Chain, DraftShape, DynamicTree, PlainDecoder, Sampling, SpeculativeDecoder, StaticTree
+from specdec.decoding import (
+    Chain,
+    DraftShape,
+    DynamicTree,
+    PlainDecoder,
+    Sampling,
+    SpeculativeDecoder,
+    StaticTree,
+)
 from specdec.decoding.accept import Greedy, OneHot, WithoutReplacement
 from specdec.decoding.decoder import Request
 from specdec.decoding.sampling import draw, token_noise
@@ -41,7 +49,9 @@ TINY = tiny_target(), tiny_drafter(presets()["eagle3"])
 @cache
 def plain(name: str, target: Target) -> list[list[int]]:
     """What plain decoding says with seeds 0 and 1."""
-    return [PlainDecoder(target, WARPS[name]).generate(PROMPT, 12, seed=seed).ids for seed in range(2)]
+    return [
+        PlainDecoder(target, WARPS[name]).generate(PROMPT, 12, seed=seed).ids for seed in range(2)
+    ]
 
 
 @pytest.mark.parametrize(("growth", "name"), list(zip(GROWTHS, WARPS, strict=True)), ids=str)
@@ -67,7 +77,9 @@ def test_plain_decoding_draws_from_the_law_of_the_whole_text() -> None:
                 logits_V = target.model(torch.tensor([ids]), use_cache=False).logits[0, -1]
             noise_V = token_noise(torch.tensor([seed]), torch.tensor([[place]]), VOCAB)[0, 0]
             ids.append(int(draw(sampling.probs(logits_V), noise_V)))
-        assert PlainDecoder(target, sampling).generate(PROMPT, 16, seed=seed).ids == ids[len(PROMPT) :]
+        assert (
+            PlainDecoder(target, sampling).generate(PROMPT, 16, seed=seed).ids == ids[len(PROMPT) :]
+        )
 
 
 def exact(sampling: Sampling, depth: int) -> dict[tuple[int, ...], float]:
@@ -77,9 +89,15 @@ def exact(sampling: Sampling, depth: int) -> dict[tuple[int, ...], float]:
         longer: dict[tuple[int, ...], float] = {}
         for path, p in found.items():
             with torch.no_grad():
-                logits_V = MARKOV.model(torch.tensor([[*PROMPT, *path]]), use_cache=False).logits[0, -1]
+                logits_V = MARKOV.model(torch.tensor([[*PROMPT, *path]]), use_cache=False).logits[
+                    0, -1
+                ]
             law_V = sampling.probs(logits_V)
-            longer |= {(*path, token): p * float(law_V[token]) for token in range(VOCAB) if law_V[token] > 0}
+            longer |= {
+                (*path, token): p * float(law_V[token])
+                for token in range(VOCAB)
+                if law_V[token] > 0
+            }
         found = longer
     return found
 
@@ -119,13 +137,17 @@ def test_a_text_draws_by_its_seed_and_its_place() -> None:
 
 
 def test_a_seed_is_a_text_of_its_own() -> None:
-    decoder = SpeculativeDecoder(MARKOV, DRAFTER, Chain(3), Sampling(temperature=1.0, rule="without_replacement"))
+    decoder = SpeculativeDecoder(
+        MARKOV, DRAFTER, Chain(3), Sampling(temperature=1.0, rule="without_replacement")
+    )
     texts = [tuple(decoder.generate(PROMPT, 20, seed=seed).ids) for seed in (5, 6, 5)]
     assert texts[0] == texts[2] != texts[1]
 
 
 def test_the_rule_follows_the_temperature() -> None:
-    assert isinstance(Sampling().acceptance, Greedy) and isinstance(Sampling(temperature=1.0).acceptance, OneHot)
+    assert isinstance(Sampling().acceptance, Greedy) and isinstance(
+        Sampling(temperature=1.0).acceptance, OneHot
+    )
     assert isinstance(Sampling(rule="without_replacement").acceptance, WithoutReplacement)
     assert isinstance(Sampling(rule="one_hot").acceptance, OneHot)
 

@@ -79,7 +79,11 @@ def test_compiled_draws_are_those_of_eager_decoding(rule: Any) -> None:
     target, drafter = pair()
     sampling = Sampling(temperature=0.9, top_k=20, rule=rule)
     eager, compiled = (
-        dict(SpeculativeDecoder(target, drafter, STATIC, sampling, batch=2, compiled=how).generate_all(REQUESTS))
+        dict(
+            SpeculativeDecoder(
+                target, drafter, STATIC, sampling, batch=2, compiled=how
+            ).generate_all(REQUESTS)
+        )
         for how in (False, True)
     )
     assert {number: (one.ids, one.accepted) for number, one in compiled.items()} == {
@@ -93,7 +97,9 @@ def test_bfloat16_compiles_and_agrees_for_long() -> None:
     target, drafter = pair(dtype=torch.bfloat16)
     wanted = PlainDecoder(target).generate([3, 4, 5], 40).ids
     made = SpeculativeDecoder(target, drafter, Chain(3), compiled=True).generate([3, 4, 5], 40).ids
-    part = next((n for n, (one, two) in enumerate(zip(made, wanted, strict=True)) if one != two), 40)
+    part = next(
+        (n for n, (one, two) in enumerate(zip(made, wanted, strict=True)) if one != two), 40
+    )
     if part < 40:  # at a near-tie alone, as bfloat16 rounds
         assert part > 4
         logits_V = target.model(torch.tensor([[3, 4, 5, *wanted[:part]]])).logits[0, -1].float()
@@ -102,7 +108,9 @@ def test_bfloat16_compiles_and_agrees_for_long() -> None:
 
 @slow
 @pytest.mark.usefixtures("no_graphs")
-def test_longer_texts_get_graphs_of_their_own_and_new_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_texts_get_graphs_of_their_own_and_new_weights_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from torch._dynamo.utils import counters
 
     monkeypatch.setattr("specdec.decoding.session.STEP", 8)
@@ -112,7 +120,8 @@ def test_longer_texts_get_graphs_of_their_own_and_new_weights_count(monkeypatch:
         assert decoder.generate([3, 4], most).ids == plain.generate([3, 4], most).ids
         assert counters["stats"]["unique_graphs"] == count
     with torch.no_grad():
-        target.head_weight().copy_(target.head_weight().roll(1, 0))  # graphs read weights where they lie
+        # graphs read weights where they lie
+        target.head_weight().copy_(target.head_weight().roll(1, 0))
     assert decoder.generate([3, 4], 9).ids == plain.generate([3, 4], 9).ids != [0] * 9
 
 
@@ -121,9 +130,14 @@ def test_each_graph_is_told_with_what_is_left(
 ) -> None:
     caplog.set_level(logging.INFO, logger="specdec")
     clock = iter([0, 8, 8, 20, 20, 30])
-    monkeypatch.setattr("specdec.decoding.session.time", SimpleNamespace(perf_counter=clock.__next__))
+    monkeypatch.setattr(
+        "specdec.decoding.session.time", SimpleNamespace(perf_counter=clock.__next__)
+    )
     target, drafter = pair()
-    decoders = [SpeculativeDecoder(target, drafter, Chain(2), compiled=True), PlainDecoder(target, compiled=True)]
+    decoders = [
+        SpeculativeDecoder(target, drafter, Chain(2), compiled=True),
+        PlainDecoder(target, compiled=True),
+    ]
     assert [decoder.graphs_for(50) for decoder in decoders] == [2, 1]
     compilation = Compilation(3)
     for what in ("drafting, chain", "verification, chain", "plain decoding"):
@@ -142,7 +156,9 @@ def test_what_cannot_be_compiled_is_said_in_one_line(monkeypatch: pytest.MonkeyP
         return tree.tokens_BN * 2 if bool(tree.tokens_BN.sum() > 0) else tree.tokens_BN
 
     monkeypatch.setattr(PlainRound, "verify", verify)
-    with pytest.raises(ValueError, match=r"decoding of 1 x 21 tokens cannot be compiled: .*; use --compile off"):
+    with pytest.raises(
+        ValueError, match=r"decoding of 1 x 21 tokens cannot be compiled: .*; use --compile off"
+    ):
         DecodeSession(PlainRound(pair()[0], Sampling(), 20), compiled=True)
 
 
@@ -154,7 +170,9 @@ def test_what_a_graph_writes_to_stays_where_it_is() -> None:
     made: list[list[bool]] = []
 
     def backend(graph: Any, inputs: list[Any]) -> Any:
-        made.append([hasattr(x, "_dynamo_static_input_type") for x in inputs if isinstance(x, torch.Tensor)])
+        made.append(
+            [hasattr(x, "_dynamo_static_input_type") for x in inputs if isinstance(x, torch.Tensor)]
+        )
         return graph
 
     decoder = SpeculativeDecoder(target, drafter, TREE)
@@ -175,13 +193,24 @@ def test_a_gpu_runs_cuda_graphs() -> None:
     target.to("cuda")
     wanted = PlainDecoder(target).generate([3, 4, 5], 60).ids
     for shape in (Chain(3), TREE):
-        assert SpeculativeDecoder(target, drafter, shape, compiled=True).generate([3, 4, 5], 60).ids == wanted
+        assert (
+            SpeculativeDecoder(target, drafter, shape, compiled=True).generate([3, 4, 5], 60).ids
+            == wanted
+        )
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
 @pytest.mark.parametrize(
     ("needed", "before", "most", "slots"),
-    [(1, 0, None, 256), (256, 0, None, 256), (257, 0, None, 512), (300, 512, None, 1024), (257, 0, 300, 300)],
+    [
+        (1, 0, None, 256),
+        (256, 0, None, 256),
+        (257, 0, None, 512),
+        (300, 512, None, 1024),
+        (257, 0, 300, 300),
+    ],
 )
-def test_slots_are_made_in_steps_and_at_least_doubled(needed: int, before: int, most: int | None, slots: int) -> None:
+def test_slots_are_made_in_steps_and_at_least_doubled(
+    needed: int, before: int, most: int | None, slots: int
+) -> None:
     assert slots_for(cast(Target, SimpleNamespace(most_slots=most)), needed, before) == slots

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from specdec.decoding import Chain, ChildSampling, DraftShape, DynamicTree, StaticTree
 from specdec.decoding.accept import Greedy, Rule, WithoutReplacement
-from tests.decoding.oracle import ROOT, Law, Path, draft_vocab, grow, grow_batch, paths_of, random_law, seeded
+from tests.decoding.oracle import (
+    ROOT,
+    Law,
+    Path,
+    draft_vocab,
+    grow,
+    grow_batch,
+    paths_of,
+    random_law,
+    seeded,
+)
 from tests.tiny import vocabulary
 
 STATIC = StaticTree(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0)))
@@ -36,8 +46,11 @@ def shapes(draw: st.DrawFn) -> Shape:
     depth, top_k = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     most = top_k + (depth - 1) * top_k**2
     nodes = draw(st.one_of(st.just(1), st.just(most), st.integers(1, most)))
-    size = draw(st.integers(top_k, top_k + 3))  # a frontier as wide as the draft vocabulary is legal
-    return Shape(DynamicTree(depth=depth, top_k=top_k, nodes=nodes), size, draw(st.integers(0, 10**6)))
+    # a frontier as wide as the draft vocabulary is legal
+    size = draw(st.integers(top_k, top_k + 3))
+    return Shape(
+        DynamicTree(depth=depth, top_k=top_k, nodes=nodes), size, draw(st.integers(0, 10**6))
+    )
 
 
 def eagle2(growth: DynamicTree, law: Law, target_ids: list[int]) -> set[Path]:
@@ -54,7 +67,9 @@ def eagle2(growth: DynamicTree, law: Law, target_ids: list[int]) -> set[Path]:
         level = [child for path, value in frontier for child in children(path, value)]
         candidates += level
         frontier = sorted(level, key=lambda candidate: -candidate[1])[: growth.top_k]
-    return {path for path, _ in sorted(candidates, key=lambda candidate: -candidate[1])[: growth.nodes]}
+    return {
+        path for path, _ in sorted(candidates, key=lambda candidate: -candidate[1])[: growth.nodes]
+    }
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -69,7 +84,11 @@ def test_a_dynamic_tree_holds_the_nodes_of_the_slow_reference(shape: Shape) -> N
 @given(shapes())
 def test_exact_ties_leave_a_tree_of_the_best_values_shallow_ones_first(shape: Shape) -> None:
     """Which of equal tokens is expanded is free; everything after that is not."""
-    growth, law, vocab = shape.growth, quantised_law(shape.seed, shape.vocab_size), draft_vocab(shape.vocab_size)
+    growth, law, vocab = (
+        shape.growth,
+        quantised_law(shape.seed, shape.vocab_size),
+        draft_vocab(shape.vocab_size),
+    )
     tree, oracle = grow(growth, law, vocab)
 
     def value(path: Path) -> float:
@@ -77,7 +96,10 @@ def test_exact_ties_leave_a_tree_of_the_best_values_shallow_ones_first(shape: Sh
         return sum(float(law(path[:i])[vocab.to_draft(torch.tensor(token))]) for i, token in steps)
 
     def offered(parents: list[Path]) -> list[float]:
-        return sorted((value(p) + x for p in parents for x in law(p).topk(growth.top_k).values.tolist()), reverse=True)
+        return sorted(
+            (value(p) + x for p in parents for x in law(p).topk(growth.top_k).values.tolist()),
+            reverse=True,
+        )
 
     candidates = [(-v, 1) for v in offered([()])]
     for number, level in enumerate(oracle.levels):
@@ -85,7 +107,10 @@ def test_exact_ties_leave_a_tree_of_the_best_values_shallow_ones_first(shape: Sh
         assert sorted(map(value, level), reverse=True) == above[: growth.top_k]
         candidates += [(-v, number + 2) for v in offered(level)]
     paths = paths_of(tree)
-    assert {path[:-1] for path in paths} <= {(), *(path for level in oracle.levels for path in level)}
+    assert {path[:-1] for path in paths} <= {
+        (),
+        *(path for level in oracle.levels for path in level),
+    }
     assert sorted((-value(path), len(path)) for path in paths) == sorted(candidates)[: growth.nodes]
 
 
@@ -106,14 +131,18 @@ def test_a_tree_of_one_branch_is_the_chain() -> None:
     law, vocab = random_law(3, 6), draft_vocab(6)
     tree, _ = grow(DynamicTree(depth=4, top_k=1, nodes=4), law, vocab)
     chain, _ = grow(Chain(4), law, vocab)
-    assert torch.equal(tree.tokens_BN, chain.tokens_BN) and torch.equal(tree.parents_BN, chain.parents_BN)
+    assert torch.equal(tree.tokens_BN, chain.tokens_BN) and torch.equal(
+        tree.parents_BN, chain.parents_BN
+    )
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(shapes())
 def test_what_a_growth_announces_is_what_it_takes(shape: Shape) -> None:
     for growth in (shape.growth, Chain(shape.growth.depth)):
-        tree, oracle = grow(growth, random_law(shape.seed, shape.vocab_size), draft_vocab(shape.vocab_size))
+        tree, oracle = grow(
+            growth, random_law(shape.seed, shape.vocab_size), draft_vocab(shape.vocab_size)
+        )
         assert tree.tokens_BN.shape == (1, growth.nodes_drafted + 1)
         assert sum(map(len, oracle.levels)) == growth.slots
         assert max(map(len, paths_of(tree))) <= growth.depth
@@ -128,9 +157,13 @@ def rules_for(growth: DraftShape) -> list[Rule]:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(shapes(), st.integers(1, 4), st.sampled_from(["chain", "static", "dynamic"]))
-def test_each_sequence_of_a_batch_grows_what_it_grows_alone(shape: Shape, batch: int, kind: str) -> None:
+def test_each_sequence_of_a_batch_grows_what_it_grows_alone(
+    shape: Shape, batch: int, kind: str
+) -> None:
     """Drawn children too: the noise is the sequence's own, wherever in the batch it stands."""
-    growth: DraftShape = {"chain": Chain(shape.growth.depth), "static": STATIC}.get(kind, shape.growth)
+    growth: DraftShape = {"chain": Chain(shape.growth.depth), "static": STATIC}.get(
+        kind, shape.growth
+    )
     size = max(shape.vocab_size, 3)
     laws, vocab = [random_law(shape.seed + b, size) for b in range(batch)], draft_vocab(size)
     seed_B, place_B = torch.arange(batch) * 3 + shape.seed, torch.arange(batch) * 11 + 2

@@ -26,7 +26,17 @@ from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter, tiny_target, vocabu
 
 Ranks = tuple[int, ...]
 LENGTH = 20
-OTHER: tuple[Ranks, ...] = ((0,), (1,), (2,), (1, 0), (1, 1), (2, 0), (1, 1, 0), (1, 1, 0, 0), (2, 0, 0))
+OTHER: tuple[Ranks, ...] = (
+    (0,),
+    (1,),
+    (2,),
+    (1, 0),
+    (1, 1),
+    (2, 0),
+    (1, 1, 0),
+    (1, 1, 0, 0),
+    (2, 0, 0),
+)
 TREES = {"eagle1": StaticTree(), "other": StaticTree(OTHER), "one": StaticTree(((0,),))}
 SPECS = presets() | {
     "two_layers": DrafterSpec(draft_vocab_size=40, num_layers=2),
@@ -58,13 +68,17 @@ def test_every_node_is_the_token_of_its_rank_at_its_parent(nodes: list[Ranks], s
         path: Ranks = ()
         for rank in node:
             row = law(path).tolist()
-            path = (*path, int(vocab.target_ids_D[sorted(range(7), key=lambda token: -row[token])[rank]]))
+            path = (
+                *path,
+                int(vocab.target_ids_D[sorted(range(7), key=lambda token: -row[token])[rank]]),
+            )
         wanted.append(path)
     assert paths_of(tree) == wanted
     assert tree.tokens_BN.shape == (1, growth.nodes_drafted + 1) == (1, len(nodes) + 1)
     inner = {node[:-1] for node in nodes} - {()}
     assert sum(map(len, oracle.levels)) == growth.slots == len(inner)
-    assert len(oracle.levels) == growth.depth - 1 == max(map(len, nodes)) - 1  # the deepest are not expanded
+    # the deepest are not expanded
+    assert len(oracle.levels) == growth.depth - 1 == max(map(len, nodes)) - 1
     assert len({path[: len(path) - 1] for path in wanted}) == len(inner | {()})
 
 
@@ -77,7 +91,9 @@ def propose(drafter: Drafter, growth: DraftShape, room: int = LENGTH) -> tuple[D
     proposer = Drafting(drafter, growth, room)
     proposer.commit(ids[:, 1:-1], aux[:, :-1])
     again = 1 + growth.depth
-    start = proposer.commit(ids[:, -1:].expand(-1, again), aux[:, -1:].repeat(1, again, 1, 1), torch.tensor([1]))
+    start = proposer.commit(
+        ids[:, -1:].expand(-1, again), aux[:, -1:].repeat(1, again, 1, 1), torch.tensor([1])
+    )
     return proposer, proposer.draft(ids[:, -1], start)
 
 
@@ -92,7 +108,12 @@ class Alone(DraftShape):
         return len(self.ranks)
 
     def grow(
-        self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: ChildSampling
+        self,
+        root_B: Tensor,
+        start: Frontier,
+        expand: Expand,
+        vocab: DraftVocab,
+        children: ChildSampling,
     ) -> DraftTree:
         tokens, frontier = [root_B], start
         for place, rank in enumerate(self.ranks):
@@ -100,13 +121,19 @@ class Alone(DraftShape):
             tokens.append(vocab.to_target(order_BD[:, rank]))
             if place + 1 < len(self.ranks):
                 seen_1Q = torch.ones(1, place + 1, dtype=torch.bool)
-                frontier = expand(tokens[-1][:, None], frontier.h_BKH, seen_1Q, torch.arange(place + 1))
-        return DraftTree(torch.stack(tokens, 1), torch.arange(-1, len(self.ranks)).clamp(min=0)[None])
+                frontier = expand(
+                    tokens[-1][:, None], frontier.h_BKH, seen_1Q, torch.arange(place + 1)
+                )
+        return DraftTree(
+            torch.stack(tokens, 1), torch.arange(-1, len(self.ranks)).clamp(min=0)[None]
+        )
 
 
 @pytest.mark.parametrize("growth", TREES.values(), ids=TREES)
 @pytest.mark.parametrize("name", SPECS)
-def test_a_drafters_tree_is_what_it_says_along_every_path_alone(name: str, growth: StaticTree) -> None:
+def test_a_drafters_tree_is_what_it_says_along_every_path_alone(
+    name: str, growth: StaticTree
+) -> None:
     drafter = tiny_drafter(SPECS[name])
     _, tree = propose(drafter, growth)
     seen_NN = ancestors(tree.parents_BN)[0]
@@ -128,7 +155,9 @@ def test_decoding_is_lossless(family: str) -> None:
         made = SpeculativeDecoder(target, drafter, growth).generate([3, 4, 5], 40)
         assert made.ids == wanted and max(made.accepted) <= growth.depth
         accepted[name] = made.accepted
-    assert len(set(accepted["eagle1"])) > 2 and len(set(accepted["other"])) > 1, "it both refused and accepted"
+    assert len(set(accepted["eagle1"])) > 2 and len(set(accepted["other"])) > 1, (
+        "it both refused and accepted"
+    )
 
 
 @pytest.mark.parametrize(

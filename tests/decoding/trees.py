@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from specdec.decoding import ChildSampling
 from specdec.decoding.accept import Greedy
 
-LIKELIEST = ChildSampling(Greedy(), 1.0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+LIKELIEST = ChildSampling(
+    Greedy(), 1.0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+)
 
 
 @st.composite

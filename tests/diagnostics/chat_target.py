@@ -14,8 +14,18 @@ from tests.tiny import HIDDEN, LAYERS, presets, tiny_target
 
 RAW = Prompt("raw", None, None, None, "the grass is")
 CHAT = Prompt("chat", None, ["what is two plus two?", "and three?"], None, None)
-OWN = Prompt("own", None, None, [{"role": "system", "content": "S"}, {"role": "user", "content": "fine"}], None)
-DOCUMENTS = ["for i in range(3):\n    print(i)\n" * 40, "the grass is green, said " * 20, "import re\n" * 90]
+OWN = Prompt(
+    "own",
+    None,
+    None,
+    [{"role": "system", "content": "S"}, {"role": "user", "content": "fine"}],
+    None,
+)
+DOCUMENTS = [
+    "for i in range(3):\n    print(i)\n" * 40,
+    "the grass is green, said " * 20,
+    "import re\n" * 90,
+]
 
 
 class ChatPair(NamedTuple):
@@ -25,7 +35,9 @@ class ChatPair(NamedTuple):
     drafter: Drafter
 
 
-def pair(spec: DrafterSpec | None = None, template: str | None = THINKS, **overrides: Any) -> ChatPair:
+def pair(
+    spec: DrafterSpec | None = None, template: str | None = THINKS, **overrides: Any
+) -> ChatPair:
     """A random target of bytes, and a random drafter that is of its opinion about often enough."""
     tokenizer = made(template)
     target = Target(tiny_target(vocab_size=len(tokenizer), **overrides).model, tokenizer)
@@ -47,12 +59,19 @@ def copycat() -> ChatPair:
     Both leave their features out, so that every draft is right.
     """
     spec = DrafterSpec(
-        Concat(), Narrow(bias=False), Norms(embed=False, hidden=False), PreNorm(), draft_vocab_size="all"
+        Concat(),
+        Narrow(bias=False),
+        Norms(embed=False, hidden=False),
+        PreNorm(),
+        draft_vocab_size="all",
     )
     found = pair(spec, eos_token_id=None)
     found.target.tokenizer.eos_token = None
     with torch.no_grad():
-        for name, weight in [*found.target.model.named_parameters(), *found.drafter.named_parameters()]:
+        for name, weight in [
+            *found.target.model.named_parameters(),
+            *found.drafter.named_parameters(),
+        ]:
             if any(part in name for part in ("o_proj", "down_proj", "feature_fc")):
                 weight.zero_()
         found.drafter.entry.token_fc.weight.copy_(torch.eye(HIDDEN))
@@ -61,7 +80,9 @@ def copycat() -> ChatPair:
     return found
 
 
-def clean_run(target: Target, prompts: Sequence[Prompt], new: int = 8, documents: Any = DOCUMENTS) -> CleanRun:
+def clean_run(
+    target: Target, prompts: Sequence[Prompt], new: int = 8, documents: Any = DOCUMENTS
+) -> CleanRun:
     """Of answers of so many tokens."""
     found = CleanRun(target, prompts, new, 4)
     found.documents = documents
@@ -77,4 +98,6 @@ def asked(condition: Condition, prompt: Prompt, clean: CleanRun) -> str:
 
 def usual(prompt: Prompt, clean: CleanRun) -> str:
     """What is asked first in the clean run."""
-    return str(clean.target.tokenizer.decode(clean.asked[prompt.prompt_id], skip_special_tokens=False))
+    return str(
+        clean.target.tokenizer.decode(clean.asked[prompt.prompt_id], skip_special_tokens=False)
+    )

@@ -23,7 +23,14 @@ def line(target_directory: Path, tmp_path: Path) -> list[str]:
     drafter = sharp(made_drafter(DrafterSpec(draft_vocab_size=200), target))
     save_drafter(drafter, tmp_path / "drafter")
     export_drafter(drafter, target, tmp_path / "served")
-    return ["parity", "--target", str(target_directory), "--drafter", str(tmp_path / "drafter"), *SMALL]
+    return [
+        "parity",
+        "--target",
+        str(target_directory),
+        "--drafter",
+        str(tmp_path / "drafter"),
+        *SMALL,
+    ]
 
 
 @pytest.fixture(autouse=True)

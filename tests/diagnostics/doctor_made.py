@@ -23,7 +23,9 @@ from tests.data.tiny import CHATML, tiny_tokenizer, write_jsonl
 from tests.tiny import llama_config
 
 CONF = Path(__file__).parents[2] / "conf"
-CPU = Namespace(precision="32-true", accelerator="cpu", gradient_clip_val=0.5, gradient_clip_algorithm=None)
+CPU = Namespace(
+    precision="32-true", accelerator="cpu", gradient_clip_val=0.5, gradient_clip_algorithm=None
+)
 CHATS = [
     {
         "messages": [
@@ -63,12 +65,18 @@ def design(name: str) -> DrafterSpec:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--drafter", type=DrafterSpec)
     spec = parse(parser, ["--drafter", str(CONF / "drafter" / f"{name}.yaml")]).drafter
-    return dataclasses.replace(spec, draft_vocab_size="all" if spec.draft_vocab_size == "all" else 200)
+    return dataclasses.replace(
+        spec, draft_vocab_size="all" if spec.draft_vocab_size == "all" else 200
+    )
 
 
 def learner(spec: DrafterSpec | None = None, **more: Any) -> DrafterModule:
     """What would be trained."""
-    given: dict[str, Any] = {"target": Tiny(), "ttt_steps": 3, "optimizer": lambda p: AdamW(p, lr=1e-2)}
+    given: dict[str, Any] = {
+        "target": Tiny(),
+        "ttt_steps": 3,
+        "optimizer": lambda p: AdamW(p, lr=1e-2),
+    }
     return DrafterModule(drafter=spec or DrafterSpec(draft_vocab_size=200), **(given | more))
 
 
@@ -76,7 +84,9 @@ def text(folder: Path) -> TokenData:
     """Short functions."""
     (folder / "functions.txt").write_text(TEXT)
     (folder / "other.txt").write_text(TEXT[:2000])
-    return TextData(str(folder / "functions.txt"), str(folder / "other.txt"), seq_len=64, batch_size=2)
+    return TextData(
+        str(folder / "functions.txt"), str(folder / "other.txt"), seq_len=64, batch_size=2
+    )
 
 
 def chats(folder: Path, **more: Any) -> ChatData:
@@ -93,7 +103,12 @@ def subject(data: TokenData, module: DrafterModule | None = None, seconds: float
 
 def faults(checked: SetUp, *names: str) -> list[Finding]:
     """What these checks find wrong."""
-    return [one for name in names for one in run_check(name, checked) if one.result is CheckResult.FAULTY]
+    return [
+        one
+        for name in names
+        for one in run_check(name, checked)
+        if one.result is CheckResult.FAULTY
+    ]
 
 
 def told(found: Sequence[Finding], check: str) -> str:

@@ -31,8 +31,14 @@ def measure(target: Target, drafter: Drafter, text: AnsweredText, depth: int) ->
     """The sums of chains from all of them."""
     anchors = places(text, depth)
     anchored = AnchoredText(target, drafter, text.ids, depth, len(anchors))
-    parts = [drafted(anchored, some, text.prompt, anchors.stop)[1] for some in anchored.groups(anchors)]
-    return torch.stack(parts).sum(0) if parts else torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
+    parts = [
+        drafted(anchored, some, text.prompt, anchors.stop)[1] for some in anchored.groups(anchors)
+    ]
+    return (
+        torch.stack(parts).sum(0)
+        if parts
+        else torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
+    )
 
 
 @functools.cache

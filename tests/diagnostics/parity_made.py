@@ -72,7 +72,8 @@ def sharp(drafter: Drafter) -> Drafter:
     """Weights so large that attention has preferences and every part shows; what is the target's stays."""
     for name, weight in drafter.named_parameters():
         if weight.ndim == 2 and not name.startswith(("embed_tokens", "lm_head")):
-            weight.mul_(10 if drafter.config.norms.hidden else 4)  # EAGLE-1's states would grow beyond 16 bits
+            # EAGLE-1's states would grow beyond 16 bits
+            weight.mul_(10 if drafter.config.norms.hidden else 4)
         if name.startswith("lm_head") and drafter.config.head == "own":
             weight.mul_(20)
     return drafter
@@ -120,7 +121,10 @@ def edit(directory: Path, config: Change | None, tensors: Change | None) -> None
 
 def verdicts(found: Compared, pair: str) -> dict[int, set[str]]:
     """By depth, over all places."""
-    return {k: {row.verdict for row in found.rows if (row.pair, row.depth) == (pair, k)} for k in range(DEPTH + 1)}
+    return {
+        k: {row.verdict for row in found.rows if (row.pair, row.depth) == (pair, k)}
+        for k in range(DEPTH + 1)
+    }
 
 
 def sets(**changes: Any) -> Change:

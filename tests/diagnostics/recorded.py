@@ -9,14 +9,20 @@ from specdec.engines.proposals import RecordedAnswer, RecordedPass
 from specdec.target import Target
 
 
-def recorded_answer(target: Target, drafter: Drafter, prompt: list[int], tokens: int, drafts: int) -> RecordedAnswer:
+def recorded_answer(
+    target: Target, drafter: Drafter, prompt: list[int], tokens: int, drafts: int
+) -> RecordedAnswer:
     """The target's greedy answer, and the drafter's proposals behind each of its tokens."""
     ids = PlainDecoder(target).generate(prompt, tokens).ids
     text = [*prompt, *ids]
     places = list(range(len(prompt), len(text)))
     anchored = AnchoredText(target, drafter, text, drafts)
-    proposals = [row for group in anchored.groups(places) for row in anchored.draft(group).tokens_AK.tolist()]
-    passes = [RecordedPass(place, text[place], row) for place, row in zip(places, proposals, strict=True)]
+    proposals = [
+        row for group in anchored.groups(places) for row in anchored.draft(group).tokens_AK.tolist()
+    ]
+    passes = [
+        RecordedPass(place, text[place], row) for place, row in zip(places, proposals, strict=True)
+    ]
     return RecordedAnswer(prompt, ids, passes)
 
 

@@ -22,7 +22,8 @@ def test_drafts_match_where_decoding_accepts_them(name: str) -> None:
     due_AK = torch.tensor([text.ids[anchor + 1 : anchor + 1 + DEPTH] for anchor in anchors])
     accepted = (chains.tokens_AK == due_AK).cumprod(1).sum(1).tolist()
     decoder = SpeculativeDecoder(target(), drafter(name), Chain(DEPTH), batch=8)
-    requests = [Request(text.ids[:anchor], 2) for anchor in anchors]  # the first pass begins at the anchor
+    # the first pass begins at the anchor
+    requests = [Request(text.ids[:anchor], 2) for anchor in anchors]
     assert len(set(accepted)) > 2  # some are right, some are not
     assert [made.accepted[0] for _, made in sorted(decoder.generate_all(requests))] == accepted
 
@@ -37,11 +38,17 @@ def test_given_the_texts_tokens_chains_are_the_unroll(name: str) -> None:
     ids_1T = torch.tensor([text.ids])
     zero_1T, slots = torch.zeros_like(ids_1T), torch.tensor(anchors) - 1
     view = module.View.packed(zero_1T)
-    aux = target().forward(ids_1T, view, one.config.aux_layers, one.config.fusion.final_norm).aux_BTNH
+    aux = (
+        target().forward(ids_1T, view, one.config.aux_layers, one.config.fusion.final_norm).aux_BTNH
+    )
     with torch.no_grad():
         steps = list(ttt_unroll(one, ids_1T, aux, zero_1T, DEPTH, Blocked()))
-        features = torch.stack([one.fuse(aux)[0, slots], *(step.h_BTH[0, slots] for step in steps)], 1)
-        log_probs = torch.stack([one.logits(step.normed_BTH[0, slots]).log_softmax(-1) for step in steps], 1)
+        features = torch.stack(
+            [one.fuse(aux)[0, slots], *(step.h_BTH[0, slots] for step in steps)], 1
+        )
+        log_probs = torch.stack(
+            [one.logits(step.normed_BTH[0, slots]).log_softmax(-1) for step in steps], 1
+        )
     torch.testing.assert_close(chains.features_AJH, features)
     torch.testing.assert_close(chains.log_probs_AKD, log_probs)
     assert torch.equal(chains.tokens_AK, one.vocab.to_target(log_probs.argmax(-1)))

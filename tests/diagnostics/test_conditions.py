@@ -22,7 +22,17 @@ from specdec.diagnostics.conditions import (
 from specdec.diagnostics.robustness import CLEAN, SAME, plan
 from specdec.evaluation.prompts import Prompt
 from specdec.nn.view import View
-from tests.diagnostics.chat_target import CHAT, DOCUMENTS, OWN, RAW, ChatPair, asked, clean_run, pair, usual
+from tests.diagnostics.chat_target import (
+    CHAT,
+    DOCUMENTS,
+    OWN,
+    RAW,
+    ChatPair,
+    asked,
+    clean_run,
+    pair,
+    usual,
+)
 from tests.evaluation.test_conversation import TEMPLATE
 from tests.tiny import HIDDEN as WIDTH
 from tests.tiny import presets, tiny_drafter, tiny_target, variants
@@ -104,7 +114,9 @@ def test_later_turns_are_asked_so_too(chat: ChatPair) -> None:
         ("context:tokens=300", None, RAW, "the filler has 5 tokens"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_measured_says_why(text: str, template: Any, prompt: Prompt, reason: str) -> None:
+def test_what_cannot_be_measured_says_why(
+    text: str, template: Any, prompt: Prompt, reason: str
+) -> None:
     clean = clean_run(pair(template=template).target, [prompt], documents=["short"])
     made = plan(one(text), clean)
     assert reason in str(made.skipped) and not made.prompts
@@ -112,13 +124,18 @@ def test_what_cannot_be_measured_says_why(text: str, template: Any, prompt: Prom
 
 def test_raw_prompts_and_too_long_ones_are_left_out(chat: ChatPair, base: ChatPair) -> None:
     both = plan(one("no_template"), clean_run(chat.target, [RAW, CHAT]))
-    assert [prompt.prompt_id for prompt in both.prompts] == ["chat"] and both.left_out == {"raw": SAME}
+    assert [prompt.prompt_id for prompt in both.prompts] == ["chat"] and both.left_out == {
+        "raw": SAME
+    }
     assert "exceed the target's 512 positions" in str(
         plan(Condition("context", 500), clean_run(base.target, [RAW])).skipped
     )
-    spoilt = clean_run(base.target, [RAW], documents=["", "xx the grass is xx" * 40, "import re\n" * 90])
+    spoilt = clean_run(
+        base.target, [RAW], documents=["", "xx the grass is xx" * 40, "import re\n" * 90]
+    )
     assert (
-        asked(Condition("context", 50), RAW, spoilt) == "<s>" + "\n\n" + ("import re\n" * 90)[:48] + "\n\nthe grass is"
+        asked(Condition("context", 50), RAW, spoilt)
+        == "<s>" + "\n\n" + ("import re\n" * 90)[:48] + "\n\nthe grass is"
     )
 
 
@@ -138,20 +155,29 @@ def test_the_clean_run(chat: ChatPair) -> None:
 def test_the_first_words_are_found_and_replaced() -> None:
     for prompt, words in ((RAW, "the grass is"), (CHAT, QUESTION), (OWN, "fine")):
         other = with_first_words(prompt, lambda found: f"else, {found}")
-        assert other != prompt and with_first_words(other, lambda found: found.removeprefix("else, ")) == prompt
-        with_first_words(other, lambda found, words=words: str(found == f"else, {words}" or pytest.fail(found)))
+        assert (
+            other != prompt
+            and with_first_words(other, lambda found: found.removeprefix("else, ")) == prompt
+        )
+        with_first_words(
+            other, lambda found, words=words: str(found == f"else, {words}" or pytest.fail(found))
+        )
 
 
 def test_names_lead_back_to_the_conditions() -> None:
     every = parse_conditions([])
-    assert parse_conditions([one.name for one in every]) == every == parse_conditions(list(CONDITIONS))
+    assert (
+        parse_conditions([one.name for one in every]) == every == parse_conditions(list(CONDITIONS))
+    )
     assert len(every) == len({one.name for one in every})
     texts = ["no_bos", "noise_hidden:alpha=.5", "context:tokens=64", "no_bos"]
     names = ["no_bos", "noise_hidden:alpha=0.5", "context:tokens=64"]
     assert [one.name for one in parse_conditions(texts)] == names
     close = ["noise_hidden:alpha=0.1234567", "noise_hidden:alpha=0.1234568"]
     assert [one.name for one in parse_conditions(close)] == close
-    assert one("temperature:value=0.6").sampling(Sampling(seed=3)) == Sampling(temperature=0.6, seed=3)
+    assert one("temperature:value=0.6").sampling(Sampling(seed=3)) == Sampling(
+        temperature=0.6, seed=3
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,17 +201,21 @@ def test_what_is_refused(text: str, message: str) -> None:
 
 
 def test_the_noise_is_standard_normal() -> None:
-    z = gaussian(0, torch.arange(40)[:, None].expand(40, 50), torch.arange(50).repeat(40, 1), HIDDEN, 100)
+    z = gaussian(
+        0, torch.arange(40)[:, None].expand(40, 50), torch.arange(50).repeat(40, 1), HIDDEN, 100
+    )
     flat = z.flatten()
     assert abs(flat.mean()) < 0.01 and abs(flat.std() - 1) < 0.01
     assert abs((flat**3).mean()) < 0.03 and abs((flat**4).mean() - 3) < 0.06
     assert abs((z[..., :-1] * z[..., 1:]).mean()) < 0.01  # channels
-    assert abs((z[:, :-1] * z[:, 1:]).mean()) < 0.01 and abs((z[:-1] * z[1:]).mean()) < 0.01  # places, tokens
+    # places, tokens
+    assert abs((z[:, :-1] * z[:, 1:]).mean()) < 0.01 and abs((z[:-1] * z[1:]).mean()) < 0.01
 
 
 def test_it_depends_on_seed_stream_token_and_place_alone() -> None:
     z = gaussian(1, IDS, PLACES, HIDDEN, 8)
-    assert torch.equal(gaussian(1, IDS.flip(0), PLACES, HIDDEN, 8), z.flip(0))  # the order of the batch
+    # the order of the batch
+    assert torch.equal(gaussian(1, IDS.flip(0), PLACES, HIDDEN, 8), z.flip(0))
     assert torch.equal(gaussian(1, IDS[:1, 2:], PLACES[:1, 2:], HIDDEN, 8), z[:1, 2:])  # the pass
     assert torch.equal(z[0, 1], z[1, 1]) and not torch.equal(z[0, 0], z[0, 2])
     assert not torch.equal(z, gaussian(2, IDS, PLACES, HIDDEN, 8))
@@ -198,21 +228,38 @@ def test_noise_is_that_much_on_the_input_and_nothing_else(name: str) -> None:
     h, view = torch.randn(2, 4, WIDTH, dtype=torch.float64), View.packed(torch.zeros_like(IDS))
     clean = drafter.step(IDS, h, view)
     for stream in (HIDDEN, EMBEDDING):
-        assert torch.equal(NoisyDrafter(drafter, 0.0, 0, stream).step(IDS, h, view).h_BTH, clean.h_BTH)
-    hidden = drafter.step(IDS, blurred(h, 0.5, gaussian(3, IDS, view.positions_BT, HIDDEN, WIDTH)), view)
+        assert torch.equal(
+            NoisyDrafter(drafter, 0.0, 0, stream).step(IDS, h, view).h_BTH, clean.h_BTH
+        )
+    hidden = drafter.step(
+        IDS, blurred(h, 0.5, gaussian(3, IDS, view.positions_BT, HIDDEN, WIDTH)), view
+    )
     assert torch.equal(NoisyDrafter(drafter, 0.5, 3, HIDDEN).step(IDS, h, view).h_BTH, hidden.h_BTH)
-    e = blurred(drafter.embed_tokens(IDS), 0.5, gaussian(3, IDS, view.positions_BT, EMBEDDING, WIDTH))
+    e = blurred(
+        drafter.embed_tokens(IDS), 0.5, gaussian(3, IDS, view.positions_BT, EMBEDDING, WIDTH)
+    )
     embedding = drafter.advance(drafter.entry.read(drafter.norms.embed(e)), h, view)
-    assert torch.equal(NoisyDrafter(drafter, 0.5, 3, EMBEDDING).step(IDS, h, view).h_BTH, embedding.h_BTH)
-    assert not torch.allclose(hidden.h_BTH, clean.h_BTH) and not torch.allclose(embedding.h_BTH, clean.h_BTH)
+    assert torch.equal(
+        NoisyDrafter(drafter, 0.5, 3, EMBEDDING).step(IDS, h, view).h_BTH, embedding.h_BTH
+    )
+    assert not torch.allclose(hidden.h_BTH, clean.h_BTH) and not torch.allclose(
+        embedding.h_BTH, clean.h_BTH
+    )
     assert torch.equal(drafter.step(IDS, h, view).h_BTH, clean.h_BTH)  # which stays as it was
 
 
 def test_drafts_change_and_the_output_does_not() -> None:
     target, drafter = tiny_target(), tiny_drafter(presets()["eagle3_1"])
     noisy = one("noise_hidden:alpha=1").drafter(drafter, 7)
-    assert isinstance(noisy, NoisyDrafter) and (noisy.alpha, noisy.seed, noisy.stream) == (1.0, 7, HIDDEN)
-    made = [SpeculativeDecoder(target, each, Chain(3)).generate(list(range(3, 12)), 24) for each in (drafter, noisy)]
+    assert isinstance(noisy, NoisyDrafter) and (noisy.alpha, noisy.seed, noisy.stream) == (
+        1.0,
+        7,
+        HIDDEN,
+    )
+    made = [
+        SpeculativeDecoder(target, each, Chain(3)).generate(list(range(3, 12)), 24)
+        for each in (drafter, noisy)
+    ]
     assert made[0].ids == made[1].ids
 
 
@@ -222,7 +269,9 @@ def test_noise_reaches_a_block_drafter_too(stream: int) -> None:
     target, drafter = tiny_target(), tiny_drafter(variants()["dflash"])
     noisy, prompts = NoisyDrafter(drafter, 0.5, 0, stream), [[3, 4, 5], [7, 8]]
     alone = [SpeculativeDecoder(target, noisy, Chain(3)).generate(prompt, 6) for prompt in prompts]
-    assert [one.ids for one in alone] == [PlainDecoder(target).generate(prompt, 6).ids for prompt in prompts]
+    assert [one.ids for one in alone] == [
+        PlainDecoder(target).generate(prompt, 6).ids for prompt in prompts
+    ]
     ids_11, aux = torch.tensor([[3]]), torch.ones(1, 1, 3, WIDTH, dtype=torch.float64)
     said = []
     for one in (drafter, noisy):

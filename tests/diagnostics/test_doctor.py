@@ -18,17 +18,29 @@ from tests.data.tiny import CHATML, tiny_tokenizer
 from tests.export.made import made_drafter
 from tests.tiny import llama_config
 
-ALL = [name for name in CHECKS if name not in ("overfit", "template")]  # of text, which has no template
+# of text, which has no template
+ALL = [name for name in CHECKS if name not in ("overfit", "template")]
 
 
 @pytest.fixture
-def base(target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def base(
+    target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     """A run's config, as for specdec fit; its ``out`` is not the doctor's."""
     monkeypatch.setattr(sys, "argv", ["specdec"])
     (text_file.parent / "other.txt").write_text(text_file.read_text()[:1000])
-    texts = {"train": str(text_file), "val": str(text_file.parent / "other.txt"), "seq_len": 48, "batch_size": 2}
+    texts = {
+        "train": str(text_file),
+        "val": str(text_file.parent / "other.txt"),
+        "seq_len": 48,
+        "batch_size": 2,
+    }
     config = {
-        "model": {"target": {"source": str(target_directory)}, "drafter": {"draft_vocab_size": 200}, "ttt_steps": 2},
+        "model": {
+            "target": {"source": str(target_directory)},
+            "drafter": {"draft_vocab_size": 200},
+            "ttt_steps": 2,
+        },
         "data": {"class_path": "TextData", "init_args": texts},
         "trainer": {"accelerator": "cpu", "max_steps": 2, "strategy": "ddp", "devices": 2},
         "out": str(tmp_path / "run"),
@@ -41,7 +53,9 @@ def doctor(*args: Any) -> int:
     return main(["doctor", *map(str, args)])
 
 
-def test_a_sound_set_up(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sound_set_up(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The table, and no trace in the run's directory."""
     assert doctor(*base, "--only", *ALL) == 0
     shown = capsys.readouterr().out
@@ -55,9 +69,15 @@ def test_a_saved_drafter(
 ) -> None:
     """Its own design, whatever the config says; what is trained of it already is not held against it."""
     target = Target.load(target_directory)
-    save_drafter(made_drafter(DrafterSpec(draft_vocab_size="all", num_layers=2), target), tmp_path / "drafter")
+    save_drafter(
+        made_drafter(DrafterSpec(draft_vocab_size="all", num_layers=2), target),
+        tmp_path / "drafter",
+    )
     assert doctor(*base, "--drafter", tmp_path / "drafter", "--only", *ALL) == 0
-    assert "taps: not checked: the saved drafter drafts best from its stated boundaries" in capsys.readouterr().out
+    assert (
+        "taps: not checked: the saved drafter drafts best from its stated boundaries"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_target_whose_taps_are_off(
@@ -77,14 +97,23 @@ def test_a_target_whose_taps_are_off(
     assert "boundary" in capsys.readouterr().err
 
 
-def test_chats_without_an_answer(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chats_without_an_answer(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "target"
     tokenizer = tiny_tokenizer(CHATML)
     LlamaForCausalLM(llama_config(vocab_size=len(tokenizer))).save_pretrained(target)
     tokenizer.save_pretrained(target)
     rows = [{"messages": [{"role": "user", "content": f"what is {n}?"}]} for n in range(4)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = ["--data", "ChatData", "--data.train", tmp_path / "chats.jsonl", "--trainer.accelerator", "cpu"]
+    data = [
+        "--data",
+        "ChatData",
+        "--data.train",
+        tmp_path / "chats.jsonl",
+        "--trainer.accelerator",
+        "cpu",
+    ]
     assert doctor("--target", target, *data, "--only", "masks") == 2
     assert "they need assistant turns" in capsys.readouterr().err
 
@@ -109,11 +138,19 @@ def test_mistakes_are_one_line(
 
 def chat_base(target_directory: Path, tmp_path: Path, **drafter: Any) -> list[str]:
     """A run on conversations, for a target whose tokenizer has no chat template."""
-    row = {"messages": [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "that"}]}
+    row = {
+        "messages": [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "that"}]
+    }
     (tmp_path / "chats.jsonl").write_text(f"{json.dumps(row)}\n" * 20)
     config = {
-        "model": {"target": {"source": str(target_directory)}, "drafter": {"draft_vocab_size": 200, **drafter}},
-        "data": {"class_path": "ChatData", "init_args": {"train": [str(tmp_path / "chats.jsonl")], "seq_len": 48}},
+        "model": {
+            "target": {"source": str(target_directory)},
+            "drafter": {"draft_vocab_size": 200, **drafter},
+        },
+        "data": {
+            "class_path": "ChatData",
+            "init_args": {"train": [str(tmp_path / "chats.jsonl")], "seq_len": 48},
+        },
         "trainer": {"accelerator": "cpu", "max_steps": 2},
     }
     (tmp_path / "chat.yaml").write_text(yaml.safe_dump(config))
@@ -121,13 +158,20 @@ def chat_base(target_directory: Path, tmp_path: Path, **drafter: Any) -> list[st
 
 
 def test_a_missing_chat_template_is_told_before_the_target_is_loaded(
-    target_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    target_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["specdec"])
-    monkeypatch.setattr("specdec.diagnostics.doctor.set_up", lambda *args: pytest.fail("the target is loaded"))
+    monkeypatch.setattr(
+        "specdec.diagnostics.doctor.set_up", lambda *args: pytest.fail("the target is loaded")
+    )
     assert doctor(*chat_base(target_directory, tmp_path)) == 1
     shown = capsys.readouterr().out
-    assert "the tokenizer has no chat template" in shown and "doctor did not load the target" in shown
+    assert (
+        "the tokenizer has no chat template" in shown and "doctor did not load the target" in shown
+    )
     assert "no chat template writes it: if the model was trained with it" in " ".join(shown.split())
 
 

@@ -23,7 +23,16 @@ from specdec.target import TargetOutput
 from specdec.training import step as step_module
 from specdec.training.building import FromDrafter
 from specdec.training.ttt import ttt_unroll
-from tests.diagnostics.doctor_made import chats, design, faults, learner, subject, target, text, told
+from tests.diagnostics.doctor_made import (
+    chats,
+    design,
+    faults,
+    learner,
+    subject,
+    target,
+    text,
+    told,
+)
 
 Patch = pytest.MonkeyPatch
 
@@ -43,7 +52,9 @@ def users_words(batch: Batch) -> Tensor:
 
 
 def without_ends(batch: Batch) -> Tensor:
-    return batch.loss_mask_BT & (batch.ids_BT != target().tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    return batch.loss_mask_BT & (
+        batch.ids_BT != target().tokenizer.convert_tokens_to_ids("<|im_end|>")
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,14 +69,18 @@ def without_ends(batch: Batch) -> Tensor:
         (without_ends, "end-of-turn"),
     ],
 )
-def test_masks_of_chats(change: Callable[[Batch], Tensor], cause: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_masks_of_chats(
+    change: Callable[[Batch], Tensor], cause: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """Changed where the loader fetches rows."""
     with_masks(change, monkeypatch)
     assert cause in told(faults(subject(chats(tmp_path)), "masks"), "masks")
 
 
 def test_a_shifted_mask_of_text(tmp_path: Path, monkeypatch: Patch) -> None:
-    with_masks(lambda batch: batch.loss_mask_BT & (torch.arange(batch.ids_BT.shape[1]) > 0), monkeypatch)
+    with_masks(
+        lambda batch: batch.loss_mask_BT & (torch.arange(batch.ids_BT.shape[1]) > 0), monkeypatch
+    )
     assert "text is supervised whole" in told(faults(subject(text(tmp_path)), "masks"), "masks")
 
 
@@ -80,7 +95,11 @@ def test_a_shifted_mask_of_text(tmp_path: Path, monkeypatch: Patch) -> None:
     ],
 )
 def test_features(
-    change: Callable[[TargetOutput], TargetOutput], by: int, cause: str, tmp_path: Path, monkeypatch: Patch
+    change: Callable[[TargetOutput], TargetOutput],
+    by: int,
+    cause: str,
+    tmp_path: Path,
+    monkeypatch: Patch,
 ) -> None:
     """They come wrongly from their source; the target itself is right."""
     own = OnTheFly.__call__
@@ -95,7 +114,9 @@ def test_features(
 def test_a_final_norm_that_is_missing(tmp_path: Path, monkeypatch: Patch) -> None:
     own = OnTheFly.__call__
 
-    def unnormed(self: OnTheFly, of: Any, batch: Batch, layers: Any, final_norm: bool) -> TargetOutput:
+    def unnormed(
+        self: OnTheFly, of: Any, batch: Batch, layers: Any, final_norm: bool
+    ) -> TargetOutput:
         out = own(self, of, batch, (*layers, of.num_layers), False)
         return TargetOutput(out.aux_BTNH[:, :, :-1], out.aux_BTNH[:, :, -1])
 
@@ -138,7 +159,9 @@ def test_labels_shifted_by_one(tmp_path: Path, monkeypatch: Patch) -> None:
 
     def shifted(trained_KBT: Tensor, *rest: Any) -> Any:
         for piece in own(trained_KBT, *rest):
-            yield piece._replace(positions_C=(piece.positions_C + 1).clamp(max=trained_KBT[0].numel() - 1))
+            yield piece._replace(
+                positions_C=(piece.positions_C + 1).clamp(max=trained_KBT[0].numel() - 1)
+            )
 
     monkeypatch.setattr(step_module, "pieces", shifted)
     found = faults(subject(chats(tmp_path), learner(design("eagle3"), ttt_steps=1)), "overfit")
@@ -149,7 +172,9 @@ def test_a_vocabulary_of_other_text(tmp_path: Path) -> None:
     """A saved drafter whose head knows what these data never say."""
     data = text(tmp_path)
     config = dataclasses.replace(subject(data).drafter.config, draft_vocab_size=200)
-    save_drafter(Drafter(config, torch.cat([torch.tensor([1]), torch.arange(60, 259)])), tmp_path / "drafter")
+    save_drafter(
+        Drafter(config, torch.cat([torch.tensor([1]), torch.arange(60, 259)])), tmp_path / "drafter"
+    )
     checked = subject(data, learner(start=FromDrafter(str(tmp_path / "drafter"))))
     assert "counted on other text" in told(faults(checked, "vocabulary"), "vocabulary")
 
@@ -176,10 +201,16 @@ def boundary_left_out(drafter: Any) -> None:
         (head_rolled, "vocabulary", ["rows are another token's"]),
         (fusion_frozen, "gradient", ["fusion.fc.weight: frozen"]),
         (embedding_trained, "gradient", ["embed_tokens.weight: trained unasked"]),
-        (boundary_left_out, "inputs", ["the target's state at boundary 2", "the fusion leaves it out"]),
+        (
+            boundary_left_out,
+            "inputs",
+            ["the target's state at boundary 2", "the fusion leaves it out"],
+        ),
     ],
 )
-def test_drafters(change: Callable[[Any], None], check: str, causes: list[str], tmp_path: Path) -> None:
+def test_drafters(
+    change: Callable[[Any], None], check: str, causes: list[str], tmp_path: Path
+) -> None:
     checked = subject(text(tmp_path))
     with torch.no_grad():
         change(checked.drafter)
@@ -188,7 +219,9 @@ def test_drafters(change: Callable[[Any], None], check: str, causes: list[str], 
 
 def test_a_rate_of_zero(tmp_path: Path) -> None:
     module = learner(optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.0))
-    assert "the rate is zero" in told(faults(subject(text(tmp_path), module), "gradient"), "gradient")
+    assert "the rate is zero" in told(
+        faults(subject(text(tmp_path), module), "gradient"), "gradient"
+    )
 
 
 BACKWARD = nn_layers._norm_backward
@@ -206,7 +239,12 @@ BACKWARD = nn_layers._norm_backward
     ],
 )  # fmt: skip
 def test_code(
-    where: Any, name: str, wrong: Callable[..., Any], causes: dict[str, str], tmp_path: Path, monkeypatch: Patch
+    where: Any,
+    name: str,
+    wrong: Callable[..., Any],
+    causes: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(where, name, wrong)
     found = faults(subject(text(tmp_path)), *causes)
@@ -216,7 +254,9 @@ def test_code(
 def test_decoding_at_other_positions(tmp_path: Path, monkeypatch: Patch) -> None:
     """A chain whose positions run ahead by one."""
     own, checked = View.append.__func__, subject(text(tmp_path))  # type: ignore[attr-defined]
-    ahead = classmethod(lambda cls, prefix, seen, depth, *rest: own(cls, prefix, seen, depth + 1, *rest))
+    ahead = classmethod(
+        lambda cls, prefix, seen, depth, *rest: own(cls, prefix, seen, depth + 1, *rest)
+    )
     monkeypatch.setattr(View, "append", ahead)
     found = faults(checked, "parity")
     assert "what is trained is not what is decoded" in told(found, "parity")

@@ -33,7 +33,10 @@ def samples(target: Path, *args: Any, count: int = 2) -> int:
 
 
 def test_it_shows_what_is_supervised_and_tells_what_is_lost(
-    tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tokenizer: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     rows: list[dict[str, Any]] = [{"messages": [ASKED, FOUR]}] * 3
     rows += [{"prompt": "two", "response": "four " * 40}, {"messages": [ASKED]}]
@@ -41,9 +44,15 @@ def test_it_shows_what_is_supervised_and_tells_what_is_lost(
     assert samples(tokenizer, *CHATS, path, "--data.val", path, "--data.seq_len", 60) == 0
     shown = capsys.readouterr().out
     assert shown.count("【four<|im_end|>】") == 2 and "training document 2" in shown
-    cells = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in shown.splitlines() if "│" in line[:1]}
+    cells = {
+        line.split("│")[1].strip(): line.split("│")[2].strip()
+        for line in shown.splitlines()
+        if "│" in line[:1]
+    }
     assert cells["documents"] == cells["supervised runs"] == "4"
-    assert cells["which end with"].startswith("'<|im_end|>' 75%") and cells["packed rows"].startswith("3, ")
+    assert cells["which end with"].startswith("'<|im_end|>' 75%") and cells[
+        "packed rows"
+    ].startswith("3, ")
     assert cells["tokens of a document: least, median, 95 %, most"].endswith(", 60")
     assert (
         "5 conversations, 1 cut to 60 tokens" in caplog.text
@@ -51,7 +60,9 @@ def test_it_shows_what_is_supervised_and_tells_what_is_lost(
     )
 
 
-def test_it_reads_a_training_run_s_config(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_reads_a_training_run_s_config(
+    tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"messages": [ASKED, FOUR]}] * 4)
     config = tmp_path / "run.yaml"
     config.write_text(
@@ -63,11 +74,22 @@ def test_it_reads_a_training_run_s_config(tokenizer: Path, tmp_path: Path, capsy
     assert "packed rows" in shown and "training document" not in shown
 
 
-def test_text_is_looked_at_too(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_looked_at_too(
+    tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("two plus two is four\n" * 20)
     assert (
-        samples(tokenizer, "--data", "TextData", "--data.train", f"{tmp_path}/*.txt", "--data.val_fraction", 0.5) == 0
+        samples(
+            tokenizer,
+            "--data",
+            "TextData",
+            "--data.train",
+            f"{tmp_path}/*.txt",
+            "--data.val_fraction",
+            0.5,
+        )
+        == 0
     )
     assert "100.0% supervised" in capsys.readouterr().out
 

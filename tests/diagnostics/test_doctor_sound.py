@@ -15,7 +15,18 @@ from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSu
 from specdec.training.noise import UniformNoise
 from specdec.training.step_weights import DPACE
 from tests.data.tiny import CHATML_TAGGED, DROPS_THINKING, tiny_tokenizer
-from tests.diagnostics.doctor_made import CONF, CPU, Tiny, chats, design, faults, learner, subject, target, text
+from tests.diagnostics.doctor_made import (
+    CONF,
+    CPU,
+    Tiny,
+    chats,
+    design,
+    faults,
+    learner,
+    subject,
+    target,
+    text,
+)
 from tests.features.made import fill
 
 ALL = [name for name in CHECKS if name not in ("overfit", "template")]
@@ -23,7 +34,10 @@ EAGLE1 = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)])
 PRESETS = sorted(path.stem for path in (CONF / "drafter").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3_1", "peagle", "dflash", "mla", "sliding_window"])  # one of a kind
+# one of a kind
+@pytest.mark.parametrize(
+    "name", ["eagle1", "eagle3_1", "peagle", "dflash", "mla", "sliding_window"]
+)
 def test_every_shipped_design(name: str, tmp_path: Path) -> None:
     first = name in ("eagle1", "eagle2")
     steps = design(name).recurrence.masks or (1 if first else 2)
@@ -46,7 +60,9 @@ def test_chats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [CHATML_TAGGED, DROPS_THINKING])
-def test_templates_that_mark_or_rewrite(template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_that_mark_or_rewrite(
+    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(target(), "_tokenizer", tiny_tokenizer(template))
     assert faults(subject(chats(tmp_path)), "masks") == []
 
@@ -68,13 +84,18 @@ def test_every_draft_of_the_sample_is_accepted(tmp_path: Path) -> None:
     checked = subject(chats(tmp_path), learner(noise=UniformNoise(9.0), ttt_steps=2))
     (accepted,) = run_check("overfit", checked)
     assert accepted.result is CheckResult.SOUND and accepted.figure == 1
-    assert "0 refused" in accepted.note and float(accepted.note.split("training ")[1].split("%")[0]) > 97
+    assert (
+        "0 refused" in accepted.note
+        and float(accepted.note.split("training ")[1].split("%")[0]) > 97
+    )
 
 
 def test_what_one_sample_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is over, or the drafter knows two tokens only."""
     mixed = Namespace(**vars(CPU) | {"precision": "bf16-mixed"})  # of a target in float32
-    checked = dataclasses.replace(subject(chats(tmp_path), learner(ttt_steps=1), seconds=1e-3), trainer=mixed)
+    checked = dataclasses.replace(
+        subject(chats(tmp_path), learner(ttt_steps=1), seconds=1e-3), trainer=mixed
+    )
     found = run_check("overfit", checked)
     assert found[-1].result is CheckResult.UNCHECKED and "the time was over" in found[-1].note
     spec = dataclasses.replace(design("eagle3"), draft_vocab_size=2)

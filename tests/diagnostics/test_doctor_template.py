@@ -16,7 +16,17 @@ from specdec.diagnostics.doctor_setup import CheckResult
 from specdec.diagnostics.doctor_template import template_findings
 from tests.data.families import in_default_run
 
-NAMES = ["glm4moe", "gptoss", "llama3", "llama3_1", "qwen2_5", "qwen3", "qwen3_5_think", "lfm2_2_5", "gemma3"]
+NAMES = [
+    "glm4moe",
+    "gptoss",
+    "llama3",
+    "llama3_1",
+    "qwen2_5",
+    "qwen3",
+    "qwen3_5_think",
+    "lfm2_2_5",
+    "gemma3",
+]
 
 
 def with_template(name: str, template: str) -> Any:
@@ -64,7 +74,8 @@ def test_every_fault_that_is_planted_in_a_template_is_found(name: str) -> None:
     for fault, template in planted_faults(sources()[name]).items():
         if CheckResult.FAULTY in {finding.result for finding in findings(name, template)}:
             found += 1
-        elif (name, fault) != ("glm4moe", "prompt differs"):  # GLM's own answers begin with that line end
+        elif (name, fault) != ("glm4moe", "prompt differs"):
+            # GLM's own answers begin with that line end
             # then it changes no token: nobody of that role speaks, or the thought has another way into the template
             assert tokens(name, template) == tokens(name, sources()[name]), fault
     assert found >= 4

@@ -22,12 +22,30 @@ LINES = ["def add_3(a, b):", "    return a + b", "def add_4("]
 @pytest.fixture
 def line(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "prompts.txt").write_text("\n".join(LINES))
-    prompts = ["--prompts", str(tmp_path / "prompts.txt"), "--max_new_tokens", "10", "--depths", "3"]
-    return ["drift", "--target", str(target_directory), "--drafter", str(drafter_directory), *prompts]
+    prompts = [
+        "--prompts",
+        str(tmp_path / "prompts.txt"),
+        "--max_new_tokens",
+        "10",
+        "--depths",
+        "3",
+    ]
+    return [
+        "drift",
+        "--target",
+        str(target_directory),
+        "--drafter",
+        str(drafter_directory),
+        *prompts,
+    ]
 
 
 def test_the_command(
-    line: list[str], target_directory: Path, drafter_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    line: list[str],
+    target_directory: Path,
+    drafter_directory: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (drafter_directory.parent / "config.yaml").write_text("model: {ttt_steps: 2}\n")
     (drafter_directory.parent / "provenance.json").write_text("{}")
@@ -43,8 +61,13 @@ def test_the_command(
     assert found["drafter"]["label"] == "drafter" and found["drafter"]["made_for_this_target"]
     assert found["settings"]["depths"] == 3 and "specdec drift" in found["provenance"]["command"]
     model, one, *_ = load_pair(TargetSource(str(target_directory)), drafter_directory)
-    asked = [(name, model.tokenizer.encode(text)) for name, text in zip(found["prompts"], LINES, strict=True)]
-    for number, text in enumerate(waterfall.measure_levels(model, one, answered_texts(model, asked, 13), 10, 3)[1]):
+    asked = [
+        (name, model.tokenizer.encode(text))
+        for name, text in zip(found["prompts"], LINES, strict=True)
+    ]
+    for number, text in enumerate(
+        waterfall.measure_levels(model, one, answered_texts(model, asked, 13), 10, 3)[1]
+    ):
         for row, series in zip(text.sums_FK2, found["series"].values(), strict=True):
             own = [float(total / weight) if weight else None for total, weight in row]
             assert [values[number] for values in series["values"]] == own
@@ -75,21 +98,39 @@ def test_several_drafters_come_in_one_result(line: list[str], tmp_path: Path) ->
 
 @pytest.mark.usefixtures("undrawn")
 def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
-    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    line: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    out, evaluated, some = tmp_path / "out", tmp_path / "evaluated", [word for word in line[1:] if word != "--depths"]
+    out, evaluated, some = (
+        tmp_path / "out",
+        tmp_path / "evaluated",
+        [word for word in line[1:] if word != "--depths"],
+    )
     some.remove("3")
     assert main([*line, "--out", str(out)]) == 0
     found = json.loads((out / "drift.json").read_text())["waterfall"]
     assert found["prompts"] == ["line-1", "line-2", "line-3"] and found["check"]["holds"]
     assert [level["name"] for level in found["levels"]] == [*DOWN, "observed"]
     assert "The bars add up: 4.000" in " ".join(capsys.readouterr().out.split())
-    arguments = ["--shape", "chain:depth=3", "--plain", "false", "--compile", "false", "--out", str(evaluated)]
+    arguments = [
+        "--shape",
+        "chain:depth=3",
+        "--plain",
+        "false",
+        "--compile",
+        "false",
+        "--out",
+        str(evaluated),
+    ]
     assert main(["evaluate", *some, *arguments]) == 0
     (answers,) = read_answers(evaluated / "answers.jsonl", 1)
     for level in found["levels"][-2:]:
         assert level["passes"] == [len(answer.accepted) for answer in answers]
-        assert level["committed"] == [sum(answer.accepted) + len(answer.accepted) for answer in answers]
+        assert level["committed"] == [
+            sum(answer.accepted) + len(answer.accepted) for answer in answers
+        ]
     monkeypatch.setattr(waterfall, "observed", lambda *args: [[2] * 5 for _ in args[2]])
     assert main([*line, "--limit", "1", "--out", str(tmp_path / "other")]) == 1
     assert "THE BARS DO NOT ADD UP" in capsys.readouterr().out
@@ -109,7 +150,11 @@ def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
     ],
 )
 def test_wrong_input_leaves_nothing(
-    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
+    line: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    extra: list[str],
+    message: str,
 ) -> None:
     out = tmp_path / "out"
     assert main([*line, "--out", str(out), *extra]) == 2

@@ -13,7 +13,15 @@ from torch import Tensor
 from specdec.diagnostics import drift_measure
 from specdec.diagnostics.anchors import AnchoredText, answered_texts
 from specdec.diagnostics.drift_attention import attention_weights, observing
-from specdec.diagnostics.drift_measure import FED_BACK, INPUTS, SERIES, document, drafted, read_inputs, summary
+from specdec.diagnostics.drift_measure import (
+    FED_BACK,
+    INPUTS,
+    SERIES,
+    document,
+    drafted,
+    read_inputs,
+    summary,
+)
 from specdec.drafter import Drafter
 from specdec.nn.cache import StaticCache
 from specdec.nn.layers import Attention
@@ -78,14 +86,25 @@ def test_states_are_those_of_the_chain_and_kl_is_along_the_text(name: str) -> No
             log_q, new = one.logits(step.normed_BTH)[0, -1].log_softmax(-1), step.h_BTH[0, -1]
             if given:
                 log_p = logits[anchor + k][one.vocab.target_ids_D].log_softmax(-1)
-                assert found["kl"][k] == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum()), rel=1e-9)
+                assert found["kl"][k] == pytest.approx(
+                    float((log_p.exp() * (log_p - log_q)).sum()), rel=1e-9
+                )
                 wanted = float(cosine(new, true[anchor + k], dim=0))
                 assert found["feature_cosine"][k] == pytest.approx(wanted, abs=1e-9)
             else:
-                assert found["state_rms"][k] == pytest.approx(float(new.square().mean().sqrt()), rel=1e-9)
-                assert found["out_rms"][k] == pytest.approx(float(outs[0][0, -1].square().mean().sqrt()), rel=1e-9)
-                assert found["cosine"][k] == pytest.approx(float(cosine(new, state, dim=0)), abs=1e-9)
-            ids = [*ids, text.ids[anchor + 1 + k] if given else int(one.vocab.to_target(log_q.argmax()))]
+                assert found["state_rms"][k] == pytest.approx(
+                    float(new.square().mean().sqrt()), rel=1e-9
+                )
+                assert found["out_rms"][k] == pytest.approx(
+                    float(outs[0][0, -1].square().mean().sqrt()), rel=1e-9
+                )
+                assert found["cosine"][k] == pytest.approx(
+                    float(cosine(new, state, dim=0)), abs=1e-9
+                )
+            ids = [
+                *ids,
+                text.ids[anchor + 1 + k] if given else int(one.vocab.to_target(log_q.argmax())),
+            ]
             features.append(new[None])
             state = new
 
@@ -107,12 +126,16 @@ def indifferent(name: str) -> Drafter:
             if isinstance(module, Attention):
                 module.qkv_proj.weight[: module.heads * module.head_dim] = 0
         if hasattr(out.entry, "token_qkv_proj"):
-            out.entry.token_qkv_proj.weight[: out.config.num_attention_heads * out.config.head_dim] = 0
+            out.entry.token_qkv_proj.weight[
+                : out.config.num_attention_heads * out.config.head_dim
+            ] = 0
     return out
 
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "two_layer", "sliding_window"])
-def test_an_indifferent_drafter_spreads_its_attention_evenly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_indifferent_drafter_spreads_its_attention_evenly(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(drift_measure, "SINK", 2)
     monkeypatch.setattr(drift_measure, "RECENT", 3)
     text = texts()[0]
@@ -126,9 +149,12 @@ def test_an_indifferent_drafter_spreads_its_attention_evenly(name: str, monkeypa
         assert found["sink_mass"][k] == pytest.approx(max(0, 2 - hidden) / seen)
         assert found["prompt_mass"][k] == pytest.approx(max(0, 2 - max(0, hidden - 2)) / seen)
         assert found["recent_mass"][k] == pytest.approx(3 / seen)
-        assert found["own_mass"][k] == pytest.approx((k + 1) / seen)  # the anchor's row and what was drafted
+        # the anchor's row and what was drafted
+        assert found["own_mass"][k] == pytest.approx((k + 1) / seen)
         assert found["drafted_mass"][k] == pytest.approx(k / seen)
-        assert found["sink_own_mass"][k] == pytest.approx(found["sink_mass"][k] + found["own_mass"][k])
+        assert found["sink_own_mass"][k] == pytest.approx(
+            found["sink_mass"][k] + found["own_mass"][k]
+        )
         assert found["entropy"][k] == pytest.approx(math.log(seen))
 
 
@@ -146,7 +172,10 @@ def test_a_block_feeds_nothing_back() -> None:
     inputs = torch.ones(len(INPUTS), 3, 2, dtype=torch.float64)
     found = document(["a", "b"], [sums_FK2] * 2, [inputs] * 2, (2, 3), 7, 7)
     assert found["series"]["cosine"]["mean"] == [None] * 7
-    assert summary(found)["state_rms_growth"]["mean"] is None and summary(found)["out_rms_growth"]["mean"] > 0
+    assert (
+        summary(found)["state_rms_growth"]["mean"] is None
+        and summary(found)["out_rms_growth"]["mean"] > 0
+    )
 
 
 def test_nothing_is_drawn_and_nothing_changes() -> None:
@@ -157,19 +186,25 @@ def test_nothing_is_drawn_and_nothing_changes() -> None:
     assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("name", sorted(set(SPECS) - {"dflash"}))  # whose steps are nodes of one call
+# whose steps are nodes of one call
+@pytest.mark.parametrize("name", sorted(set(SPECS) - {"dflash"}))
 def test_observed_weights_times_values_are_the_attentions_output(name: str) -> None:
     one = tiny_drafter(SPECS[name])
     config = one.config
-    cache = StaticCache(config.num_layers, config.num_key_value_heads, CAPACITY, config.head_dim, torch.float64)
+    cache = StaticCache(
+        config.num_layers, config.num_key_value_heads, CAPACITY, config.head_dim, torch.float64
+    )
     generator = torch.Generator().manual_seed(0)
-    aux = torch.randn(1, PREFIX, len(config.aux_layers), HIDDEN, generator=generator, dtype=torch.float64)
+    aux = torch.randn(
+        1, PREFIX, len(config.aux_layers), HIDDEN, generator=generator, dtype=torch.float64
+    )
     ids = torch.randint(0, VOCAB, (1, PREFIX), generator=generator)
     one.step(ids, one.fuse(aux), View.chain(0, PREFIX, CAPACITY, cache))
     heads: dict[int, Tensor] = {}  # what every attention hands to its output matrix
     for module in one.modules():
         if hasattr(module, "o_proj"):
-            layer = module.layer if isinstance(module, Attention) else module.layer_idx  # transformers' name for it
+            # transformers' name for it
+            layer = module.layer if isinstance(module, Attention) else module.layer_idx
             keep = lambda _, args, layer=layer: heads.update({layer: args[0]})  # noqa: E731
             module.o_proj.register_forward_pre_hook(keep)
     tree = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.bool)[None]
@@ -181,15 +216,26 @@ def test_observed_weights_times_values_are_the_attentions_output(name: str) -> N
     assert all(torch.equal(x, y) for x, y in zip(plain, step, strict=True))
     assert sorted(seen.weights_BhTS) == list(range(config.num_layers)) == sorted(heads)
     for layer, weights in seen.weights_BhTS.items():
-        values = cache.values_BgSd[layer].repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1)
-        made = (weights @ values)[..., : heads[layer].shape[-1] // config.num_attention_heads]  # else zeros
+        values = cache.values_BgSd[layer].repeat_interleave(
+            config.num_attention_heads // config.num_key_value_heads, 1
+        )
+        # else zeros
+        made = (weights @ values)[..., : heads[layer].shape[-1] // config.num_attention_heads]
         assert (made.transpose(1, 2).flatten(2) - heads[layer]).abs().max() < 1e-12
-        sees = view.visibility.mask_B1TS if config.attention_window == "full" else view.within(16).visibility.mask_B1TS
+        sees = (
+            view.visibility.mask_B1TS
+            if config.attention_window == "full"
+            else view.within(16).visibility.mask_B1TS
+        )
         assert (weights > 0).any(1, keepdim=True).equal(sees)
     assert seen.out_BTH is not None and torch.equal(one.norms.output(seen.out_BTH), step.normed_BTH)
     with pytest.raises(KeyError), observing(one):
         raise KeyError
-    assert not any(module._forward_pre_hooks for module in one.modules() if not isinstance(module, torch.nn.Linear))
+    assert not any(
+        module._forward_pre_hooks
+        for module in one.modules()
+        if not isinstance(module, torch.nn.Linear)
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -220,8 +266,17 @@ def test_what_the_target_gives(name: str) -> None:
     config, places = one.config, len(one.config.aux_layers) + 3
     found = dict(zip(INPUTS, read_inputs(target(), one, ids, prompt), strict=True))
     view = View.packed(torch.zeros(1, len(ids), dtype=torch.int64))
-    aux = target().forward(torch.tensor([ids]), view, config.aux_layers, config.fusion.final_norm).aux_BTNH[0]
-    states = [*aux.unbind(1), aux.flatten(1), one.norms.aux(aux[None])[0].flatten(1), one.fuse(aux[None])[0]]
+    aux = (
+        target()
+        .forward(torch.tensor([ids]), view, config.aux_layers, config.fusion.final_norm)
+        .aux_BTNH[0]
+    )
+    states = [
+        *aux.unbind(1),
+        aux.flatten(1),
+        one.norms.aux(aux[None])[0].flatten(1),
+        one.fuse(aux[None])[0],
+    ]
     for place, state in enumerate(states):
         sink, *others = (state.square().mean(-1).sqrt()).tolist()
         middle = sorted(others)[(len(others) - 1) // 2]
@@ -230,18 +285,30 @@ def test_what_the_target_gives(name: str) -> None:
     plain = copy.deepcopy(target().model)
     plain.set_attn_implementation("eager")
     with torch.no_grad():
-        weights = plain(input_ids=torch.tensor([ids]), output_attentions=True, use_cache=False).attentions
+        weights = plain(
+            input_ids=torch.tensor([ids]), output_attentions=True, use_cache=False
+        ).attentions
     for place in range(places):
         boundary = config.aux_layers[place] if place < len(config.aux_layers) else 0
-        assert found["target_sink_mass"][place, 1] == found["target_own_mass"][place, 1] == (boundary > 0)
+        assert (
+            found["target_sink_mass"][place, 1]
+            == found["target_own_mass"][place, 1]
+            == (boundary > 0)
+        )
         if boundary:
             answer = weights[boundary - 1][0, :, prompt:]
-            assert float(found["target_sink_mass"][place, 0]) == pytest.approx(float(answer[..., 0].mean()), rel=1e-5)
-            own = torch.stack([answer[:, q, prompt + q].mean() for q in range(answer.shape[1])]).mean()
+            assert float(found["target_sink_mass"][place, 0]) == pytest.approx(
+                float(answer[..., 0].mean()), rel=1e-5
+            )
+            own = torch.stack(
+                [answer[:, q, prompt + q].mean() for q in range(answer.shape[1])]
+            ).mean()
             assert float(found["target_own_mass"][place, 0]) == pytest.approx(float(own), rel=1e-5)
 
 
 def test_a_target_without_weights_is_refused() -> None:
-    refused = pytest.raises(ValueError, match="in memory: the eager attention of layer 1 gives no weights")
+    refused = pytest.raises(
+        ValueError, match="in memory: the eager attention of layer 1 gives no weights"
+    )
     with refused, attention_weights(target(), [-1, 1]):
         pass  # no layer has run

@@ -10,7 +10,15 @@ from matplotlib import image
 from torch import Tensor
 
 from specdec.diagnostics.drift import names_of, plot_drift, report_tables
-from specdec.diagnostics.drift_measure import INPUTS, SERIES, Document, document, drift_figures, summary, sums_of
+from specdec.diagnostics.drift_measure import (
+    INPUTS,
+    SERIES,
+    Document,
+    document,
+    drift_figures,
+    summary,
+    sums_of,
+)
 from specdec.diagnostics.waterfall import DOWN, OBSERVED, waterfall
 from specdec.evaluation.statistics import POSITIVE, interval
 from specdec.evaluation.style import write_report
@@ -26,7 +34,9 @@ def sums(rms: list[float], reached: list[int]) -> Tensor:
     found[..., 1] = CHAINS
     found[at["state_rms"], :, 0] = torch.tensor(rms, dtype=torch.float64) * CHAINS
     found[at["conditional_acceptance"], :, 1] = torch.tensor(reached, dtype=torch.float64)
-    found[at["conditional_acceptance"], :, 0] = torch.tensor([max(0, n - 1) for n in reached], dtype=torch.float64)
+    found[at["conditional_acceptance"], :, 0] = torch.tensor(
+        [max(0, n - 1) for n in reached], dtype=torch.float64
+    )
     return found
 
 
@@ -34,14 +44,23 @@ ALL = [sums([1, 2, 4], [4, 3, 2]), sums([2, 2, 2], [4, 1, 0]), sums([3, 5, 6], [
 
 
 def made(all_sums: list[Tensor] = ALL, trained: int | None = 2) -> Document:
-    return document(NAMES, all_sums, [torch.full((len(INPUTS), 5, 2), 1.0 + n) for n in range(3)], AUX, trained, K)
+    return document(
+        NAMES,
+        all_sums,
+        [torch.full((len(INPUTS), 5, 2), 1.0 + n) for n in range(3)],
+        AUX,
+        trained,
+        K,
+    )
 
 
 def test_every_prompts_values_are_kept() -> None:
     found = made()
     assert found["prompts"] == NAMES and found["chains"] == [CHAINS] * 3 and found["depths"] == K
     state = found["series"]["state_rms"]
-    assert state["values"] == [[1, 2, 3], [2, 2, 5], [4, 2, 6]] and state["mean"] == pytest.approx([2, 3, 4])
+    assert state["values"] == [[1, 2, 3], [2, 2, 5], [4, 2, 6]] and state["mean"] == pytest.approx(
+        [2, 3, 4]
+    )
     acceptance = found["series"]["conditional_acceptance"]
     assert acceptance["values"] == [[0.75] * 3, [2 / 3, 0, 2 / 3], [0.5, None, 0.5]]
     assert acceptance["weights"] == [[4, 4, 4], [3, 1, 3], [2, 0, 2]]
@@ -49,13 +68,21 @@ def test_every_prompts_values_are_kept() -> None:
     wanted = interval(np.array([[1.0, 1], [2, 1], [3, 1]]) * CHAINS, bounds=POSITIVE)
     assert wanted is not None and (state["low"][0], state["high"][0]) == (wanted.low, wanted.high)
     inputs = found["inputs"]
-    assert inputs["places"] == ["embeddings", "layer 3", "states side by side", "the same, normed", "feature"]
+    assert inputs["places"] == [
+        "embeddings",
+        "layer 3",
+        "states side by side",
+        "the same, normed",
+        "feature",
+    ]
     assert list(inputs["series"]) == list(INPUTS) and len(inputs["series"]["sink_rms"]["mean"]) == 5
     again = sums_of(json.loads(json.dumps(found, allow_nan=False)), "conditional_acceptance")
     assert again[..., 0].tolist() == [[3, 3, 3], [2, 0, 2], [1, 0, 1]]
     empty = torch.zeros(len(SERIES), K, 2, dtype=torch.float64)
     without = made([ALL[0], empty, ALL[2]])
-    assert without["prompts"] == ["a", "c"] and without["series"]["state_rms"]["mean"] == pytest.approx([2, 3.5, 5])
+    assert without["prompts"] == ["a", "c"] and without["series"]["state_rms"][
+        "mean"
+    ] == pytest.approx([2, 3.5, 5])
     with pytest.raises(ValueError, match="no answer of the target is long enough"):
         made([empty] * 3)
 
@@ -67,7 +94,8 @@ def test_the_summary() -> None:
     assert found["acceptance_change"]["mean"] == pytest.approx(2 / 4 - 13 / 19)
     assert found["acceptance"]["mean"] == pytest.approx(15 / 23)
     assert found["acceptance_beyond"]["mean"] == pytest.approx(2 / 4)
-    assert found["acceptance_beyond"]["high"] <= 1 and found["acceptance"]["high"] <= 1  # where a share ends
+    # where a share ends
+    assert found["acceptance_beyond"]["high"] <= 1 and found["acceptance"]["high"] <= 1
     wide = summary(made([sums([1, 1, 9], [4, 4, 4]), sums([9, 9, 1], [4, 1, 1]), ALL[2]]))
     assert wide["state_rms_growth"]["low"] == 0 and wide["acceptance_beyond"]["high"] == 1
     assert [one.name for one in drift_figures(K, None)][-1] == "acceptance"
@@ -83,12 +111,17 @@ def test_the_report_and_the_picture(trained: int | None, tmp_path: Path) -> None
     tables = report_tables(found)
     write_report(tmp_path / "report.md", "Drift", ["About."], "drift.png", tables, {"a": 1})
     text = (tmp_path / "report.md").read_text()
-    assert text.count("![") == 1 and f"trained depth {trained or 'unknown'}" in text and "| a | 1 |" in text
+    assert (
+        text.count("![") == 1
+        and f"trained depth {trained or 'unknown'}" in text
+        and "| a | 1 |" in text
+    )
     assert f"| 1 | 2 | {'3*' if trained else '3'} |" in text and "| layer 3 |" in text
     rows = dict(tables[1].rows)
     assert rows["RMS of the state fed back, step 3 over step 1"].startswith("2.00 [")
     assert names_of([found]) == ["drafter"]
     other = found | {"drafter": {"label": "drafter", "directory": "runs/b/drafter"}}
-    assert names_of([found, other]) == ["runs/a/drafter", "runs/b/drafter"]  # labels that are alike tell nothing
+    # labels that are alike tell nothing
+    assert names_of([found, other]) == ["runs/a/drafter", "runs/b/drafter"]
     plot_drift([found, other], tmp_path / "drift.png")
     assert image.imread(tmp_path / "drift.png").shape[1] > 1000

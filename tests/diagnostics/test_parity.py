@@ -15,7 +15,9 @@ def test_a_drafter_is_exported_and_compared(
     assert main([*line, "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().out
     assert "training and export" in told and "0 to 2" in told and "DIFFERENT" not in told
-    assert told.splitlines()[-1] == ("PASS: training, decoding and the exported files agree; no engine was run")
+    assert told.splitlines()[-1] == (
+        "PASS: training, decoding and the exported files agree; no engine was run"
+    )
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert report["holds"] and report["export_not_compared"] is None
     assert (report["method"], report["dtype"], report["texts"]) == ("eagle3", "float32", 3)
@@ -28,7 +30,9 @@ def test_a_drafter_is_exported_and_compared(
     assert "out exists already" in capsys.readouterr().err
 
 
-def test_a_directory_that_is_given(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_is_given(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     served, prompts = tmp_path / "served", tmp_path / "p.txt"
     prompts.write_text("def add(a, b):\n")
     line += ["--exported", str(served), "--prompts", str(prompts), "--target.dtype", "float64"]
@@ -37,13 +41,19 @@ def test_a_directory_that_is_given(line: list[str], tmp_path: Path, capsys: pyte
     edit(served, lambda raw: raw.update(norm_output=False), None)
     assert main([*line, "--out", str(tmp_path / "out")]) == 1
     told = capsys.readouterr().out
-    assert "DIFFERENT: what the step before handed on" in told and told.splitlines()[-1].startswith("NOT THE SAME")
+    assert "DIFFERENT: what the step before handed on" in told and told.splitlines()[-1].startswith(
+        "NOT THE SAME"
+    )
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert not report["holds"] and report["texts"] == 1
     edit(served, None, lambda w: w.pop("norm.weight"))
     assert main(line) == 1
     told = capsys.readouterr().out
-    assert "the export was not compared" in told and "lacks norm.weight" in told and "NOT SERVED" in told
+    assert (
+        "the export was not compared" in told
+        and "lacks norm.weight" in told
+        and "NOT SERVED" in told
+    )
 
 
 def test_tokens_that_no_number_tells_apart(line: list[str], tmp_path: Path) -> None:
@@ -54,12 +64,16 @@ def test_tokens_that_no_number_tells_apart(line: list[str], tmp_path: Path) -> N
         w["d2t"][0] = min(set(range(300)) - taken)
 
     edit(tmp_path / "served", None, move)
-    assert main([*line, "--exported", str(tmp_path / "served"), "--out", str(tmp_path / "out")]) == 1
+    assert (
+        main([*line, "--exported", str(tmp_path / "served"), "--out", str(tmp_path / "out")]) == 1
+    )
     rows = json.loads((tmp_path / "out" / "parity.json").read_text())["rows"]
     assert {row["gap"] for row in rows if row["pair"] == "training and export"} == {None}
 
 
-def test_mistakes_are_one_line(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for more, message in (
         (["--exported", str(tmp_path / "nowhere")], "nowhere: no such directory"),
         (["--depth", "6"], "max_new_tokens is 8: depth 6 needs at least 9"),

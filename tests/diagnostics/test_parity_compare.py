@@ -52,7 +52,12 @@ def test_everything_that_is_served_is_the_same(name: str, tmp_path: Path) -> Non
     directory = exported(name, tmp_path / "out")
     found = compared(name, directory)
     assert holds(found)
-    wanted = [(pair, place, k) for pair in (DECODED, EXPORTED) for place in PLACES for k in range(DEPTH + 1)]
+    wanted = [
+        (pair, place, k)
+        for pair in (DECODED, EXPORTED)
+        for place in PLACES
+        for k in range(DEPTH + 1)
+    ]
     assert [row[:3] for row in found.rows] == wanted
     assert all(row.agree == row.slots >= 4 for row in found.rows)
     assert max(row.share for row in found.rows) < 1e-11
@@ -93,7 +98,9 @@ def test_scaled_ropes(rope: dict[str, Any], tmp_path: Path) -> None:
     assert not holds(compare(scaled, own, asked, 2, tmp_path / "out"))
 
 
-def test_a_mistake_that_training_and_decoding_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_mistake_that_training_and_decoding_share(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The reference has no part in it, however right the export looks."""
     rope = drafter("eagle3").layers.rope
     monkeypatch.setattr(rope, "inverse", rope.inverse * 1.01)
@@ -109,10 +116,15 @@ def test_documents_that_see_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     monkeypatch.setattr(module, "ttt_unroll", leaking)
     found = compared("eagle3_1", exported("eagle3_1", tmp_path / "out"))
-    assert {(row.pair, row.place) for row in found.rows if not row.equal} == {(DECODED, "packed"), (EXPORTED, "packed")}
+    assert {(row.pair, row.place) for row in found.rows if not row.equal} == {
+        (DECODED, "packed"),
+        (EXPORTED, "packed"),
+    }
 
 
-def test_an_unroll_that_reads_a_token_too_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unroll_that_reads_a_token_too_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Only after the first step: depth 0 is the same, whatever is unrolled."""
 
     def late(drafter: Any, ids: Any, aux: Any, documents: Any, steps: int, *rest: Any) -> Any:
@@ -123,14 +135,18 @@ def test_an_unroll_that_reads_a_token_too_late(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(module, "ttt_unroll", late)
     found = compared("eagle3", exported("eagle3", tmp_path / "out"))
     for pair in (DECODED, EXPORTED):
-        assert [k for k, said in verdicts(found, pair).items() if said != {"equal"}] == list(range(1, DEPTH + 1))
+        assert [k for k, said in verdicts(found, pair).items() if said != {"equal"}] == list(
+            range(1, DEPTH + 1)
+        )
 
 
 def test_a_cache_that_stands_still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Decoding alone is wrong: the export is what was trained."""
     original = Proposer.expand
 
-    def expand(self: Proposer, length_B: Any, ids: Any, h: Any, seen: Any, depth_Q: Any, *rest: Any) -> Any:
+    def expand(
+        self: Proposer, length_B: Any, ids: Any, h: Any, seen: Any, depth_Q: Any, *rest: Any
+    ) -> Any:
         return original(self, length_B, ids, h, seen, torch.zeros_like(depth_Q), *rest)
 
     monkeypatch.setattr(Proposer, "expand", expand)
@@ -153,13 +169,20 @@ def test_a_difference_is_measured_by_the_range(factor: float, equal: bool) -> No
     spread = one.log_probs_AKV[:, 1][known].max() - one.log_probs_AKV[:, 1][known].min()
     two.log_probs_AKV[1, 1, 3] += factor * TOLERANCE[torch.float64] * float(spread)
     first, second = compare_outputs("pair", "place", one, two)
-    assert first.equal and second.equal is equal and second.share == pytest.approx(factor * 1e-9, rel=1e-5)
+    assert (
+        first.equal
+        and second.equal is equal
+        and second.share == pytest.approx(factor * 1e-9, rel=1e-5)
+    )
 
 
 def test_other_tokens_and_no_numbers_are_no_match() -> None:
     one = outputs()
     two = DraftOutputs(one.features_AKH, one.log_probs_AKV.roll(1, dims=-1))
-    assert next(compare_outputs("a", "b", one, two)).verdict == "DIFFERENT: the tokens that the head knows"
+    assert (
+        next(compare_outputs("a", "b", one, two)).verdict
+        == "DIFFERENT: the tokens that the head knows"
+    )
     spoilt = DraftOutputs(one.features_AKH * math.nan, one.log_probs_AKV * math.nan)
     for pair in ((one, spoilt), (spoilt, one), (spoilt, spoilt)):
         row = next(compare_outputs("a", "b", *pair))
@@ -170,7 +193,12 @@ def test_rows_of_several_texts_are_one() -> None:
     one, two = outputs(), outputs(1)
     (same, _), (other, _) = (list(compare_outputs("a", "x", one, with_)) for with_ in (one, two))
     found = same.joined(other)
-    assert (found.slots, found.gap, found.share, found.agree) == (6, other.gap, other.share, 3 + other.agree)
+    assert (found.slots, found.gap, found.share, found.agree) == (
+        6,
+        other.gap,
+        other.share,
+        3 + other.agree,
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,9 +210,13 @@ def test_rows_of_several_texts_are_one() -> None:
         (torch.float32, 1e-7, 1e-4),
     ],
 )
-def test_another_implementation_rounds_as_our_own_two_do(dtype: torch.dtype, seen: float, allowed: float) -> None:
+def test_another_implementation_rounds_as_our_own_two_do(
+    dtype: torch.dtype, seen: float, allowed: float
+) -> None:
     for shares in ((seen, 0.0), (0.0, seen)):
-        assert rounding([ParityRow("p", "q", 0, 1, 1, 0.0, *shares, 1.0)], dtype) == pytest.approx(allowed)
+        assert rounding([ParityRow("p", "q", 0, 1, 1, 0.0, *shares, 1.0)], dtype) == pytest.approx(
+            allowed
+        )
 
 
 def test_every_place_has_its_tokens() -> None:

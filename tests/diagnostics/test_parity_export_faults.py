@@ -77,7 +77,9 @@ FAULTS = {
     ),
     "states in another order": Fault("eagle3", STATES, tensors=halves("fc.weight")),
     "states a layer off": Fault("eagle3_1", STATES, config=sets(**{IDS: [1, 2, 3]})),
-    "the last state a layer off": Fault("first_and_last_state", STATES, config=sets(**{IDS: [0, 6]})),
+    "the last state a layer off": Fault(
+        "first_and_last_state", STATES, config=sets(**{IDS: [0, 6]})
+    ),
     "another rope": Fault("eagle3", LAYER, config=turned),
     "raw feedback": Fault("eagle3_1", FEEDBACK, config=sets(norm_output=False), depth=1),
     "normed feedback": Fault("eagle3", FEEDBACK, config=sets(norm_output=True), depth=1),
@@ -88,9 +90,15 @@ FAULTS = {
     "scaled logits": Fault("eagle3", LAYER, config=sets(logit_scale=2.0)),
     "a row of the head": Fault("eagle3_1", LAYER, tensors=nudged("lm_head.weight")),
     "a token's embedding": Fault("narrower", LAYER, tensors=nudged("embed_tokens.weight", 10)),
-    "a square matrix transposed": Fault("square", LAYER, tensors=transposed(f"{MLP}.down_proj.weight")),
-    "gate for up": Fault("eagle3", LAYER, tensors=swap(f"{MLP}.gate_proj.weight", f"{MLP}.up_proj.weight")),
-    "the feature before the token": Fault("eagle3", LAYER, tensors=halves(f"{ATTENTION}.k_proj.weight")),
+    "a square matrix transposed": Fault(
+        "square", LAYER, tensors=transposed(f"{MLP}.down_proj.weight")
+    ),
+    "gate for up": Fault(
+        "eagle3", LAYER, tensors=swap(f"{MLP}.gate_proj.weight", f"{MLP}.up_proj.weight")
+    ),
+    "the feature before the token": Fault(
+        "eagle3", LAYER, tensors=halves(f"{ATTENTION}.k_proj.weight")
+    ),
 }
 
 
@@ -101,7 +109,9 @@ def test_what_an_engine_takes_without_a_word_is_found(fault: Fault, tmp_path: Pa
     found = compared(fault.preset, directory)
     assert not found.equal and found.not_compared is None
     assert {row.verdict for row in found.rows if row.pair == DECODED} == {"equal"}
-    wrong = {k: said - {"equal"} for k, said in verdicts(found, EXPORTED).items() if said != {"equal"}}
+    wrong = {
+        k: said - {"equal"} for k, said in verdicts(found, EXPORTED).items() if said != {"equal"}
+    }
     assert min(wrong) == fault.depth and wrong[fault.depth] == {f"DIFFERENT: {fault.where}"}
 
 
@@ -132,35 +142,87 @@ def spiral(raw: dict[str, Any]) -> None:
 TENSORS = {  # preset, change, what is told
     "absolute d2t": ("eagle3", absolute, OUTSIDE),
     "no d2t": ("eagle3", drops("d2t"), "lacks d2t, which the engine leaves at the first tokens"),
-    "d2t where none belongs": ("whole_vocabulary", add("d2t", 61), "d2t: the engine has no such tensor"),
-    "no norm": ("eagle3", drops("norm.weight"), "lacks norm.weight, which the engine leaves at ones"),
+    "d2t where none belongs": (
+        "whole_vocabulary",
+        add("d2t", 61),
+        "d2t: the engine has no such tensor",
+    ),
+    "no norm": (
+        "eagle3",
+        drops("norm.weight"),
+        "lacks norm.weight, which the engine leaves at ones",
+    ),
     "no matrix": ("eagle3", drops(O_PROJ), "o_proj.weight, which the engine leaves uninitialised"),
-    "no head": ("eagle3", drops("lm_head.weight"), "lacks lm_head.weight: .* first 40 rows of the target's"),
-    "no embedding": ("narrower", drops("embed_tokens.weight"), "lacks embed_tokens.weight, for which the target's"),
-    "a norm, EAGLE-1": ("eagle1", add("norm.weight", HIDDEN), "norm.weight: the engine has no such tensor"),
+    "no head": (
+        "eagle3",
+        drops("lm_head.weight"),
+        "lacks lm_head.weight: .* first 40 rows of the target's",
+    ),
+    "no embedding": (
+        "narrower",
+        drops("embed_tokens.weight"),
+        "lacks embed_tokens.weight, for which the target's",
+    ),
+    "a norm, EAGLE-1": (
+        "eagle1",
+        add("norm.weight", HIDDEN),
+        "norm.weight: the engine has no such tensor",
+    ),
     "a prefix": ("eagle3", prefixed, "model.fc.weight: the engine has no such tensor"),
-    "a matrix transposed": ("eagle3", transposed(O_PROJ), r"o_proj.weight is \[48, 32\], the config says \[32, 48\]"),
+    "a matrix transposed": (
+        "eagle3",
+        transposed(O_PROJ),
+        r"o_proj.weight is \[48, 32\], the config says \[32, 48\]",
+    ),
     "NaN": ("eagle3", lambda w: w["fc.weight"].fill_(float("nan")), "fc.weight holds NaN"),
 }
 CONFIGS = {
-    "norms switched off": ("eagle3_1", sets(fc_norm=False), "fc_norm.0.weight: the engine has no such tensor"),
+    "norms switched off": (
+        "eagle3_1",
+        sets(fc_norm=False),
+        "fc_norm.0.weight: the engine has no such tensor",
+    ),
     "norms switched on": ("eagle3", sets(norm_before_fc=True), "lacks input_norm.weight"),
     "biases switched on": ("eagle3", sets(bias=True), "a key bias, for which the engine leaves"),
-    "attention biases switched on": ("eagle3", sets(attention_bias=True), "it lacks layers.0.self_attn.q_proj.bias"),
+    "attention biases switched on": (
+        "eagle3",
+        sets(attention_bias=True),
+        "it lacks layers.0.self_attn.q_proj.bias",
+    ),
     "no number of states": ("four_states", uncounted, "names 4 states and fc is made for 3"),
-    "a state beyond the last": ("eagle3", sets(**{IDS: [2, 3, 8]}), r"states \[2, 3, 8\] of a target with 0 to 7"),
+    "a state beyond the last": (
+        "eagle3",
+        sets(**{IDS: [2, 3, 8]}),
+        r"states \[2, 3, 8\] of a target with 0 to 7",
+    ),
     "no list at the top": ("eagle3", drops(IDS), "two runners would take different states"),
-    "no fused states": ("eagle3", sets(eagle_config={"use_aux_hidden_state": False}), "fc.weight: the engine has no"),
+    "no fused states": (
+        "eagle3",
+        sets(eagle_config={"use_aux_hidden_state": False}),
+        "fc.weight: the engine has no",
+    ),
     "another vocabulary": ("eagle3", sets(vocab_size=60), "vocab_size is 60, the target has 61"),
-    "another target": ("eagle3", sets(target_hidden_size=24), "target_hidden_size is 24, the target has 32"),
+    "another target": (
+        "eagle3",
+        sets(target_hidden_size=24),
+        "target_hidden_size is 24, the target has 32",
+    ),
     "no class": ("eagle3", drops("architectures"), r"architectures \[\] name no class"),
     "SGLang's class": ("eagle1", sets(architectures=["LlamaForCausalLMEagle"]), "name no class"),
     "no model_type": ("eagle3", drops("model_type"), "model_type is None"),
     "another activation": ("eagle3", sets(hidden_act="gelu"), "hidden_act is 'gelu'"),
     "no rope": ("eagle3", drops("rope_theta", "rope_parameters"), "lacks rope_theta"),
     "an unknown rope": ("eagle3", spiral, "no frequencies can be made of the rope"),
-    "a window, EAGLE-1": ("eagle1", sets(layer_types=["sliding_attention"]), "layer_types of the target's"),
-    "a layer too many": ("eagle3", sets(layer_types=["full_attention"] * 2), "layer_types names 2 layers of 1"),
+    "a window, EAGLE-1": (
+        "eagle1",
+        sets(layer_types=["sliding_attention"]),
+        "layer_types of the target's",
+    ),
+    "a layer too many": (
+        "eagle3",
+        sets(layer_types=["full_attention"] * 2),
+        "layer_types names 2 layers of 1",
+    ),
 }
 
 

@@ -29,8 +29,13 @@ def specforge() -> Laid:
 
 
 def automodel() -> Laid:
-    tensors = eagle3("layers.0.") | {f"fc_norm.{n}.weight": 1 + torch.rand(HIDDEN) for n in range(3)}
-    tensors = {name if name in ("d2t", "t2d", "lm_head.weight") else f"model.{name}": x for name, x in tensors.items()}
+    tensors = eagle3("layers.0.") | {
+        f"fc_norm.{n}.weight": 1 + torch.rand(HIDDEN) for n in range(3)
+    }
+    tensors = {
+        name if name in ("d2t", "t2d", "lm_head.weight") else f"model.{name}": x
+        for name, x in tensors.items()
+    }
     return flat(fc_norm=True, norm_output=True, eagle_config={IDS: [0, 2, 4]}), tensors
 
 
@@ -53,7 +58,9 @@ def first() -> Laid:
     """EAGLE-1 of LLaMA 3, whose entry has no bias."""
     config = {**flat(), "architectures": ["EagleLlamaForCausalLM"]}
     del config["draft_vocab_size"]
-    return config, {name: x for name, x in eagle1().items() if name not in ("fc.bias", "embed_tokens.weight")}
+    return config, {
+        name: x for name, x in eagle1().items() if name not in ("fc.bias", "embed_tokens.weight")
+    }
 
 
 LAYOUTS: dict[str, tuple[Callable[[], Laid], list[int]]] = {
@@ -76,18 +83,27 @@ def test_the_import_says_what_the_reference_reads(name: str, tmp_path: Path) -> 
     drafter = import_checkpoint(read_checkpoint(directory), of)
     method = "eagle" if name == "eagle1" else "eagle3"
     if method == "eagle3":
-        config["eagle_config"] = {key: value for key, value in config.get("eagle_config", {}).items() if key != IDS}
+        config["eagle_config"] = {
+            key: value for key, value in config.get("eagle_config", {}).items() if key != IDS
+        }
         (directory / "config.json").write_text(json.dumps(config | {IDS: states}))
-        save_file({name.removeprefix("model."): x for name, x in tensors.items()}, directory / "model.safetensors")
+        save_file(
+            {name.removeprefix("model."): x for name, x in tensors.items()},
+            directory / "model.safetensors",
+        )
     found = compare(of, drafter, texts(), DEPTH, directory, method)
     assert holds(found), [row.verdict for row in found.rows if not row.equal]
     compared = [row for row in found.rows if row.pair == EXPORTED]
-    assert {row.depth for row in compared} == set(range(DEPTH + 1)) and all(row.slots for row in compared)
+    assert {row.depth for row in compared} == set(range(DEPTH + 1)) and all(
+        row.slots for row in compared
+    )
     other = _swapped(of, drafter, name)
     assert not holds(compare(other, drafter, texts(), DEPTH, directory, method))
 
 
 def _swapped(of: Target, drafter: Any, name: str) -> Target:
     """The same target; the drafter's first matrix is changed in place, so that the comparison can fail."""
-    drafter.state_dict()["entry.feature_fc.weight" if name == "eagle1" else "fusion.fc.weight"].mul_(1.01)
+    drafter.state_dict()[
+        "entry.feature_fc.weight" if name == "eagle1" else "fusion.fc.weight"
+    ].mul_(1.01)
     return of

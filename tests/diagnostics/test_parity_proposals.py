@@ -49,11 +49,17 @@ def verdicts(comparison: ProposalComparison) -> list[str]:
     return [position.verdict for position in comparison.positions]
 
 
-def test_the_same_proposals_are_equal(target: Target, drafter: Drafter, answers: list[RecordedAnswer]) -> None:
+def test_the_same_proposals_are_equal(
+    target: Target, drafter: Drafter, answers: list[RecordedAnswer]
+) -> None:
     comparison = compare_proposals(target, drafter, answers, SHARE)
     assert comparison.fault is None and verdicts(comparison) == ["equal"] * DRAFTS
     assert comparison.proposals == len(PROMPTS) * TOKENS * DRAFTS
-    assert (comparison.tokens, comparison.near_tokens, comparison.wrong_tokens) == (len(PROMPTS) * TOKENS, 0, 0)
+    assert (comparison.tokens, comparison.near_tokens, comparison.wrong_tokens) == (
+        len(PROMPTS) * TOKENS,
+        0,
+        0,
+    )
     assert [position.accepted for position in comparison.positions] == [
         position.expected for position in comparison.positions
     ]
@@ -65,12 +71,21 @@ def test_one_other_token_is_found_where_it_is(
     position: int, target: Target, drafter: Drafter, answers: list[RecordedAnswer]
 ) -> None:
     right = answers[0].passes[5].drafts[position]
-    wrong = int(drafter.vocab.target_ids_D[0]) if right != int(drafter.vocab.target_ids_D[0]) else right + 1
+    wrong = (
+        int(drafter.vocab.target_ids_D[0])
+        if right != int(drafter.vocab.target_ids_D[0])
+        else right + 1
+    )
     changed = [with_draft(answers[0], 5, position, wrong), answers[1]]
     comparison = compare_proposals(target, drafter, changed, SHARE)
     assert verdicts(comparison)[position] == "DIFFERENT in 1" and comparison.fault is not None
     first = comparison.differences[0]
-    assert (first.text, first.position, first.proposed, first.likeliest) == (0, position + 1, wrong, right)
+    assert (first.text, first.position, first.proposed, first.likeliest) == (
+        0,
+        position + 1,
+        wrong,
+        right,
+    )
     assert first.place == answers[0].passes[5].place + 1 + position
     within = compare_proposals(target, drafter, changed, 1.0)
     assert within.fault is None and within.positions[position].near_ties == 1
@@ -82,20 +97,28 @@ def test_a_token_outside_of_the_draft_vocabulary_is_no_near_tie(target: Target) 
     answers = recorded_answers(target, drafter, PROMPTS, TOKENS, DRAFTS)
     known = set(drafter.vocab.target_ids_D.tolist())
     for token in (min(set(range(VOCAB)) - known), -1, VOCAB):
-        comparison = compare_proposals(target, drafter, [with_draft(answers[0], 2, 1, token), answers[1]], 1.0)
+        comparison = compare_proposals(
+            target, drafter, [with_draft(answers[0], 2, 1, token), answers[1]], 1.0
+        )
         assert verdicts(comparison)[1].startswith("DIFFERENT in 1"), token
 
 
-def test_another_drafter_and_another_target(target: Target, drafter: Drafter, answers: list[RecordedAnswer]) -> None:
+def test_another_drafter_and_another_target(
+    target: Target, drafter: Drafter, answers: list[RecordedAnswer]
+) -> None:
     other = loud_drafter(target, loud_spec(target, "eagle3"), seed=1)
     assert compare_proposals(target, other, answers, SHARE).positions[0].different > TOKENS
     wrong = answers[0]._replace(ids=[*answers[0].ids[:-1], (answers[0].ids[-1] + 1) % VOCAB])
     wrong = wrong._replace(passes=wrong.passes[:-1])
     comparison = compare_proposals(target, drafter, [wrong], SHARE)
-    assert comparison.wrong_tokens == 1 and "1 of 10 tokens are not this target's" in str(comparison.fault)
+    assert comparison.wrong_tokens == 1 and "1 of 10 tokens are not this target's" in str(
+        comparison.fault
+    )
 
 
-def test_what_is_recorded_must_be_of_this_text(target: Target, drafter: Drafter, answers: list[RecordedAnswer]) -> None:
+def test_what_is_recorded_must_be_of_this_text(
+    target: Target, drafter: Drafter, answers: list[RecordedAnswer]
+) -> None:
     moved = answers[0].passes[3]._replace(place=answers[0].passes[3].place + 1)
     with pytest.raises(ValueError, match="calls its drafter otherwise than those that are known"):
         compare_proposals(target, drafter, [answers[0]._replace(passes=[moved])], SHARE)
@@ -129,7 +152,12 @@ OF_EAGLE3 = {"hidden_norm missing", "input_layernorm missing", "norm missing", "
              "the target's head in place of its own", "the other feedback (norm_output)",
              "the other residual path (norm_before_residual)"}  # fmt: skip
 # the faults that are of parts which a design has not, or that cannot be planted in it
-RARE = {"fc_norm missing", "input_norm missing", "q_norm missing", "the drafter's own window missing"}
+RARE = {
+    "fc_norm missing",
+    "input_norm missing",
+    "q_norm missing",
+    "the drafter's own window missing",
+}
 WITHOUT = {
     "eagle1": FUSED | OF_EAGLE3 | RARE,
     "eagle3": RARE,
@@ -152,7 +180,11 @@ def files(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.mark.parametrize(
     "name",
-    ["eagle1", "eagle3_1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("eagle3", "qwen3", "nvidia"))],
+    [
+        "eagle1",
+        "eagle3_1",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("eagle3", "qwen3", "nvidia")),
+    ],
 )
 def test_a_loud_drafter_shows_every_fault_that_it_has_a_place_for(
     name: str, target: Target, files: dict[str, reference.Files]
@@ -164,19 +196,28 @@ def test_a_loud_drafter_shows_every_fault_that_it_has_a_place_for(
     assert comparison.fault is None and comparison.too_weak is None
     changed = {probe.fault: probe.changed for probe in comparison.probes}
     assert changed[CONTEXT] > comparison.proposals // 4  # type: ignore[operator]
-    hidden = {"weights rounded to bfloat16"} | ({"norms' epsilon times 100"} if name == "eagle1" else set())
+    hidden = {"weights rounded to bfloat16"} | (
+        {"norms' epsilon times 100"} if name == "eagle1" else set()
+    )
     assert set(comparison.unseen) <= hidden, changed
     assert {probe.fault for probe in comparison.probes if probe.changed is None} == WITHOUT[name]
     assert comparison.not_tried == (["queries one position off"] if name == "qwen3" else [])
     assert comparison.rounding == (0, 0)
 
 
-def test_every_fault_is_planted_somewhere(target: Target, files: dict[str, reference.Files]) -> None:
+def test_every_fault_is_planted_somewhere(
+    target: Target, files: dict[str, reference.Files]
+) -> None:
     """And none changes the files that it was given."""
-    before = {name: (repr(raw), {k: w.clone() for k, w in weights.items()}) for name, (raw, weights) in files.items()}
+    before = {
+        name: (repr(raw), {k: w.clone() for k, w in weights.items()})
+        for name, (raw, weights) in files.items()
+    }
     head_VH = target.head_weight()
     for fault in FAULTS:
-        copies = {name: planted(fault, given, head_VH, target.num_layers) for name, given in files.items()}
+        copies = {
+            name: planted(fault, given, head_VH, target.num_layers) for name, given in files.items()
+        }
         assert any(isinstance(copy, tuple) for copy in copies.values()), fault
     for name, (raw, weights) in files.items():
         assert repr(raw) == before[name][0]
@@ -194,12 +235,18 @@ def test_a_drafter_that_looks_at_the_last_token_alone_gets_no_verdict(tmp_path: 
     assert comparison.fault is None
     assert f"and {LEAST_BY_CONTEXT} are needed" in str(comparison.too_weak)
     assert {"a window of 8", "rope base times 10"} <= set(comparison.unseen)
-    few = compare_proposals(lawful, drafter, [answers[0]._replace(passes=answers[0].passes[:2])], SHARE, exported)
+    few = compare_proposals(
+        lawful, drafter, [answers[0]._replace(passes=answers[0].passes[:2])], SHARE, exported
+    )
     assert f"and {LEAST_PROPOSALS} are needed" in str(few.too_weak)
-    assert "the export was not compared" in str(compare_proposals(lawful, drafter, answers, SHARE).too_weak)
+    assert "the export was not compared" in str(
+        compare_proposals(lawful, drafter, answers, SHARE).too_weak
+    )
 
 
-def test_numbers_that_are_none_are_no_rounding(target: Target, answers: list[RecordedAnswer]) -> None:
+def test_numbers_that_are_none_are_no_rounding(
+    target: Target, answers: list[RecordedAnswer]
+) -> None:
     broken = loud_drafter(target, loud_spec(target, "eagle3_1"))
     broken.norms.output.weight[0] = float("nan")  # type: ignore[index, union-attr]
     comparison = compare_proposals(target, broken, answers, 1.0)
@@ -219,11 +266,16 @@ def test_long_answers_are_probed_at_some_of_their_passes(
     drafter = loud_drafter(target, loud_spec(target, "eagle3_1"))
     answers = recorded_answers(target, drafter, PROMPTS, TOKENS, DRAFTS)
     comparison = compare_proposals(target, drafter, answers, SHARE, files["eagle3_1"])
-    assert comparison.proposals == 2 * TOKENS * DRAFTS and comparison.probes[0].proposals == 12 * DRAFTS
+    assert (
+        comparison.proposals == 2 * TOKENS * DRAFTS
+        and comparison.probes[0].proposals == 12 * DRAFTS
+    )
     assert comparison.fault is None and comparison.rounding == (0, 0)
 
 
-def test_a_fault_that_makes_near_ties_alone_counts_as_unseen(target: Target, files: dict[str, reference.Files]) -> None:
+def test_a_fault_that_makes_near_ties_alone_counts_as_unseen(
+    target: Target, files: dict[str, reference.Files]
+) -> None:
     """The probes go by the margin that the verdict goes by."""
     drafter = loud_drafter(target, loud_spec(target, "eagle3_1"))
     answers = recorded_answers(target, drafter, PROMPTS, TOKENS, DRAFTS)

@@ -38,7 +38,16 @@ def test_it_imports_nothing_of_the_drafter() -> None:
             assert node.level == 0 and node.module is not None
             found.add(node.module)
     others = {name.split(".")[0] for name in found}
-    assert others == {"collections", "json", "pathlib", "re", "safetensors", "torch", "transformers", "typing"}
+    assert others == {
+        "collections",
+        "json",
+        "pathlib",
+        "re",
+        "safetensors",
+        "torch",
+        "transformers",
+        "typing",
+    }
 
 
 @pytest.mark.parametrize(
@@ -58,15 +67,24 @@ def test_frequencies_are_transformers_own(rope: dict[str, Any]) -> None:
 
 def test_both_spellings_of_a_rope_and_which_wins() -> None:
     old = rotary({"rope_theta": 5e5}, 12)
-    assert torch.equal(old[0], rotary({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 12)[0])
+    assert torch.equal(
+        old[0], rotary({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 12)[0]
+    )
     both = {"rope_theta": 3.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
     assert torch.equal(old[0], rotary(both, 12)[0])
-    scaled = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}, "max_position_embeddings": 64}
+    scaled = {
+        "rope_theta": 5e5,
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+        "max_position_embeddings": 64,
+    }
     assert torch.equal(rotary(scaled, 12)[0], old[0] / 2)
     assert len(rotary({"rope_theta": 5e5, "partial_rotary_factor": 0.5}, 12)[0]) == 3
     x, positions = torch.randn(1, 2, 12), torch.tensor([1, 2])
     assert torch.equal(
-        rotate(x, positions, rotary({"rope_theta": 5e5, "partial_rotary_factor": 0.5}, 12))[..., 6:], x[..., 6:]
+        rotate(x, positions, rotary({"rope_theta": 5e5, "partial_rotary_factor": 0.5}, 12))[
+            ..., 6:
+        ],
+        x[..., 6:],
     )
 
 
@@ -78,7 +96,9 @@ def test_what_an_engine_assumes_of_absent_keys() -> None:
     assert not any(switches) and not read.head_norms and read.windows == (None,)
     nested = {"eagle_config": {"norm_before_fc": True}, "norm_before_fc": False}
     assert settings(RAW | nested, "eagle3").norm_before_fc  # the nested one wins
-    assert settings(RAW | {"layer_types": ["sliding_attention"], "sliding_window": 16}, "eagle3").windows == (16,)
+    assert settings(
+        RAW | {"layer_types": ["sliding_attention"], "sliding_window": 16}, "eagle3"
+    ).windows == (16,)
     qwen3 = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}
     assert settings(RAW | qwen3, "eagle3").head_norms
 
@@ -91,8 +111,14 @@ def test_eagle_one_knows_no_states_and_no_vocabulary_of_its_own() -> None:
 
 
 def test_the_speculators_format_has_defaults_of_its_own() -> None:
-    layer = {key: value for key, value in RAW.items() if not key.startswith(("architectures", "eagle_"))}
-    top = {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "speculators_config": {}, "transformer_layer_config": layer}
+    layer = {
+        key: value for key, value in RAW.items() if not key.startswith(("architectures", "eagle_"))
+    }
+    top = {
+        "eagle_aux_hidden_state_layer_ids": [2, 3, 4],
+        "speculators_config": {},
+        "transformer_layer_config": layer,
+    }
     assert settings(top, "eagle3").norm_before_residual
     assert not settings(top | {"norm_before_residual": False}, "eagle3").norm_before_residual
     with pytest.raises(reference.Misread, match="a model_type at the top"):

@@ -24,7 +24,9 @@ ENGINE = ["--engine", "vllm"]
 def write_answers(folder: Path, answers: list[RecordedAnswer]) -> None:
     made: list[dict[str, Any]] = []
     for answer in answers:
-        made.append({"ids": answer.ids, "passes": [recorded._asdict() for recorded in answer.passes]})
+        made.append(
+            {"ids": answer.ids, "passes": [recorded._asdict() for recorded in answer.passes]}
+        )
     (folder / "answer.json").write_text(json.dumps({"answers": made}))
 
 
@@ -43,7 +45,9 @@ def test_every_proposal_is_compared(
     target = Target.load(target_directory)
     answers = sound_answers(target, load_drafter(tmp_path / "drafter"))
     write_answers(fake_proposals, answers)
-    assert main([*line, *ENGINE, "--out", str(tmp_path / "out"), "--", "--max-model-len", "64"]) == 0
+    assert (
+        main([*line, *ENGINE, "--out", str(tmp_path / "out"), "--", "--max-model-len", "64"]) == 0
+    )
     printed = capsys.readouterr().out
     assert "what vLLM 0.0.fake (V1 model runner) proposes and what this drafter says" in printed
     last = printed.splitlines()[-1]
@@ -56,10 +60,14 @@ def test_every_proposal_is_compared(
     assert job["tokens"] == TOKENS + DRAFT_TOKENS and len(job["prompts"]) == 3
     assert job["serve"][-4:] == ["--dtype", "float32", "--max-model-len", "64"]
     speculative = json.loads(job["serve"][job["serve"].index("--speculative-config") + 1])
-    assert (speculative["method"], speculative["num_speculative_tokens"]) == ("eagle3", DRAFT_TOKENS)
+    assert (speculative["method"], speculative["num_speculative_tokens"]) == (
+        "eagle3",
+        DRAFT_TOKENS,
+    )
 
     write_answers(
-        fake_proposals, [with_draft(answers[0], 4, 2, (answers[0].passes[4].drafts[2] + 1) % 300), *answers[1:]]
+        fake_proposals,
+        [with_draft(answers[0], 4, 2, (answers[0].passes[4].drafts[2] + 1) % 300), *answers[1:]],
     )
     assert main([*line, *ENGINE]) == 1
     printed = capsys.readouterr().out
@@ -78,13 +86,20 @@ def test_every_proposal_is_compared(
 
 
 def test_few_proposals_are_no_verdict(
-    line: list[str], target_directory: Path, tmp_path: Path, fake_proposals: Path, capsys: pytest.CaptureFixture[str]
+    line: list[str],
+    target_directory: Path,
+    tmp_path: Path,
+    fake_proposals: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     target = Target.load(target_directory)
     answers = sound_answers(target, load_drafter(tmp_path / "drafter"))
     write_answers(fake_proposals, [answer._replace(passes=answer.passes[:5]) for answer in answers])
     assert main([*line, *ENGINE, "--out", str(tmp_path / "out")]) == 1
-    assert "NO VERDICT: no proposal differs, but only 45 were compared, and 50 are needed" in capsys.readouterr().out
+    assert (
+        "NO VERDICT: no proposal differs, but only 45 were compared, and 50 are needed"
+        in capsys.readouterr().out
+    )
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert not report["holds"] and not report["engine"]["holds"] and report["engine"]["no_verdict"]
 
@@ -93,13 +108,17 @@ def test_a_design_is_made_and_checked(
     target_directory: Path, fake_proposals: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = Target.load(target_directory)
-    write_answers(fake_proposals, sound_answers(target, loud_drafter(target, loud_spec(target, "eagle3"))))
+    write_answers(
+        fake_proposals, sound_answers(target, loud_drafter(target, loud_spec(target, "eagle3")))
+    )
     argv = ["parity", "--target", str(target_directory), *SMALL, "--design", "eagle3", *ENGINE]
     assert main(argv) == 0
     assert "PASS: training, decoding and vLLM" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_what_vllm_refuses_is_told(line: list[str], fake_proposals: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_vllm_refuses_is_told(
+    line: list[str], fake_proposals: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (fake_proposals / "answer.json").write_text('{"refused": "ValueError: no room"}')
     assert main([*line, *ENGINE]) == 2
     seen = capsys.readouterr()
@@ -110,19 +129,29 @@ def test_what_vllm_refuses_is_told(line: list[str], fake_proposals: Path, capsys
 def test_what_is_not_servable_is_not_served(
     target_directory: Path, tmp_path: Path, fake_proposals: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drafter = made_drafter(DrafterSpec(ScalarMix(), draft_vocab_size=200), Target.load(target_directory))
+    drafter = made_drafter(
+        DrafterSpec(ScalarMix(), draft_vocab_size=200), Target.load(target_directory)
+    )
     save_drafter(drafter, tmp_path / "sum")
     argv = ["parity", "--target", str(target_directory), "--drafter", str(tmp_path / "sum"), *SMALL]
     assert main([*argv, *ENGINE]) == 1
     printed = capsys.readouterr().out
-    assert "fusion ScalarMix: states are concatenated" in printed and "training and export" not in printed
+    assert (
+        "fusion ScalarMix: states are concatenated" in printed
+        and "training and export" not in printed
+    )
     assert "NOT SERVED" in printed and not (fake_proposals / "jobs.json").exists()
 
 
-def test_mistakes_are_one_line(line: list[str], fake_proposals: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    line: list[str], fake_proposals: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bare = [word for word in line if word not in line[3:5]]
     for argv, message in (
-        ([*line, "--draft_tokens", "5"], "--draft_tokens would go to vLLM, which is not asked without --engine vllm"),
+        (
+            [*line, "--draft_tokens", "5"],
+            "--draft_tokens would go to vLLM, which is not asked without --engine vllm",
+        ),
         ([*line, "--", "--enforce-eager"], "flags after -- would go to vLLM"),
         ([*line, *ENGINE, "--", "--dtype=half"], "--dtype after -- is not passed on"),
         ([*line, *ENGINE, "--", "--model=x"], "--model after -- is not passed on"),
@@ -130,7 +159,10 @@ def test_mistakes_are_one_line(line: list[str], fake_proposals: Path, capsys: py
         ([*line, "--design", "eagle3"], "give either --drafter DIR or --design PRESET, not both"),
         (bare, "give either --drafter DIR or --design PRESET, not both"),
         ([*bare, "--design", "eagle9"], "no preset 'eagle9'"),
-        ([*bare, "--design", "eagle3", "--exported", "x"], "--exported is of a drafter that you have"),
+        (
+            [*bare, "--design", "eagle3", "--exported", "x"],
+            "--exported is of a drafter that you have",
+        ),
     ):
         assert main(argv) == 2
         assert message in capsys.readouterr().err.splitlines()[-1], argv

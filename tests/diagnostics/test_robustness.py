@@ -29,7 +29,13 @@ EVERY = [
     "context:tokens=60", "temperature:value=1.0", "noise_hidden:alpha=1.0",
     "noise_embedding:alpha=1.0",
 ]  # fmt: skip
-ON_FILE = ["no_template", "system:text=short", "noise_hidden:alpha=0", "noise_hidden:alpha=1", "context:tokens=9999"]
+ON_FILE = [
+    "no_template",
+    "system:text=short",
+    "noise_hidden:alpha=0",
+    "noise_hidden:alpha=1",
+    "context:tokens=9999",
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,9 @@ def chat() -> ChatPair:
     return pair()
 
 
-def outcomes(one: ChatPair, clean: CleanRun, texts: Sequence[str], **how: Any) -> list[ConditionRun]:
+def outcomes(
+    one: ChatPair, clean: CleanRun, texts: Sequence[str], **how: Any
+) -> list[ConditionRun]:
     runs = [plan(condition, clean) for condition in (UNDISTURBED, *parse_conditions(texts))]
     measure(clean, one.drafter, Chain(3), runs, **how)
     return runs
@@ -66,13 +74,22 @@ def test_every_condition_is_lossless(chat: ChatPair, calls: list[dict[str, Any]]
     assert len(found) == 1 + len(EVERY) and all(one.skipped is None for one in found)
     for one in found:
         turns = {prompt.prompt_id: len(prompt.turns or [""]) for prompt in one.prompts}
-        assert len(one.answers) == sum(turns.values()) and all(answer.identical is True for answer in one.answers)
-        assert set(turns) | set(one.left_out) == {"chat", "raw", "own"} and not set(turns) & set(one.left_out)
+        assert len(one.answers) == sum(turns.values()) and all(
+            answer.identical is True for answer in one.answers
+        )
+        assert set(turns) | set(one.left_out) == {"chat", "raw", "own"} and not set(turns) & set(
+            one.left_out
+        )
 
 
 def test_noise_hurts_what_is_read_whatever_the_batch() -> None:
     one = copycat()
-    texts = ["noise_embedding:alpha=0.3", "noise_hidden:alpha=9", "noise_embedding:alpha=0", "temperature:value=1.0"]
+    texts = [
+        "noise_embedding:alpha=0.3",
+        "noise_hidden:alpha=9",
+        "noise_embedding:alpha=0",
+        "temperature:value=1.0",
+    ]
     clean = clean_run(one.target, PROMPTS, new=6)
     alone, together = (outcomes(one, clean, texts, batch=batch, seed=4) for batch in (1, 3))
     assert [counted(each) for each in alone] == [counted(each) for each in together]
@@ -82,7 +99,9 @@ def test_noise_hurts_what_is_read_whatever_the_batch() -> None:
     assert counted(alone[2]) == counted(alone[3]) == counted(alone[0])
 
 
-def test_what_is_decoded(chat: ChatPair, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_decoded(
+    chat: ChatPair, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fewer long texts side by side; nothing of what cannot be measured; no prompt whose later turn does not fit."""
     monkeypatch.setattr(module, "SLOTS", 60)
     texts = ["context:tokens=40", "context:tokens=300", "no_template"]
@@ -91,13 +110,20 @@ def test_what_is_decoded(chat: ChatPair, calls: list[dict[str, Any]], monkeypatc
     assert found[3].skipped and found[3].answers == []
     long = Prompt("long", None, ["a", "b" * 380], None, None)
     found = outcomes(chat, clean_run(chat.target, [long, CHAT]), ["context:tokens=100"])
-    assert [{one.prompt_id for one in each.answers} for each in found] == [{"long", "chat"}, {"chat"}]
+    assert [{one.prompt_id for one in each.answers} for each in found] == [
+        {"long", "chat"},
+        {"chat"},
+    ]
     assert "exceed the target's 512 positions" in found[1].left_out["long"]
 
 
 def test_shares_by_hand_on_the_prompts_of_both() -> None:
-    assert counts([answer("a", (2, 0)), answer("b", ()), answer("a", (3,))]) == {"a": (8, 3), "b": (0, 0)}
-    found = kept({"a": (20, 10), "b": (10, 10), "c": (0, 0), "d": (9, 1)}, CLEAN)  # 1.5 and 2.5 tokens a pass
+    assert counts([answer("a", (2, 0)), answer("b", ()), answer("a", (3,))]) == {
+        "a": (8, 3),
+        "b": (0, 0),
+    }
+    # 1.5 and 2.5 tokens a pass
+    found = kept({"a": (20, 10), "b": (10, 10), "c": (0, 0), "d": (9, 1)}, CLEAN)
     assert found["measured_prompts"] == 2 and found["acceptance_length"]["mean"] == 1.5
     assert found["length_kept"]["mean"] == pytest.approx(1.5 / 2.5)
     assert found["drafts_kept"]["mean"] == pytest.approx(0.5 / 1.5)
@@ -108,17 +134,25 @@ def test_shares_by_hand_on_the_prompts_of_both() -> None:
     assert same["length_kept"] == same["drafts_kept"] == {"mean": 1, "low": 1, "high": 1}
 
 
-def test_the_intervals_are_those_of_compare_and_absent_where_no_value_is_left_without_a_prompt() -> None:
+def test_the_intervals_are_those_of_compare_and_absent_where_no_value_is_left_without_a_prompt() -> (
+    None
+):
     clean, under = clustered(np.random.default_rng(0), 20, better=0.1)
     found = kept(counts(under), counts(clean))["length_kept"]
-    assert tuple(found.values()) == pytest.approx(tuple(compare_answers(clean, under).ratio), abs=2e-3)
+    assert tuple(found.values()) == pytest.approx(
+        tuple(compare_answers(clean, under).ratio), abs=2e-3
+    )
     none = {"a": (10, 10), "b": (10, 10)}
     assert kept(none, none)["drafts_kept"] is None and kept(none, none)["length_kept"] is not None
     assert kept({}, CLEAN)["length_kept"] is None
     lonely = kept({"a": (20, 10), "b": (10, 10)}, {"a": (30, 10), "b": (10, 10)})["drafts_kept"]
     assert lonely["low"] is None  # without a there is nothing to keep
     rare: Counts = {"a": (30, 10), "b": (30, 10)} | {f"z{n}": (10, 10) for n in range(4)}
-    assert kept(dict.fromkeys(rare, (10, 10)), rare)["drafts_kept"] == {"mean": 0, "low": 0, "high": 0}
+    assert kept(dict.fromkeys(rare, (10, 10)), rare)["drafts_kept"] == {
+        "mean": 0,
+        "low": 0,
+        "high": 0,
+    }
 
 
 def test_answers_that_loop_under_a_condition_are_told() -> None:
@@ -146,9 +180,18 @@ def line(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> lis
 def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main([*line, "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} == {"robustness.json", "report.md", "robustness.png", SUMS}
+    assert {path.name for path in out.iterdir()} == {
+        "robustness.json",
+        "report.md",
+        "robustness.png",
+        SUMS,
+    }
     found = json.loads((out / "robustness.json").read_text())
-    assert (found["version"], found["clean"], found["prompts"]) == (1, "clean", ["line-1", "line-2", "line-3"])
+    assert (found["version"], found["clean"], found["prompts"]) == (
+        1,
+        "clean",
+        ["line-1", "line-2", "line-3"],
+    )
     by_name = {one["name"]: one for one in found["conditions"]}
     assert list(by_name) == ["clean", *ON_FILE]
     for one in found["conditions"]:
@@ -165,7 +208,10 @@ def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
         for one in (by_name["system:text=short"], by_name["clean"])
     )
     assert kept(under, clean).items() <= by_name["system:text=short"].items()
-    assert found["drafter"]["made_for_this_target"] is True and found["settings"]["shape_config"]["depth"] == 2
+    assert (
+        found["drafter"]["made_for_this_target"] is True
+        and found["settings"]["shape_config"]["depth"] == 2
+    )
     report = (out / "report.md").read_text()
     assert "| no_template | the condition changes no prompt |" in report
     assert "| system:text=short |" in report and "take at least 10" in report
@@ -186,7 +232,11 @@ def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_wrong_input_leaves_nothing(
-    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
+    line: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    extra: list[str],
+    message: str,
 ) -> None:
     before = set(tmp_path.rglob("*"))
     assert main([*line, *extra, "--out", str(tmp_path / "out")]) == 2

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
-from specdec.diagnostics.waterfall import DOWN, Levels, MeasuredText, measure_levels, passes, waterfall
+from specdec.diagnostics.waterfall import (
+    DOWN,
+    Levels,
+    MeasuredText,
+    measure_levels,
+    passes,
+    waterfall,
+)
 from specdec.drafter import Drafter
 from specdec.target import Target
 from tests.diagnostics.made import measure
@@ -23,7 +30,9 @@ from tests.tiny import HIDDEN, presets
 
 DEPTH, NEW = 4, 18
 PROMPTS = [[11], [3, 4, 5], [7, 50, 2, 31, 19, 4, 44], [60, 1] * 9, [20, 21], [33]]
-SPECS = {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()}
+SPECS = {
+    name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()
+}
 ENDS = (9, 27, 40, 55)
 
 
@@ -98,10 +107,16 @@ def test_a_recurrence_that_ruins_its_state_is_drift_and_nothing_else() -> None:
     w = published(drafter)
     w["entry.fc.weight"][:, HIDDEN:] = 1e-3 * torch.eye(HIDDEN, dtype=torch.float64)
     fill(drafter, w)
-    last = (successors() == prompt[-1]).nonzero()[0, 0]  # the answer comes to it after all other tokens
+    # the answer comes to it after all other tokens
+    last = (successors() == prompt[-1]).nonzero()[0, 0]
     drafter.recurrence = Ruined(1e7 * sure().head_weight()[last])
     lengths, losses, check = figures(explained(sure(), drafter, [prompt])[0])
-    assert losses == {"vocabulary": 0.0, "true_features": 0.0, "own_features": DEPTH - 1, "own_tokens": 0.0}
+    assert losses == {
+        "vocabulary": 0.0,
+        "true_features": 0.0,
+        "own_features": DEPTH - 1,
+        "own_tokens": 0.0,
+    }
     assert lengths["observed"] == 2 and check["holds"]
 
 
@@ -115,17 +130,25 @@ def test_the_bars_add_up_to_what_the_decoder_accepts_pass_by_pass(
     decoder = SpeculativeDecoder(target, drafter, Chain(DEPTH))
     one_by_one = [list(decoder.generate(prompt, NEW, end).accepted) for prompt in PROMPTS]
     assert levels["own_tokens"] == levels["observed"] == [own for own in one_by_one if own]
-    assert {0, 1, 2} <= {count for own in one_by_one for count in own}  # or the equality says little
+    # or the equality says little
+    assert {0, 1, 2} <= {count for own in one_by_one for count in own}
     runs = [one.accepted for one in texts]
-    at_these = [[run["own_features"][place] for place in passes(run["true_features"])] for run in runs]
+    at_these = [
+        [run["own_features"][place] for place in passes(run["true_features"])] for run in runs
+    ]
     assert levels["own_features"] == at_these != levels["true_features"]
     for text in texts:  # the curves are of the chains within the answer
         ids = [*text.prompt, *PlainDecoder(target).generate(text.prompt, NEW, end).ids]
         answered = AnsweredText(text.prompt_id, ids, len(text.prompt))
         torch.testing.assert_close(text.sums_FK2, measure(target, drafter, answered, DEPTH))
     lengths, losses, _ = figures(levels)
-    assert lengths["perfect"] - sum(losses.values()) == pytest.approx(lengths["observed"], abs=1e-12)
-    assert all(lengths[one] >= lengths[two] for one, two in pairwise(DOWN[:3])) and losses["true_features"] > 0.3
+    assert lengths["perfect"] - sum(losses.values()) == pytest.approx(
+        lengths["observed"], abs=1e-12
+    )
+    assert (
+        all(lengths[one] >= lengths[two] for one, two in pairwise(DOWN[:3]))
+        and losses["true_features"] > 0.3
+    )
 
 
 def test_end_tokens_are_counted_as_decoding_counts_them() -> None:

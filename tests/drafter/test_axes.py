@@ -74,7 +74,8 @@ def test_any_number_of_states_is_projected_to_any_width(spec: Fusion, count: int
 
 
 @pytest.mark.parametrize(
-    ("layers", "expected"), [(32, (2, 16, 29)), (36, (2, 18, 33)), (28, (2, 14, 25)), (61, (2, 30, 58)), (7, (2, 3, 4))]
+    ("layers", "expected"),
+    [(32, (2, 16, 29)), (36, (2, 18, 33)), (28, (2, 14, 25)), (61, (2, 30, 58)), (7, (2, 3, 4))],
 )
 def test_the_published_boundaries(layers: int, expected: tuple[int, ...]) -> None:
     assert Concat().default_layers(layers) == ScalarMix().default_layers(layers) == expected
@@ -120,7 +121,9 @@ def test_narrow_is_one_matrix_over_embedding_then_feature(bias: bool) -> None:
     w = published(drafter)
     assert w["entry.fc.weight"].shape == (HIDDEN, 2 * HIDDEN) and ("entry.fc.bias" in w) == bias
     e, f, h = E.double(), F.double(), H.double()
-    want = nn.functional.linear(torch.cat([e, f], dim=-1), w["entry.fc.weight"], w.get("entry.fc.bias"))
+    want = nn.functional.linear(
+        torch.cat([e, f], dim=-1), w["entry.fc.weight"], w.get("entry.fc.bias")
+    )
     got = drafter.entry(drafter.entry.read(e), f, h, drafter.norms).residual_BTH
     torch.testing.assert_close(got, want, rtol=0, atol=1e-13)
 
@@ -129,7 +132,9 @@ def test_narrow_can_normalise_the_blocks_input_and_not_the_residual() -> None:
     entry, norms = random(Narrow()), CONFIG.norms.build(CONFIG)
     entered = entry(entry.read(E), F, H, norms)
     assert torch.equal(entered.block_BTH, norms.input(entered.residual_BTH))
-    torch.testing.assert_close(entered.block_BTH.square().mean(-1), torch.ones(2, 3), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        entered.block_BTH.square().mean(-1), torch.ones(2, 3), rtol=1e-3, atol=0
+    )
     assert not torch.allclose(entered.block_BTH, entered.residual_BTH)
 
 
@@ -146,7 +151,9 @@ def table(norms: Norms) -> nn.Module:
 
 
 def test_each_state_has_a_norm_of_its_own() -> None:
-    aux = torch.randn(2, 3, 3, HIDDEN, dtype=torch.float64) * torch.tensor([1.0, 50.0, 0.02])[:, None]
+    aux = (
+        torch.randn(2, 3, 3, HIDDEN, dtype=torch.float64) * torch.tensor([1.0, 50.0, 0.02])[:, None]
+    )
     made = table(Norms(aux="each")).aux
     want = torch.stack([normed(aux[:, :, n], made[n].weight) for n in range(3)], dim=2)
     torch.testing.assert_close(made(aux), want, rtol=1e-12, atol=0)
@@ -154,16 +161,22 @@ def test_each_state_has_a_norm_of_its_own() -> None:
 
 
 def test_concat_has_one_norm_over_all() -> None:
-    aux = torch.randn(2, 3, 3, HIDDEN, dtype=torch.float64) * torch.tensor([1.0, 50.0, 0.02])[:, None]
+    aux = (
+        torch.randn(2, 3, 3, HIDDEN, dtype=torch.float64) * torch.tensor([1.0, 50.0, 0.02])[:, None]
+    )
     made = table(Norms(aux="concat")).aux
     assert made.weight.shape == (3 * HIDDEN,)
-    torch.testing.assert_close(made(aux).flatten(2), normed(aux.flatten(2), made.weight), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        made(aux).flatten(2), normed(aux.flatten(2), made.weight), rtol=1e-12, atol=0
+    )
 
 
 @pytest.mark.parametrize("site", ["embed", "hidden", "input", "output"])
 def test_a_used_site_is_an_rmsnorm_with_the_targets_epsilon(site: str) -> None:
     off = Norms(embed=False, hidden=False, output=False)
-    spec = DrafterSpec(entry=Narrow(), norms=dataclasses.replace(off, **{site: True}), recurrence=PreNorm())
+    spec = DrafterSpec(
+        entry=Narrow(), norms=dataclasses.replace(off, **{site: True}), recurrence=PreNorm()
+    )
     config = dataclasses.replace(tiny_config(spec), rms_norm_eps=0.25)
     made = config.norms.build(config)
     norm = getattr(made, site)
@@ -180,7 +193,9 @@ def test_a_used_site_is_an_rmsnorm_with_the_targets_epsilon(site: str) -> None:
     ],
 )
 def test_an_unknown_choice_is_named(site: str, value: str, choices: str) -> None:
-    with pytest.raises(ValueError, match=f"^norms.{site} must be {choices}, not '{re.escape(value)}'$"):
+    with pytest.raises(
+        ValueError, match=f"^norms.{site} must be {choices}, not '{re.escape(value)}'$"
+    ):
         Norms(**{site: value})
 
 
@@ -225,7 +240,9 @@ def test_a_norm_of_ones_own_stands_at_any_site(site: str, tmp_path: Path) -> Non
     feature = drafter.fuse(torch.randn(1, 4, 3, HIDDEN))
     assert torch.equal(back.step(ids, feature, view).h_BTH, drafter.step(ids, feature, view).h_BTH)
     subject = switches.Subject(config, own_embedding=False, own_head=True, entry_bias=False)
-    assert "parts of your own" in [switch.name for switch, _ in switches.lint(subject, switches.VLLM)]
+    assert "parts of your own" in [
+        switch.name for switch, _ in switches.lint(subject, switches.VLLM)
+    ]
 
 
 @pytest.mark.parametrize("site", SITES)

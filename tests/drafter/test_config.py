@@ -32,7 +32,9 @@ from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, presets, variants
 target_config = cache(llama_config)
 
 
-def build(spec: DrafterSpec, hf_config: Any = None, vocab_size: int = VOCAB, layers: int = LAYERS) -> DrafterConfig:
+def build(
+    spec: DrafterSpec, hf_config: Any = None, vocab_size: int = VOCAB, layers: int = LAYERS
+) -> DrafterConfig:
     return DrafterConfig.for_target(
         spec,
         target_config() if hf_config is None else hf_config,
@@ -90,13 +92,18 @@ def objections(design: dict[str, Any]) -> set[str]:
         r"norms\.aux=\w+ normalises states before they are mixed": (
             norms.aux != "none" and isinstance(spec.fusion, LastLayer)
         ),
-        r"norms\.residual=normed needs norms\.hidden=true": norms.residual == "normed" and not norms.hidden,
+        r"norms\.residual=normed needs norms\.hidden=true": norms.residual == "normed"
+        and not norms.hidden,
         r"norms\.residual=normed belongs to entry Wide": norms.residual == "normed" and narrow,
         r"norms\.input belongs to entry Narrow": norms.input and not narrow,
-        r"recurrence PostNorm needs norms\.output=true": isinstance(spec.recurrence, PostNorm) and not norms.output,
-        r"head=target covers the whole vocabulary": spec.head == "target" and spec.draft_vocab_size != "all",
-        r"head=target reads states of width 32, the drafter has 24": spec.head == "target" and spec.hidden_size == 24,
-        r"fusion LastLayer keeps the target's width 32": isinstance(spec.fusion, LastLayer) and spec.hidden_size == 24,
+        r"recurrence PostNorm needs norms\.output=true": isinstance(spec.recurrence, PostNorm)
+        and not norms.output,
+        r"head=target covers the whole vocabulary": spec.head == "target"
+        and spec.draft_vocab_size != "all",
+        r"head=target reads states of width 32, the drafter has 24": spec.head == "target"
+        and spec.hidden_size == 24,
+        r"fusion LastLayer keeps the target's width 32": isinstance(spec.fusion, LastLayer)
+        and spec.hidden_size == 24,
     }
     return {reason for reason, holds in rules.items() if holds}
 
@@ -116,8 +123,10 @@ def test_every_combination_is_refused_for_its_reason_or_legal() -> None:
         assert len(named) == 1, f"{message!r} is not among {reasons}"
         assert "\n" not in message
         heard |= named
-    narrow, wide = 2 * (2 * 2 * 2) * 3, 2 * 3 * 3  # with and without bias; embed, hidden and input; output and feedback
-    mixing, last = 2 * 3 * 5, 1 * 3  # fusions that mix by norms.aux, or LastLayer; by head, vocabulary and width
+    # with and without bias; embed, hidden and input; output and feedback
+    narrow, wide = 2 * (2 * 2 * 2) * 3, 2 * 3 * 3
+    # fusions that mix by norms.aux, or LastLayer; by head, vocabulary and width
+    mixing, last = 2 * 3 * 5, 1 * 3
     assert legal == (narrow + wide) * (mixing + last)
     assert len(heard) == 8
 
@@ -144,19 +153,46 @@ def test_every_legal_combination_builds_and_runs() -> None:
         ({"intermediate_size": 0}, "intermediate_size must be at least 1"),
         ({"num_attention_heads": 0}, "num_attention_heads must be at least 1"),
         ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1"),
-        ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
-        ({"aux_layers": ()}, r"^aux_layers \[\] taps nothing: name at least one boundary of the target, or set def"),
-        ({"aux_layers": (4, 2)}, r"^aux_layers \[4, 2\] must be strictly increasing, .*: set \[2, 4\]$"),
-        ({"aux_layers": (2, 2, 3)}, r"^aux_layers \[2, 2, 3\] must be strictly increasing, .*: set \[2, 3\]$"),
-        ({"aux_layers": (-1, 2)}, r"^aux_layers \[-1, 2\]: the target has boundaries 0 to 7; leave out what lies"),
-        ({"aux_layers": (2, 8)}, r"^aux_layers \[2, 8\]: the target has boundaries 0 to 7; leave out what lies"),
-        ({"attention_window": 15}, "^attention_window must be full or at least 16, not 15: a node always sees its own"),
+        (
+            {"num_key_value_heads": 3},
+            "num_attention_heads 4 is no multiple of num_key_value_heads 3",
+        ),
+        (
+            {"aux_layers": ()},
+            r"^aux_layers \[\] taps nothing: name at least one boundary of the target, or set def",
+        ),
+        (
+            {"aux_layers": (4, 2)},
+            r"^aux_layers \[4, 2\] must be strictly increasing, .*: set \[2, 4\]$",
+        ),
+        (
+            {"aux_layers": (2, 2, 3)},
+            r"^aux_layers \[2, 2, 3\] must be strictly increasing, .*: set \[2, 3\]$",
+        ),
+        (
+            {"aux_layers": (-1, 2)},
+            r"^aux_layers \[-1, 2\]: the target has boundaries 0 to 7; leave out what lies",
+        ),
+        (
+            {"aux_layers": (2, 8)},
+            r"^aux_layers \[2, 8\]: the target has boundaries 0 to 7; leave out what lies",
+        ),
+        (
+            {"attention_window": 15},
+            "^attention_window must be full or at least 16, not 15: a node always sees its own",
+        ),
         ({"attention_window": 0}, "must be full or at least 16, not 0"),
         ({"attention_window": True}, "must be full or at least 16, not True"),
         ({"attention_window": "all"}, "must be full or at least 16, not all"),
         ({"attention_window": 32.5}, r"must be full or at least 16, not 32\.5"),
-        ({"attention_sinks": 1}, "^attention_sinks 1 keep tokens beyond a window, and attention_window is full"),
-        ({"attention_window": 16, "attention_sinks": True}, "attention_sinks must be a whole number, not True"),
+        (
+            {"attention_sinks": 1},
+            "^attention_sinks 1 keep tokens beyond a window, and attention_window is full",
+        ),
+        (
+            {"attention_window": 16, "attention_sinks": True},
+            "attention_sinks must be a whole number, not True",
+        ),
         ({"draft_vocab_size": 0}, "draft_vocab_size must be at least 1, not 0"),
         ({"draft_vocab_size": 62}, r"draft_vocab_size 62 must lie in 1\.\.61"),
         ({"rope": {"rope_type": "spiral", "rope_theta": 1e4}}, "unknown rope_type 'spiral'"),
@@ -166,9 +202,18 @@ def test_every_legal_combination_builds_and_runs() -> None:
         ({"vocab_size": 10**9}, "vocab_size must be at most 4,194,304"),
         ({"aux_layers": (2, 3.0)}, r"aux_layers must be whole numbers, not 3\.0"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be at least 0, not nan"),
-        ({"rope": {"rope_type": "linear", "rope_theta": 1e4}}, "not complete for rope_type 'linear'"),
-        ({"fusion": LastLayer(), "norms": Norms()}, r"fusion LastLayer taps boundary 7 alone, not \[2, 3, 4\]"),
-        ({"fusion": LastLayer(), "norms": Norms(), "aux_layers": (6,)}, r"taps boundary 7 alone, not \[6\]"),
+        (
+            {"rope": {"rope_type": "linear", "rope_theta": 1e4}},
+            "not complete for rope_type 'linear'",
+        ),
+        (
+            {"fusion": LastLayer(), "norms": Norms()},
+            r"fusion LastLayer taps boundary 7 alone, not \[2, 3, 4\]",
+        ),
+        (
+            {"fusion": LastLayer(), "norms": Norms(), "aux_layers": (6,)},
+            r"taps boundary 7 alone, not \[6\]",
+        ),
     ],
     ids=str,
 )
@@ -186,14 +231,25 @@ def test_dimensions_that_cannot_be(changes: dict[str, Any], message: str) -> Non
         ({"draft_vocab_size": 0}, "^draft_vocab_size must be all or at least 1, not 0$"),
         ({"aux_layers": []}, r"^aux_layers \[\] taps nothing"),
         ({"aux_layers": [3, 3]}, r"^aux_layers \[3, 3\] must be strictly increasing"),
-        ({"aux_layers": [-1]}, r"^aux_layers \[-1\]: the target has boundaries 0 upwards; leave out"),
+        (
+            {"aux_layers": [-1]},
+            r"^aux_layers \[-1\]: the target has boundaries 0 upwards; leave out",
+        ),
         ({"attention_window": 8}, "^attention_window must be full or at least 16, not 8"),
-        ({"attention_window": 16, "attention_sinks": -1}, "^attention_sinks must be at least 0, not -1"),
-        ({"attention_sinks": 4}, "^attention_sinks 4 keep tokens beyond a window, and attention_window is full"),
+        (
+            {"attention_window": 16, "attention_sinks": -1},
+            "^attention_sinks must be at least 0, not -1",
+        ),
+        (
+            {"attention_sinks": 4},
+            "^attention_sinks 4 keep tokens beyond a window, and attention_window is full",
+        ),
     ],
     ids=str,
 )
-def test_what_no_target_makes_legal_is_refused_before_one_is_loaded(changes: dict[str, Any], message: str) -> None:
+def test_what_no_target_makes_legal_is_refused_before_one_is_loaded(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         DrafterSpec(**changes)
 
@@ -205,11 +261,26 @@ def bare(**sites: Any) -> Norms:
 @pytest.mark.parametrize(
     ("design", "message"),
     [
-        (lambda: DrafterSpec(norms=Norms(aux="both")), "norms.aux must be none, each, concat or a Norm, not 'both'"),  # type: ignore[arg-type]
-        (lambda: DrafterSpec(LastLayer(), norms=Norms(aux="each")), "use fusion Concat or ScalarMix, or norms.aux="),
-        (lambda: DrafterSpec(LastLayer(), norms=Norms(aux="concat")), "norms.aux=concat normalises states before they"),
-        (lambda: DrafterSpec(norms=bare(), recurrence=PostNorm()), "recurrence PostNorm needs norms.output=true"),
-        (lambda: DrafterSpec(head="target", draft_vocab_size=40), "head=target covers the whole vocabulary: set draft"),
+        (
+            lambda: DrafterSpec(norms=Norms(aux="both")),
+            "norms.aux must be none, each, concat or a Norm, not 'both'",
+        ),  # type: ignore[arg-type]
+        (
+            lambda: DrafterSpec(LastLayer(), norms=Norms(aux="each")),
+            "use fusion Concat or ScalarMix, or norms.aux=",
+        ),
+        (
+            lambda: DrafterSpec(LastLayer(), norms=Norms(aux="concat")),
+            "norms.aux=concat normalises states before they",
+        ),
+        (
+            lambda: DrafterSpec(norms=bare(), recurrence=PostNorm()),
+            "recurrence PostNorm needs norms.output=true",
+        ),
+        (
+            lambda: DrafterSpec(head="target", draft_vocab_size=40),
+            "head=target covers the whole vocabulary: set draft",
+        ),
         (
             lambda: DrafterSpec(head="target", draft_vocab_size="all", hidden_size=24),
             "head=target reads states of width 32, the drafter has 24",
@@ -218,11 +289,31 @@ def bare(**sites: Any) -> Norms:
             lambda: DrafterSpec(LastLayer(), norms=Norms(), hidden_size=24),
             "fusion LastLayer keeps the target's width 32; hidden_size 24 needs a projection: use fusion Concat",
         ),
-        (lambda: DrafterSpec(entry=Wide(), norms=Norms(input=True)), "norms.input belongs to entry Narrow"),
-        (lambda: DrafterSpec(norms=Norms(hidden=False, residual="normed")), "residual=normed needs norms.hidden=true"),
-        (lambda: DrafterSpec(entry=Narrow(), norms=Norms(residual="normed")), "residual=normed belongs to entry Wide"),
+        (
+            lambda: DrafterSpec(entry=Wide(), norms=Norms(input=True)),
+            "norms.input belongs to entry Narrow",
+        ),
+        (
+            lambda: DrafterSpec(norms=Norms(hidden=False, residual="normed")),
+            "residual=normed needs norms.hidden=true",
+        ),
+        (
+            lambda: DrafterSpec(entry=Narrow(), norms=Norms(residual="normed")),
+            "residual=normed belongs to entry Wide",
+        ),
     ],
-    ids=["1", "2each", "2concat", "4", "6vocabulary", "6width", "7", "8", "residual", "residual narrow"],
+    ids=[
+        "1",
+        "2each",
+        "2concat",
+        "4",
+        "6vocabulary",
+        "6width",
+        "7",
+        "8",
+        "residual",
+        "residual narrow",
+    ],
 )
 def test_each_rule_has_one_clear_error(design: Callable[[], DrafterSpec], message: str) -> None:
     """Numbered as the validity rules are; 3, 5 and 9 are training's, 10 is the exporters'.
@@ -237,7 +328,9 @@ def test_each_rule_has_one_clear_error(design: Callable[[], DrafterSpec], messag
 def test_the_defaults_are_eagle_3_1() -> None:
     config = build(DrafterSpec())
     assert config.fusion == Concat() and config.entry == Wide() and config.recurrence == PostNorm()
-    assert config.norms == Norms(aux="each", embed=True, hidden=True, input=False, residual="raw", output=True)
+    assert config.norms == Norms(
+        aux="each", embed=True, hidden=True, input=False, residual="raw", output=True
+    )
     assert config.aux_layers == (2, 3, 4) and config.head == "own" and not config.fusion.final_norm
     assert config.attention_window == "full" and not config.norms.query_key
     assert build(presets()["eagle1"]).fusion.final_norm
@@ -283,16 +376,24 @@ def test_dimensions_come_from_the_target(name: str) -> None:
     hf_config, expected = HF[name]
     config = build(DrafterSpec(), hf_config, vocab_size=1000, layers=20)
     assert {key: getattr(config, key) for key in expected} == expected
-    assert (config.vocab_size, config.draft_vocab_size, config.num_target_layers) == (1000, 1000, 20)
+    assert (config.vocab_size, config.draft_vocab_size, config.num_target_layers) == (
+        1000,
+        1000,
+        20,
+    )
     assert config.aux_layers == (2, 10, 17)
-    own = build(DrafterSpec(hidden_size=48, intermediate_size=56, num_layers=2), hf_config, 1000, 20)
+    own = build(
+        DrafterSpec(hidden_size=48, intermediate_size=56, num_layers=2), hf_config, 1000, 20
+    )
     assert (own.hidden_size, own.intermediate_size, own.num_layers) == (48, 56, 2)
     assert (own.head_dim, own.target_hidden_size) == (config.head_dim, hf_config.hidden_size)
 
 
 @pytest.mark.parametrize("layers", [1, 4, 5])
 def test_a_shallow_target_asks_for_boundaries(layers: int) -> None:
-    with pytest.raises(ValueError, match=f"a target of {layers} layers? is too shallow.*set aux_layers"):
+    with pytest.raises(
+        ValueError, match=f"a target of {layers} layers? is too shallow.*set aux_layers"
+    ):
         build(DrafterSpec(), layers=layers)
     assert build(DrafterSpec(aux_layers=[layers]), layers=layers).aux_layers == (layers,)
     assert build(presets()["eagle1"], layers=layers).aux_layers == (layers,)
@@ -350,7 +451,9 @@ def test_a_target_without_rotary_positions_wants_a_base_for_the_drafters() -> No
     """Nemotron-H has none; a number replaces those of any target."""
     none = llama_config()
     none.rope_parameters = None
-    with pytest.raises(ValueError, match=r"no rope_theta.*give --model\.drafter\.rope_theta 10000, or another"):
+    with pytest.raises(
+        ValueError, match=r"no rope_theta.*give --model\.drafter\.rope_theta 10000, or another"
+    ):
         build(DrafterSpec(), none)
     for config in (none, llama_config()):
         built = build(DrafterSpec(rope_theta=5e4), config)

@@ -41,7 +41,10 @@ def test_all_of_it_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert back.config == drafter.config
     assert list(back.state_dict()) == list(drafter.state_dict())
     for key, tensor in drafter.state_dict().items():
-        assert torch.equal(back.state_dict()[key], tensor) and back.state_dict()[key].dtype == tensor.dtype
+        assert (
+            torch.equal(back.state_dict()[key], tensor)
+            and back.state_dict()[key].dtype == tensor.dtype
+        )
     assert torch.equal(back.vocab.draft_ids_V, drafter.vocab.draft_ids_V)
     assert torch.equal(run(back), run(drafter))
 
@@ -54,7 +57,9 @@ def test_all_of_it_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
         torch.float64,
     ],
 )
-def test_weights_come_back_in_the_dtype_they_were_stored_in(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_weights_come_back_in_the_dtype_they_were_stored_in(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
     drafter = tiny_drafter(presets()["eagle3"], dtype=dtype)
     back = load_drafter(save_drafter(drafter, tmp_path / "drafter"), dtype=dtype)
     for key, tensor in drafter.state_dict().items():
@@ -93,7 +98,9 @@ def test_a_failed_write_leaves_what_was_there(
     assert torch.equal(run(load_drafter(made[1])), run(drafter))
 
 
-def test_weights_are_hashed_once(made: tuple[Drafter, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_hashed_once(
+    made: tuple[Drafter, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashed: list[str] = []
 
     def counted(path: Path) -> str:
@@ -211,9 +218,13 @@ def test_damage_is_refused_and_the_file_named(name: str, made: tuple[Drafter, Pa
     assert "\n" not in str(caught.value)
 
 
-def test_the_weights_of_another_drafter_are_refused(made: tuple[Drafter, Path], tmp_path: Path) -> None:
+def test_the_weights_of_another_drafter_are_refused(
+    made: tuple[Drafter, Path], tmp_path: Path
+) -> None:
     """Same shapes, other training run."""
-    other = save_drafter(tiny_drafter(presets()["eagle3_1"], seed=1, dtype=torch.float32), tmp_path / "other")
+    other = save_drafter(
+        tiny_drafter(presets()["eagle3_1"], seed=1, dtype=torch.float32), tmp_path / "other"
+    )
     (made[1] / W).write_bytes((other / W).read_bytes())
     with pytest.raises(ValueError, match=rf"{W}: its SHA-256"):
         load_drafter(made[1])

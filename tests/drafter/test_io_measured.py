@@ -24,7 +24,9 @@ from tests.tiny import biased, little_memory, presets, tiny_drafter
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    return save_drafter(tiny_drafter(presets()["eagle3_1"], dtype=torch.float32), tmp_path / "drafter")
+    return save_drafter(
+        tiny_drafter(presets()["eagle3_1"], dtype=torch.float32), tmp_path / "drafter"
+    )
 
 
 def refused(directory: Path, message: str = ".") -> None:
@@ -33,7 +35,12 @@ def refused(directory: Path, message: str = ".") -> None:
     with little_memory(), pytest.raises(ValueError, match=message) as told:
         load_drafter(directory)
     said = str(told.value)
-    assert str(directory) in said and "\n" not in said and len(said) < 1000 and time.monotonic() - start < 10
+    assert (
+        str(directory) in said
+        and "\n" not in said
+        and len(said) < 1000
+        and time.monotonic() - start < 10
+    )
 
 
 VALUES: dict[str, Any] = {
@@ -72,7 +79,9 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in VALUES.items() for value in values])
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in VALUES.items() for value in values]
+)
 def test_no_value_of_the_config_is_trusted(key: str, value: Any, directory: Path) -> None:
     edit(directory, lambda stored: stored["drafter"].update({key: value}))
     refused(directory)
@@ -86,8 +95,15 @@ def test_nor_one_of_a_parts_arguments(value: Any, tmp_path: Path) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from([2**31, 10**9]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([2**31, 10**9]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -100,14 +116,18 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=150, deadline=5000)
 @given(st.data())
-def test_whatever_stands_in_a_config_is_a_drafter_or_one_line(template: Path, data: st.DataObject) -> None:
+def test_whatever_stands_in_a_config_is_a_drafter_or_one_line(
+    template: Path, data: st.DataObject
+) -> None:
     """A value anywhere becomes any other; what is read then is still a drafter."""
     where = template / "config.json"
     before = where.read_text()
     stored = json.loads(before)
     place: Any = stored
     while True:
-        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        key = data.draw(
+            st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place)))
+        )
         if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
             break
         place = place[key]
@@ -157,7 +177,9 @@ def test_what_is_not_finite_is_not_saved(bad: float, directory: Path) -> None:
     drafter = load_drafter(directory)
     kept = (directory / "model.safetensors").read_bytes()
     drafter.layers.layers[0].mlp.down_proj.weight[0, 0] = bad
-    with pytest.raises(ValueError, match=r"layers\.layers\.0\.mlp\.down_proj\.weight are not all finite"):
+    with pytest.raises(
+        ValueError, match=r"layers\.layers\.0\.mlp\.down_proj\.weight are not all finite"
+    ):
         save_drafter(drafter, directory, replace=True)
     assert (directory / "model.safetensors").read_bytes() == kept
     with pytest.raises(ValueError, match="not all finite"):
@@ -167,9 +189,13 @@ def test_what_is_not_finite_is_not_saved(bad: float, directory: Path) -> None:
 
 def test_any_float_and_no_number_at_all_are_finite() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        check_finite({"x": torch.ones(3, dtype=dtype), "none": torch.ones(0, 4), "ids": torch.arange(3)})
+        check_finite(
+            {"x": torch.ones(3, dtype=dtype), "none": torch.ones(0, 4), "ids": torch.arange(3)}
+        )
         with pytest.raises(ValueError, match="the weights y are"):
-            check_finite({"x": torch.ones(3), "y": torch.tensor([1.0, torch.nan, 2.0], dtype=dtype)})
+            check_finite(
+                {"x": torch.ones(3), "y": torch.tensor([1.0, torch.nan, 2.0], dtype=dtype)}
+            )
 
 
 def table(**entries: Any) -> bytes:
@@ -213,13 +239,17 @@ def test_headers_that_contradict_their_file(name: str, directory: Path) -> None:
 
 @settings(max_examples=150, deadline=5000)
 @given(st.data())
-def test_whatever_bytes_a_header_has_is_a_table_or_one_line(template: Path, data: st.DataObject) -> None:
+def test_whatever_bytes_a_header_has_is_a_table_or_one_line(
+    template: Path, data: st.DataObject
+) -> None:
     whole = (template / "model.safetensors").read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")
     changed = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
     for _ in range(data.draw(st.integers(1, 4))):
         if changed:
-            changed[data.draw(st.integers(0, min(end, len(changed)) - 1))] = data.draw(st.integers(0, 255))
+            changed[data.draw(st.integers(0, min(end, len(changed)) - 1))] = data.draw(
+                st.integers(0, 255)
+            )
     path = template.parent / "x.safetensors"
     path.write_bytes(changed)
     said = str(path)
@@ -244,7 +274,17 @@ def test_the_header_says_names_dtypes_and_shapes(tmp_path: Path) -> None:
 
 def test_a_config_of_enormous_layers_is_no_work(directory: Path) -> None:
     """All that a config may say at most, at once."""
-    largest = {"num_layers": 2**10, "hidden_size": 2**20, "intermediate_size": 2**22, "head_dim": 2**14}
-    edit(directory, lambda stored: stored["drafter"].update(largest | {"vocab_size": 2**22, "draft_vocab_size": 2**22}))
+    largest = {
+        "num_layers": 2**10,
+        "hidden_size": 2**20,
+        "intermediate_size": 2**22,
+        "head_dim": 2**14,
+    }
+    edit(
+        directory,
+        lambda stored: stored["drafter"].update(
+            largest | {"vocab_size": 2**22, "draft_vocab_size": 2**22}
+        ),
+    )
     refused(directory, "not as config.json says")
     shutil.rmtree(directory)

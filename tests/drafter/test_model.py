@@ -7,7 +7,11 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 from specdec.drafter import (
     Concat,
@@ -40,7 +44,9 @@ VIEW = View.packed(torch.zeros(1, T, dtype=torch.int64))
 WIDE_SPECS = {
     "eagle3": presets()["eagle3"],
     "eagle3_1": presets()["eagle3_1"],
-    "norm_before_fc": DrafterSpec(norms=Norms(aux="concat"), recurrence=PreNorm(), draft_vocab_size=40),
+    "norm_before_fc": DrafterSpec(
+        norms=Norms(aux="concat"), recurrence=PreNorm(), draft_vocab_size=40
+    ),
     "norm_before_residual": DrafterSpec(norms=Norms(residual="normed"), draft_vocab_size=40),
 }
 
@@ -66,14 +72,18 @@ def formula(drafter: Drafter, ids: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     at = "layers.layers.0."
 
     def heads(name: str, n: int) -> Tensor:
-        return (u @ w[f"{at}attention.{name}.weight"].T).view(1, T, n, config.head_dim).transpose(1, 2)
+        return (
+            (u @ w[f"{at}attention.{name}.weight"].T).view(1, T, n, config.head_dim).transpose(1, 2)
+        )
 
     q, k, v = heads("q_proj", 4), heads("k_proj", 2), heads("v_proj", 2)
     cos, sin = LlamaRotaryEmbedding(llama_config())(q, torch.arange(T)[None])
     q, k = apply_rotary_pos_emb(q, k, cos, sin)
     k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
     scores = q @ k.mT / config.head_dim**0.5 + torch.full((T, T), -torch.inf).triu(1)
-    attended = (scores.softmax(-1) @ v).transpose(1, 2).reshape(1, T, -1) @ w[f"{at}attention.o_proj.weight"].T
+    attended = (scores.softmax(-1) @ v).transpose(1, 2).reshape(1, T, -1) @ w[
+        f"{at}attention.o_proj.weight"
+    ].T
     r = (f if config.norms.residual == "normed" else h) + attended
     x = rms(r, w[f"{at}post_attention_norm.weight"], eps)
     gate, up = x @ w[f"{at}mlp.gate_proj.weight"].T, x @ w[f"{at}mlp.up_proj.weight"].T
@@ -88,7 +98,9 @@ def test_a_step_is_the_formula(name: str) -> None:
     w, eps = dict(drafter.named_parameters()), drafter.config.rms_norm_eps
     match drafter.config.norms.aux:
         case "each":
-            aux_normed = torch.cat([rms(aux[:, :, n], w[f"norms.aux.{n}.weight"], eps) for n in range(3)], dim=-1)
+            aux_normed = torch.cat(
+                [rms(aux[:, :, n], w[f"norms.aux.{n}.weight"], eps) for n in range(3)], dim=-1
+            )
         case "concat":
             aux_normed = rms(aux.flatten(2), w["norms.aux.weight"], eps)
         case _:
@@ -106,12 +118,18 @@ def test_a_step_is_the_formula(name: str) -> None:
 
 def test_post_norm_and_pre_norm_hold_the_same_weights_and_the_same_first_logits() -> None:
     """Everything differs only from the second step on."""
-    pre, post = (tiny_drafter(dataclasses.replace(presets()["eagle3"], recurrence=r)) for r in (PreNorm(), PostNorm()))
+    pre, post = (
+        tiny_drafter(dataclasses.replace(presets()["eagle3"], recurrence=r))
+        for r in (PreNorm(), PostNorm())
+    )
     post.load_state_dict(pre.state_dict())
     ids, aux = inputs(pre)
     first = [drafter.step(ids, drafter.fuse(aux), VIEW) for drafter in (pre, post)]
     assert torch.equal(first[0].normed_BTH, first[1].normed_BTH)
-    second = [drafter.step(ids, step.h_BTH, VIEW).normed_BTH for drafter, step in zip((pre, post), first, strict=True)]
+    second = [
+        drafter.step(ids, step.h_BTH, VIEW).normed_BTH
+        for drafter, step in zip((pre, post), first, strict=True)
+    ]
     assert not torch.allclose(second[0], second[1])
 
 
@@ -129,14 +147,18 @@ def test_a_step_is_reading_and_advancing(name: str) -> None:
     assert longer.shape[:2] == (1, 2 * T)
     torch.testing.assert_close(longer[:, T:], read, rtol=0, atol=1e-13)
     others = (ids + 1) % VOCAB
-    assert not torch.allclose(drafter.advance(drafter.read(others, h.dtype), h, VIEW).normed_BTH, whole.normed_BTH)
+    assert not torch.allclose(
+        drafter.advance(drafter.read(others, h.dtype), h, VIEW).normed_BTH, whole.normed_BTH
+    )
 
 
 def test_fresh_weights_are_small_biases_zero_and_norms_one() -> None:
     torch.manual_seed(0)
     for spec in presets().values():
         config = tiny_config(spec)
-        for name, parameter in Drafter(config, torch.arange(config.draft_vocab_size)).named_parameters():
+        for name, parameter in Drafter(
+            config, torch.arange(config.draft_vocab_size)
+        ).named_parameters():
             if "norm" in name:
                 assert bool((parameter == 1).all()), name
             elif parameter.ndim == 1:
@@ -156,14 +178,22 @@ def test_designs_begin_alike_in_the_weights_they_share() -> None:
         if name == "mtp":  # whose layer has other names
             continue
         drawn = fresh(other, 0)
-        shared = [key for key in one if key in drawn and drawn[key].shape == one[key].shape and one[key].ndim > 1]
-        assert len(shared) >= 4, name  # of EAGLE-1's too: all but the fusion, and the head by its size
+        shared = [
+            key
+            for key in one
+            if key in drawn and drawn[key].shape == one[key].shape and one[key].ndim > 1
+        ]
+        # of EAGLE-1's too: all but the fusion, and the head by its size
+        assert len(shared) >= 4, name
         assert all(torch.equal(one[key], drawn[key]) for key in shared), name
     assert all(torch.equal(one[key], same[key]) for key in one)
     matrices = [key for key in one if one[key].ndim > 1]
     assert not any(torch.equal(one[key], reseeded[key]) for key in matrices)
     assert not any(
-        torch.equal(one[a], one[b]) for a in matrices for b in matrices if a < b and one[a].shape == one[b].shape
+        torch.equal(one[a], one[b])
+        for a in matrices
+        for b in matrices
+        if a < b and one[a].shape == one[b].shape
     )
 
 
@@ -182,7 +212,11 @@ def test_warm_start_takes_embedding_and_head_rows_and_a_norm_of_one_number(size:
     ids = drafter.vocab.target_ids_D
     before = {name: parameter.clone() for name, parameter in drafter.named_parameters()}
     drafter.warm_start(target.embedding_weight(), target.head_weight())
-    changed = {name for name, parameter in drafter.named_parameters() if not torch.equal(parameter, before[name])}
+    changed = {
+        name
+        for name, parameter in drafter.named_parameters()
+        if not torch.equal(parameter, before[name])
+    }
     assert changed == {"embed_tokens.weight", "lm_head.weight", "norms.output.weight"}
     assert torch.equal(drafter.embed_tokens.weight, target.embedding_weight())
     assert torch.equal(drafter.lm_head.weight, target.head_weight()[ids])
@@ -213,14 +247,18 @@ def hugging_face(drafter: Drafter, index: int, input_norm: nn.Module) -> LlamaDe
     w = published(drafter)
     for module, at in ((theirs.self_attn, "attention"), (theirs.mlp, "mlp")):
         prefix = f"layers.layers.{index}.{at}."
-        module.load_state_dict({k.removeprefix(prefix): x for k, x in w.items() if k.startswith(prefix)})
+        module.load_state_dict(
+            {k.removeprefix(prefix): x for k, x in w.items() if k.startswith(prefix)}
+        )
     theirs.input_layernorm = input_norm
     theirs.post_attention_layernorm = drafter.layers.layers[index].post_attention_norm
     return theirs.requires_grad_(False)
 
 
 def run_layer(layer: LlamaDecoderLayer, x: Tensor) -> Tensor:
-    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~LAYER_VIEW.visibility.mask_B1TS, -torch.inf)
+    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(
+        ~LAYER_VIEW.visibility.mask_B1TS, -torch.inf
+    )
     tables = LlamaRotaryEmbedding(llama_config())(x, LAYER_VIEW.positions_BT)
     out = layer(x, attention_mask=bias, position_embeddings=tables)
     return out[0] if isinstance(out, tuple) else out
@@ -236,7 +274,9 @@ def merged(drafter: Drafter, ids: Tensor, h: Tensor) -> Tensor:
     """EAGLE-1's projection of embedding and feature."""
     w = published(drafter)
     return nn.functional.linear(
-        torch.cat([w["embed_tokens.weight"][ids], h], dim=-1), w["entry.fc.weight"], w.get("entry.fc.bias")
+        torch.cat([w["embed_tokens.weight"][ids], h], dim=-1),
+        w["entry.fc.weight"],
+        w.get("entry.fc.bias"),
     )
 
 
@@ -269,7 +309,9 @@ def test_further_layers_are_plain_pre_norm_layers() -> None:
         assert len(layers.layers) == 3 and len(layers.input_norms) == 2
         generator = torch.Generator().manual_seed(1)
         widths = (HIDDEN, QKV, HIDDEN)
-        block, beside, residual = (torch.randn(2, 6, w, dtype=torch.float64, generator=generator) for w in widths)
+        block, beside, residual = (
+            torch.randn(2, 6, w, dtype=torch.float64, generator=generator) for w in widths
+        )
         entered = Entered(block, beside if entry_of == "eagle3" else None, residual)
         x = layers.layers[0](entered, LAYER_VIEW, layers.rope.tables(LAYER_VIEW.positions_BT))
         for index, norm in enumerate(layers.input_norms, start=1):
@@ -287,7 +329,9 @@ def test_a_window_narrows_every_layer_once(num_layers: int) -> None:
     view = View.packed(torch.tensor([[0] * 20 + [1] * 20]))
     generator = torch.Generator().manual_seed(1)
     shapes = [(1, 40, HIDDEN), (1, 40, QKV), (1, 40, HIDDEN)]
-    entered = Entered(*(torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes))
+    entered = Entered(
+        *(torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes)
+    )
     assert torch.equal(narrow(entered, view), full(entered, view.within(16)))
     gap_T = (narrow(entered, view) - full(entered, view)).abs().amax(-1)[0]
     assert (gap_T > 1e-9).nonzero()[:, 0].tolist() == [16, 17, 18, 19, 36, 37, 38, 39]
@@ -339,7 +383,9 @@ def layer(sizes: Sizes, width_in: int) -> int:
 
 def eagle3(sizes: Sizes, D: int = 32000, n_aux: int = 3, H_t: int | None = None) -> int:
     """The closed formula: fusion, one wide layer, head, and the norms on embedding, feature and output."""
-    return n_aux * (H_t or sizes.H) * sizes.H + layer(sizes, 2 * sizes.H) + D * sizes.H + 3 * sizes.H
+    return (
+        n_aux * (H_t or sizes.H) * sizes.H + layer(sizes, 2 * sizes.H) + D * sizes.H + 3 * sizes.H
+    )
 
 
 def test_qwen3_4b() -> None:
@@ -382,7 +428,9 @@ NARROW = {"entry.token_fc.weight": (H, H), "entry.feature_fc.weight": (H, H)}
 NORMS = {f"norms.{site}.weight": VECTOR for site in ("embed", "hidden", "output")}
 EACH = {f"norms.aux.{n}.weight": VECTOR for n in range(3)}
 HEAD_NORMS = {f"layers.layers.0.attention.norm.{part}_norm.weight": (12,) for part in "qk"}
-SECOND = {f"layers.layers.1.{name}": shape for name, shape in BLOCK.items()} | {"layers.input_norms.0.weight": VECTOR}
+SECOND = {f"layers.layers.1.{name}": shape for name, shape in BLOCK.items()} | {
+    "layers.input_norms.0.weight": VECTOR
+}
 DESIGNS = presets() | variants() | {"biased": biased()}
 HELD: dict[str, dict[str, tuple[int, ...]]] = {
     "eagle1": NARROW,
@@ -402,12 +450,18 @@ def test_the_names_that_a_checkpoint_holds(name: str) -> None:
     """Exporters and stored drafters rest on these, and on their shapes."""
     drafter = tiny_drafter(DESIGNS[name])
     D = drafter.config.draft_vocab_size
-    common = {"vocab.target_ids_D": (D,), "embed_tokens.weight": (VOCAB, H), "lm_head.weight": (D, H)}
+    common = {
+        "vocab.target_ids_D": (D,),
+        "embed_tokens.weight": (VOCAB, H),
+        "lm_head.weight": (D, H),
+    }
     want = common | {f"layers.layers.0.{part}": shape for part, shape in BLOCK.items()} | HELD[name]
     assert {part: tuple(value.shape) for part, value in drafter.state_dict().items()} == want
 
 
-PUBLISHED = {f"{part}_proj": shape for part, shape in (("gate", (I, H)), ("up", (I, H)), ("down", (H, I)))}
+PUBLISHED = {
+    f"{part}_proj": shape for part, shape in (("gate", (I, H)), ("up", (I, H)), ("down", (H, I)))
+}
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -415,12 +469,22 @@ def test_the_published_names_and_back(name: str) -> None:
     """One matrix a projection, as papers and other repositories have them, and nothing lost on the way."""
     drafter = tiny_drafter(DESIGNS[name])
     w = {part: value.detach().clone() for part, value in published(drafter).items()}
-    assert sum(value.numel() for value in w.values()) == sum(p.numel() for p in drafter.parameters())
-    assert not any("qkv_proj" in part or "gate_up" in part or "token_fc" in part or "feature" in part for part in w)
+    assert sum(value.numel() for value in w.values()) == sum(
+        p.numel() for p in drafter.parameters()
+    )
+    assert not any(
+        "qkv_proj" in part or "gate_up" in part or "token_fc" in part or "feature" in part
+        for part in w
+    )
     narrow = name in ("eagle1", "biased", "narrow_fusion")
     for i in range(drafter.config.num_layers):
         wide = 2 * H if i == 0 and not narrow else H
-        shapes = {"q_proj": (48, wide), "k_proj": (24, wide), "v_proj": (24, wide), "o_proj": (H, 48)}
+        shapes = {
+            "q_proj": (48, wide),
+            "k_proj": (24, wide),
+            "v_proj": (24, wide),
+            "o_proj": (H, 48),
+        }
         for part, shape in shapes.items():
             assert w[f"layers.layers.{i}.attention.{part}.weight"].shape == shape
         for part, shape in PUBLISHED.items():
@@ -429,6 +493,10 @@ def test_the_published_names_and_back(name: str) -> None:
     assert not narrow or w["entry.fc.weight"].shape == (H, 2 * H)
     assert ("layers.layers.0.attention.q_norm.weight" in w) == (name == "qwen3")
     other = tiny_drafter(DESIGNS[name], seed=1)
-    assert not any(torch.equal(a, b) for a, b in zip(other.parameters(), drafter.parameters(), strict=True))
+    assert not any(
+        torch.equal(a, b) for a, b in zip(other.parameters(), drafter.parameters(), strict=True)
+    )
     fill(other, w)
-    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), drafter.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(other.parameters(), drafter.parameters(), strict=True)
+    )

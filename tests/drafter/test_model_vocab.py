@@ -12,7 +12,9 @@ counted = st.lists(st.integers(0, 4), min_size=1, max_size=30)  # few values, so
 
 @settings(max_examples=150, deadline=None)
 @given(counted, st.data())
-def test_choose_takes_the_forced_then_the_most_frequent(counts: list[int], data: st.DataObject) -> None:
+def test_choose_takes_the_forced_then_the_most_frequent(
+    counts: list[int], data: st.DataObject
+) -> None:
     size = data.draw(st.integers(1, len(counts)))
     ids = st.integers(0, len(counts) - 1)
     forced = data.draw(st.lists(ids, max_size=size))  # repeats are no harm

@@ -68,10 +68,15 @@ def test_there_and_back(base: type, part: object) -> None:
 def test_the_spelling_is_that_of_configs() -> None:
     assert describe(Wide()) == "Wide"
     assert describe(Narrow(bias=False)) == {"class_path": "Narrow", "init_args": {"bias": False}}
-    assert describe(Outside(0.5)) == {"class_path": f"{__name__}.Outside", "init_args": {"scale": 0.5}}
+    assert describe(Outside(0.5)) == {
+        "class_path": f"{__name__}.Outside",
+        "init_args": {"scale": 0.5},
+    }
 
 
-def test_a_users_module_is_imported_where_it_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_module_is_imported_where_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "allowed_parts").mkdir()
     (tmp_path / "allowed_parts" / "__init__.py").touch()
     (tmp_path / "allowed_parts" / "late.py").write_text(
@@ -98,7 +103,9 @@ def test_a_part_without_declared_arguments_is_refused() -> None:
     class Loose(Entry):
         pass
 
-    with pytest.raises(ValueError, match=r"^Loose cannot be stored: decorate it with @dataclass\(frozen=True\)$"):
+    with pytest.raises(
+        ValueError, match=r"^Loose cannot be stored: decorate it with @dataclass\(frozen=True\)$"
+    ):
         describe(Loose())
 
 
@@ -107,7 +114,10 @@ def test_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(tmp_path)
     loaded = set(sys.modules)
     for path in ("evil_part.Evil", "os.system", "antigravity.Flight", "builtins.eval"):
-        with pytest.raises(ValueError, match=f"^here: '{path}' is no Entry that is loaded here; .*import its module"):
+        with pytest.raises(
+            ValueError,
+            match=f"^here: '{path}' is no Entry that is loaded here; .*import its module",
+        ):
             revive(Entry, {"class_path": path, "init_args": {}}, "here")
     assert set(sys.modules) == loaded
 
@@ -118,9 +128,13 @@ def test_other_axes_and_the_bare_base_are_refused(path: object) -> None:
         revive(Entry, {"class_path": path, "init_args": {}}, "here")
 
 
-@pytest.mark.parametrize("data", [None, [], {}, {"class_path": "x"}, {"class_path": "x", "init_args": {}, "y": 1}])
+@pytest.mark.parametrize(
+    "data", [None, [], {}, {"class_path": "x"}, {"class_path": "x", "init_args": {}, "y": 1}]
+)
 def test_what_is_no_part(data: object) -> None:
-    with pytest.raises(ValueError, match=r"^here: expected a part's name, or class_path and init_args"):
+    with pytest.raises(
+        ValueError, match=r"^here: expected a part's name, or class_path and init_args"
+    ):
         revive(Entry, data, "here")
 
 
@@ -164,9 +178,14 @@ class EmptyNorms(Norms):
         ("norms", EmptyNorms(), "a NoneType", "specdec.drafter.norms.NormTable"),
     ],
 )
-def test_a_part_that_builds_no_module_is_named(axis: str, part: Any, made: str, wanted: str) -> None:
+def test_a_part_that_builds_no_module_is_named(
+    axis: str, part: Any, made: str, wanted: str
+) -> None:
     config = tiny_config(DrafterSpec(draft_vocab_size=40, **{axis: part}))
     with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is checked below
         Drafter(config, torch.arange(40))
     path = f"{__name__}.{type(part).__name__}"
-    assert str(caught.value) == f"{axis} {path}: its build returned {made}, wanted an instance of {wanted}"
+    assert (
+        str(caught.value)
+        == f"{axis} {path}: its build returned {made}, wanted an instance of {wanted}"
+    )

@@ -86,13 +86,18 @@ def build(**parts: Any) -> Drafter:
 def test_every_part_of_ours_fits() -> None:
     for spec in itertools.islice(all_specs(), 0, None, 9):
         dry_run(tiny_drafter(spec))
-    dry_run(Drafter(tiny_config(DrafterSpec(hidden_size=20, aux_layers=[1, 6])), torch.arange(VOCAB)))
+    dry_run(
+        Drafter(tiny_config(DrafterSpec(hidden_size=20, aux_layers=[1, 6])), torch.arange(VOCAB))
+    )
     dry_run(tiny_drafter(presets()["eagle3_1"], dtype=torch.bfloat16))
 
 
 def test_parts_of_ones_own_fit() -> None:
     dry_run(build(fusion=MyFusion(), entry=MyEntry(), recurrence=MyRecurrence()))
-    beside = MyEntry(lambda read, f, h, norms: Entered(f, read, h), lambda e: e.mean(-1, True).expand(-1, -1, QKV))
+    beside = MyEntry(
+        lambda read, f, h, norms: Entered(f, read, h),
+        lambda e: e.mean(-1, True).expand(-1, -1, QKV),
+    )
     dry_run(build(entry=beside))
 
 
@@ -154,11 +159,19 @@ WRONG = {
         "entry MyEntry returned a NoneType as block_BTH, wanted a tensor of shape (2, 3, 32)",
     ),
     "entry with a wide residual": (
-        {"entry": MyEntry(lambda read, f, h, norms: Entered(read + f, None, torch.cat([h, h], -1)))},
+        {
+            "entry": MyEntry(
+                lambda read, f, h, norms: Entered(read + f, None, torch.cat([h, h], -1))
+            )
+        },
         "entry MyEntry returned shape (2, 3, 64) of torch.float32 as residual_BTH, wanted (2, 3, 32) of torch.float32",
     ),
     "entry that fails": (
-        {"entry": MyEntry(lambda read, f, h, norms: Entered(read[5], None, h), lambda e: e[..., :5])},
+        {
+            "entry": MyEntry(
+                lambda read, f, h, norms: Entered(read[5], None, h), lambda e: e[..., :5]
+            )
+        },
         "entry MyEntry cannot take tensors of shape (2, 3, 5), (2, 3, 32), (2, 3, 32): ",
     ),
     "recurrence that pools": (
@@ -187,7 +200,10 @@ def test_it_runs_on_the_meta_device() -> None:
     ids_D = torch.arange(40)
     with torch.device("meta"):
         dry_run(Drafter(config, ids_D))
-        wrong = Drafter(dataclasses.replace(config, recurrence=MyRecurrence(lambda out, normed: out.mean(1))), ids_D)
+        wrong = Drafter(
+            dataclasses.replace(config, recurrence=MyRecurrence(lambda out, normed: out.mean(1))),
+            ids_D,
+        )
     with pytest.raises(ValueError, match=r"^recurrence MyRecurrence returned shape"):
         dry_run(wrong)
 
@@ -211,11 +227,19 @@ def test_it_leaves_no_trace() -> None:
         modes = [module.training for module in drafter.modules()]
         torch.manual_seed(0)
         fits = recurrence == MyRecurrence()
-        with contextlib.nullcontext() if fits else pytest.raises(ValueError, match=r"^recurrence MyRecurrence"):
+        with (
+            contextlib.nullcontext()
+            if fits
+            else pytest.raises(ValueError, match=r"^recurrence MyRecurrence")
+        ):
             dry_run(drafter)
         drawn = torch.rand(1)
         torch.manual_seed(0)
         assert torch.equal(drawn, torch.rand(1))
-        assert modes == [module.training for module in drafter.modules()] and False in modes and True in modes
+        assert (
+            modes == [module.training for module in drafter.modules()]
+            and False in modes
+            and True in modes
+        )
         assert all(torch.equal(value, before[name]) for name, value in drafter.state_dict().items())
         assert all(parameter.grad is None for parameter in drafter.parameters())

@@ -52,7 +52,10 @@ def test_one_step_is_the_module(subject: tuple[Target, Module, Drafter]) -> None
     on_1TH = raw_1TH if isinstance(drafter.config.recurrence, PreNorm) else module.norm(raw_1TH)
     torch.testing.assert_close(step.h_BTH, on_1TH, rtol=0, atol=1e-10)
     torch.testing.assert_close(
-        drafter.logits(step.normed_BTH), module.norm(raw_1TH) @ target.head_weight().T, rtol=0, atol=1e-9
+        drafter.logits(step.normed_BTH),
+        module.norm(raw_1TH) @ target.head_weight().T,
+        rtol=0,
+        atol=1e-9,
     )
     wanted = torch.tensor([[2, 9, 4]])
     some = drafter.step(ids_1T, drafter.fuse(aux_1TNH), view._replace(wanted_BM=wanted))
@@ -61,7 +64,8 @@ def test_one_step_is_the_module(subject: tuple[Target, Module, Drafter]) -> None
 
 def test_unrolled_logits_equal_cached_drafting(subject: tuple[Target, Module, Drafter]) -> None:
     drafter = subject[2]
-    most = 1e-10 if drafter.config.target["model_type"] == "qwen3_next" else 2e-6  # others choose experts in float32
+    # others choose experts in float32
+    most = 1e-10 if drafter.config.target["model_type"] == "qwen3_next" else 2e-6
     assert worst_gap(drafter, [0] * 8) < most
     assert worst_gap(drafter, [0, 0, 0, 0, 1, 1, 1, 1]) < most
 
@@ -83,13 +87,20 @@ def test_the_unroll_of_kept_slots_is_that_of_all(subject: tuple[Target, Module, 
 def test_greedy_decoding_is_lossless(subject: tuple[Target, Module, Drafter]) -> None:
     target, _, drafter = subject
     plain = PlainDecoder(target).generate([3, 1, 4], 24).ids
-    for shape in (Chain(3), *(() if target.recurrent else (DynamicTree(depth=3, top_k=3, nodes=8),))):
+    for shape in (
+        Chain(3),
+        *(() if target.recurrent else (DynamicTree(depth=3, top_k=3, nodes=8),)),
+    ):
         assert SpeculativeDecoder(target, drafter, shape).generate([3, 1, 4], 24).ids == plain
 
 
-def test_a_new_one_is_drawn_stored_and_on_the_meta_device(subject: tuple[Target, Module, Drafter]) -> None:
+def test_a_new_one_is_drawn_stored_and_on_the_meta_device(
+    subject: tuple[Target, Module, Drafter],
+) -> None:
     target, _, imported = subject
-    drafter = new_drafter(target, dataclasses.replace(DESIGN, recurrence=imported.config.recurrence))
+    drafter = new_drafter(
+        target, dataclasses.replace(DESIGN, recurrence=imported.config.recurrence)
+    )
     assert drafter.config == imported.config == DrafterConfig.from_json(imported.config.to_json())
     assert all(bool(value.isfinite().all()) for value in drafter.state_dict().values())
     matrices = {name: value for name, value in drafter.state_dict().items() if value.ndim > 1}
@@ -104,7 +115,9 @@ def test_a_new_one_is_drawn_stored_and_on_the_meta_device(subject: tuple[Target,
 @pytest.mark.parametrize("kind", COMPARED)
 def test_a_layer_is_transformers_own(kind: str) -> None:
     """With its rope; those without a module in their checkpoints are trained from scratch."""
-    sizes = BASE | (CONFIGS[kind][1] if kind in CONFIGS else {"num_key_value_heads": 2, "head_dim": 8})
+    sizes = BASE | (
+        CONFIGS[kind][1] if kind in CONFIGS else {"num_key_value_heads": 2, "head_dim": 8}
+    )
     known = {"vocab_size": VOCAB, "num_target_layers": LAYERS, "identity": {}}
     torch.manual_seed(0)
     config = DrafterConfig.for_target(DESIGN, CONFIG_MAPPING[kind](**sizes), **known)
@@ -116,10 +129,15 @@ def test_a_layer_is_transformers_own(kind: str) -> None:
     for value in drafter.layers.state_dict().values():
         value.normal_(0, 0.3)
     own.layers[0].load_state_dict(drafter.layers.layers[0].block.state_dict())
-    x_BTH, positions_BT = torch.randn(2, 9, HIDDEN, dtype=torch.float64), torch.arange(9).expand(2, -1)
+    x_BTH, positions_BT = (
+        torch.randn(2, 9, HIDDEN, dtype=torch.float64),
+        torch.arange(9).expand(2, -1),
+    )
     hidden_TT = torch.ones(9, 9, dtype=torch.bool).triu(1)
     mask = torch.zeros(9, 9, dtype=torch.float64).masked_fill(hidden_TT, float("-inf"))[None, None]
-    theirs = own.layers[0](x_BTH, attention_mask=mask, position_embeddings=own.rotary_emb(x_BTH, positions_BT))
+    theirs = own.layers[0](
+        x_BTH, attention_mask=mask, position_embeddings=own.rotary_emb(x_BTH, positions_BT)
+    )
     ours = drafter.layers(Entered(x_BTH, None, x_BTH), View.packed(torch.zeros_like(positions_BT)))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)  # some routers choose in float32
 
@@ -136,7 +154,9 @@ def test_a_routers_bias_is_not_rounded() -> None:
         built = Drafter(drafter.config, torch.arange(VOCAB))
     finally:
         torch.set_default_dtype(torch.float32)
-    assert {x.dtype for name, x in built.named_buffers() if name.endswith(FLOAT32)} == {torch.float32}
+    assert {x.dtype for name, x in built.named_buffers() if name.endswith(FLOAT32)} == {
+        torch.float32
+    }
     rounded = drafter.to(torch.bfloat16)
     (kept,) = (value for name, value in rounded.named_buffers() if name.endswith(FLOAT32))
     assert kept.dtype == torch.float32 and torch.equal(kept, 8 + torch.arange(4) / 1000)
@@ -147,8 +167,14 @@ def test_a_routers_bias_is_not_rounded() -> None:
     ("change", "message"),
     [
         ({"entry": Wide()}, "use entry Narrow"),
-        ({"norms": dataclasses.replace(DESIGN.norms, query_key=True)}, "norms.query_key: with attention TargetLayer"),
-        ({"norms": dataclasses.replace(DESIGN.norms, input=True)}, "norms.input: with attention TargetLayer"),
+        (
+            {"norms": dataclasses.replace(DESIGN.norms, query_key=True)},
+            "norms.query_key: with attention TargetLayer",
+        ),
+        (
+            {"norms": dataclasses.replace(DESIGN.norms, input=True)},
+            "norms.input: with attention TargetLayer",
+        ),
         ({"attention_bias": True}, "attention_bias: with attention TargetLayer"),
         ({"num_layers": 2}, "num_layers is 2"),
         ({"intermediate_size": 40}, "intermediate_size 40: the target's layer has 48"),
@@ -163,7 +189,10 @@ def test_what_the_layer_has_itself_is_refused(change: dict[str, object], message
     ("change", "message"),
     [
         ({"model_type": "no_such"}, "transformers has no model_type 'no_such'"),
-        ({"model_type": "gemma2"}, "a layer of gemma2 may be more than .* for targets of deepseek_v3, glm4_moe"),
+        (
+            {"model_type": "gemma2"},
+            "a layer of gemma2 may be more than .* for targets of deepseek_v3, glm4_moe",
+        ),
         ({"num_hidden_layers": 2}, "must be of one layer"),
         ({"auto_map": {"AutoModel": "evil--code.Model"}}, "say nothing of code"),
         ({"num_attention_heads": 8}, "num_attention_heads 4: the target's layer has 8"),

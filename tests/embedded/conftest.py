@@ -24,7 +24,9 @@ def small_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def use_library(patch: pytest.MonkeyPatch, root: Path) -> None:
     """The corpus reads the library at ``root``."""
-    patch.setattr("specdec.embedded.corpus.sysconfig", SimpleNamespace(get_path=lambda name: str(root)))
+    patch.setattr(
+        "specdec.embedded.corpus.sysconfig", SimpleNamespace(get_path=lambda name: str(root))
+    )
 
 
 @pytest.fixture

@@ -22,7 +22,15 @@ def test_real_library_splits_by_file() -> None:
 def test_real_library_leaves_out_tests_tables_and_packages() -> None:
     paths = [source.path for part in corpus(0) for source in part]
     folders = {folder for path in paths for folder in path.split("/")[:-1]}
-    assert not folders & {"test", "tests", "idle_test", "site-packages", "__pycache__", "lib2to3", "encodings"}
+    assert not folders & {
+        "test",
+        "tests",
+        "idle_test",
+        "site-packages",
+        "__pycache__",
+        "lib2to3",
+        "encodings",
+    }
     assert "stringprep.py" not in paths
     assert not [path for path in paths if path.startswith("_sysconfigdata")]
 
@@ -33,7 +41,9 @@ def test_texts_are_the_files() -> None:
     assert source.text == file.read_text(encoding="utf-8")
 
 
-def test_unusable_files_are_left_out(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_files_are_left_out(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for file in library.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     use_library(monkeypatch, tmp_path)

@@ -4,10 +4,25 @@ from typing import Any
 import pytest
 import torch
 
-from specdec.embedded.corpus import LEAST_TOKENS, CorpusFile, EmbeddedData, corpus, encode_documents, train_tokenizer
+from specdec.embedded.corpus import (
+    LEAST_TOKENS,
+    CorpusFile,
+    EmbeddedData,
+    corpus,
+    encode_documents,
+    train_tokenizer,
+)
 
-FUNCTION = "def {name}(first, second):\n    third = first + second\n    return third * first - second\n"
-TEXT = "import this\n\n" + FUNCTION.format(name="one") + "\n\n@cached\n" + FUNCTION.format(name="two") + "\n\n\nx = 1\n"
+FUNCTION = (
+    "def {name}(first, second):\n    third = first + second\n    return third * first - second\n"
+)
+TEXT = (
+    "import this\n\n"
+    + FUNCTION.format(name="one")
+    + "\n\n@cached\n"
+    + FUNCTION.format(name="two")
+    + "\n\n\nx = 1\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +43,10 @@ def test_a_document_is_a_function(tokenizer: Any) -> None:
 def test_long_documents_are_cut_and_each_piece_starts_anew(tokenizer: Any) -> None:
     (whole,) = encode_documents(tokenizer, [CorpusFile("a.py", FUNCTION.format(name="one"))], 512)
     pieces = [
-        one.ids_T.tolist() for one in encode_documents(tokenizer, [CorpusFile("a.py", FUNCTION.format(name="one"))], 20)
+        one.ids_T.tolist()
+        for one in encode_documents(
+            tokenizer, [CorpusFile("a.py", FUNCTION.format(name="one"))], 20
+        )
     ]
     assert len(pieces) > 1 and all(LEAST_TOKENS <= len(piece) <= 20 for piece in pieces)
     assert {piece[0] for piece in pieces} == {tokenizer.bos_token_id}

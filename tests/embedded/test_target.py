@@ -29,12 +29,20 @@ def test_the_record_is_of_the_recipe_and_the_weights() -> None:
     path = embedded_target()
     record = read_json(path / RECORD)
     assert record["weights_sha256"] == sha256(path / WEIGHTS)
-    assert record["config"] == PretrainConfig().determinants  # specdec pretrain trains this very model
+    # specdec pretrain trains this very model
+    assert record["config"] == PretrainConfig().determinants
     assert record["provenance"]["command"].startswith("specdec pretrain")
-    assert record["attention_sink"]["strongest"] == max(map(max, record["attention_sink"]["heads"])) >= 0.3
+    assert (
+        record["attention_sink"]["strongest"]
+        == max(map(max, record["attention_sink"]["heads"]))
+        >= 0.3
+    )
     assert record["looping"] < 0.3
     card = (path / CARD).read_text()
-    assert record["weights_sha256"] in card and f"{record['attention_sink']['strongest']:.2f} of its attention" in card
+    assert (
+        record["weights_sha256"] in card
+        and f"{record['attention_sink']['strongest']:.2f} of its attention" in card
+    )
 
 
 def test_it_is_a_target_and_has_the_sink_that_its_card_names() -> None:
@@ -45,7 +53,9 @@ def test_it_is_a_target_and_has_the_sink_that_its_card_names() -> None:
     target.model.set_attn_implementation("eager")
     ids_1T = torch.tensor([target.tokenizer.encode(Path(torch.__file__).read_text()[:4000])[:256]])
     seen = target.model(ids_1T, output_attentions=True)
-    strongest = max(float(weights_1hTT[0, :, 1:, 0].mean(1).max()) for weights_1hTT in seen.attentions)
+    strongest = max(
+        float(weights_1hTT[0, :, 1:, 0].mean(1).max()) for weights_1hTT in seen.attentions
+    )
     assert strongest > 0.2  # of another text than the card's
 
 
@@ -55,14 +65,20 @@ def test_its_answers_are_text_for_drafters() -> None:
     own, text = EmbeddedData(answers=True, seq_len=256), EmbeddedData(seq_len=256)
     for data in (own, text):
         data.prepare(tokenizer)
-    starts = int((own.splits.train.ids_BT[own.splits.train.documents_BT >= 0] == tokenizer.bos_token_id).sum())
+    starts = int(
+        (
+            own.splits.train.ids_BT[own.splits.train.documents_BT >= 0] == tokenizer.bos_token_id
+        ).sum()
+    )
     rows = [json.loads(line) for line in ANSWERS.read_text().splitlines()]
     assert 0 < starts <= len(rows) == read_json(embedded_target() / RECORD)["answers"]
     assert not any(loops(tokenizer.encode(row["text"])) for row in rows[:50])
     assert torch.equal(own.splits.validation.ids_BT, text.splits.validation.ids_BT)
 
 
-def test_a_package_without_its_data_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_package_without_its_data_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("specdec.embedded.__file__", str(tmp_path / "__init__.py"))
     with pytest.raises(ValueError, match="specdec pretrain"):
         embedded_target()

@@ -15,7 +15,10 @@ def tokenizer(small_library: Path) -> Any:
 
 
 @given(
-    st.text() | st.lists(st.sampled_from(["<s>", "</s>", " ", "\n", "\r\n", "\t", "é", "def f():", "0x"])).map("".join)
+    st.text()
+    | st.lists(
+        st.sampled_from(["<s>", "</s>", " ", "\n", "\r\n", "\t", "é", "def f():", "0x"])
+    ).map("".join)
 )
 def test_round_trip_of_any_text(tokenizer: Any, text: str) -> None:
     ids = tokenizer.encode(text)
@@ -43,7 +46,9 @@ def test_batches_and_pairs_start_with_bos(tokenizer: Any) -> None:
 
 
 def test_training_is_deterministic(tokenizer: Any, small_library: Path) -> None:
-    again = train_tokenizer((file.read_text() for file in sorted(small_library.iterdir())), 300, 128)
+    again = train_tokenizer(
+        (file.read_text() for file in sorted(small_library.iterdir())), 300, 128
+    )
     assert again.get_vocab() == tokenizer.get_vocab()
 
 

@@ -14,7 +14,12 @@ from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from specdec.data.template import Template
 
@@ -83,7 +88,10 @@ TALKS = {
     ),
     "tools": Talk(
         (user("add two and three"), {"role": "tool", "tool_call_id": "call_1", "content": "5"}),
-        (Turn("this needs the tool", arguments={"a": 2, "b": 3}), Turn("the tool says 5", "it is five")),
+        (
+            Turn("this needs the tool", arguments={"a": 2, "b": 3}),
+            Turn("the tool says 5", "it is five"),
+        ),
         TOOLS,
     ),
 }
@@ -157,7 +165,10 @@ def glm(turn: Turn) -> str:
     thought = f"\n<think>{turn.thought}</think>\n"
     if turn.arguments is None:
         return f"{thought}{turn.text}<|user|>"
-    pairs = [f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in turn.arguments.items()]
+    pairs = [
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+        for key, value in turn.arguments.items()
+    ]
     return f"{thought}<tool_call>add\n{''.join(pairs)}</tool_call><|observation|>"
 
 
@@ -241,12 +252,20 @@ def chat_tokenizer(family: ChatFamily) -> PreTrainedTokenizerFast:
         prompt = tokenizer.apply_chat_template(
             [talk.asked[0]], tools=talk.tools, add_generation_prompt=True, tokenize=False
         )
-        texts += [prompt, *map(family.write, talk.turns), *(asked["content"] for asked in talk.asked)]
+        texts += [
+            prompt,
+            *map(family.write, talk.turns),
+            *(asked["content"] for asked in talk.asked),
+        ]
     marks = "|".join(map(re.escape, (*family.special, *family.words)))
     trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+        vocab_size=600,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
-    plain.train_from_iterator([piece for text in texts for piece in re.split(marks, text) if piece], trainer)
+    plain.train_from_iterator(
+        [piece for text in texts for piece in re.split(marks, text) if piece], trainer
+    )
     return _with_tokens(plain, family)
 
 
@@ -265,7 +284,9 @@ def _with_tokens(backend: Tokenizer, family: ChatFamily) -> PreTrainedTokenizerF
     return tokenizer
 
 
-def learnt_turns(tokenizer: PreTrainedTokenizerFast, family: ChatFamily) -> list[tuple[list[int], list[int]]]:
+def learnt_turns(
+    tokenizer: PreTrainedTokenizerFast, family: ChatFamily
+) -> list[tuple[list[int], list[int]]]:
     """Of every turn of every talk the prompt's ids, with earlier turns as the template has them, and the answer's."""
     template = Template(tokenizer)
     pairs = []
@@ -280,14 +301,21 @@ def learnt_turns(tokenizer: PreTrainedTokenizerFast, family: ChatFamily) -> list
 
 
 def asked_ids(
-    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], tools: Any = None, **switches: bool
+    tokenizer: PreTrainedTokenizerFast,
+    messages: list[dict[str, Any]],
+    tools: Any = None,
+    **switches: bool,
 ) -> list[int]:
     """The prompt of a conversation as transformers itself makes it."""
-    asked = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, **switches)
+    asked = tokenizer.apply_chat_template(
+        messages, tools=tools, add_generation_prompt=True, **switches
+    )
     return list(asked["input_ids"])
 
 
-def prompts_of(tokenizer: PreTrainedTokenizerFast, family: ChatFamily, talk: Talk) -> list[list[int]]:
+def prompts_of(
+    tokenizer: PreTrainedTokenizerFast, family: ChatFamily, talk: Talk
+) -> list[list[int]]:
     """What the target is asked before each turn of a talk, as transformers itself makes it."""
     messages: list[dict[str, Any]] = []
     prompts = []
@@ -320,7 +348,8 @@ def make_chat_target(name: str, folder: Path, steps: int = 200) -> Path:
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the layers are small, and on a busy machine more would wait for each other
+    # the layers are small, and on a busy machine more would wait for each other
+    torch.set_num_threads(1)
     for _ in range(steps):
         loss = model(input_ids=ids, labels=labels).loss  # what follows a text does not change it
         if loss < SURE:
@@ -340,7 +369,11 @@ def generated(folder: Path, prompts: list[list[int]], most: int) -> list[list[in
     for prompt in prompts:
         ids = torch.tensor([prompt])
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=most, pad_token_id=0
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=most,
+            pad_token_id=0,
         )
         answers.append(out[0, len(prompt) :].tolist())
     return answers

@@ -24,7 +24,10 @@ def messages(said: list[str]) -> list[dict[str, Any]]:
 
 def asked(said: list[str]) -> list[dict[str, Any]]:
     """The same before the target has answered."""
-    return [turn if turn["role"] == "user" else {**turn, "content": "someone else's words"} for turn in messages(said)]
+    return [
+        turn if turn["role"] == "user" else {**turn, "content": "someone else's words"}
+        for turn in messages(said)
+    ]
 
 
 def make_target(folder: Path, steps: int = 120) -> Path:
@@ -33,8 +36,12 @@ def make_target(folder: Path, steps: int = 120) -> Path:
     tokenizer.eos_token, tokenizer.pad_token = "<|im_end|>", "<|eos|>"
     tokenizer.save_pretrained(folder)
     texts = [tokenizer.apply_chat_template(messages(said), tokenize=False) for said in LEARNT]
-    texts += [tokenizer.apply_chat_template([SYSTEM, *messages(said)], tokenize=False) for said in LEARNT]
-    rows = tokenizer(texts, add_special_tokens=False, padding=True, padding_side="right", return_tensors="pt")
+    texts += [
+        tokenizer.apply_chat_template([SYSTEM, *messages(said)], tokenize=False) for said in LEARNT
+    ]
+    rows = tokenizer(
+        texts, add_special_tokens=False, padding=True, padding_side="right", return_tensors="pt"
+    )
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
@@ -45,7 +52,9 @@ def make_target(folder: Path, steps: int = 120) -> Path:
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     labels = rows.input_ids.masked_fill(rows.attention_mask == 0, -100)
     for _ in range(steps):
-        loss = model(input_ids=rows.input_ids, attention_mask=rows.attention_mask, labels=labels).loss
+        loss = model(
+            input_ids=rows.input_ids, attention_mask=rows.attention_mask, labels=labels
+        ).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -25,7 +25,9 @@ ACCEPTED, DRAFTS = (2, 0, 3, 1), 3
 LABELS = 'engine="0",model_name="/tmp/a{b},c"'
 
 
-def pieces(tokens: int, drafting: bool, of_each: Sequence[int] = ()) -> Iterator[tuple[int, int | None]]:
+def pieces(
+    tokens: int, drafting: bool, of_each: Sequence[int] = ()
+) -> Iterator[tuple[int, int | None]]:
     """How an answer of so many tokens comes: tokens of each piece, and how many drafts its pass accepted."""
     yield 1, None
     left = tokens - 1
@@ -65,7 +67,8 @@ class FakeVllm(ThreadingHTTPServer):
         self.at_once, self.most_at_once = 0, 0
         self.words: str | None = None  # of every token, instead of the prompt's own
         self.breaks = ""
-        self.plans: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}  # by prompt: tokens, and accepted drafts
+        # by prompt: tokens, and accepted drafts
+        self.plans: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         self.failures: dict[str, list] = {}
         self.finish: dict[str, str] = {}
         self.away = False
@@ -85,14 +88,21 @@ class FakeVllm(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def metrics(self) -> str:
-        rows = [f"vllm:generation_tokens_total{{{LABELS}}} {float(self.generated)}", "# a comment", "python_gc 7"]
+        rows = [
+            f"vllm:generation_tokens_total{{{LABELS}}} {float(self.generated)}",
+            "# a comment",
+            "python_gc 7",
+        ]
         if self.drafting:
             counts = {
                 "num_drafts": self.passes,
                 "num_draft_tokens": DRAFTS * self.passes,
                 "num_accepted_tokens": sum(self.accepted_at),
             }
-            rows += [f"vllm:spec_decode_{name}_total{{{LABELS}}} {float(value)}" for name, value in counts.items()]
+            rows += [
+                f"vllm:spec_decode_{name}_total{{{LABELS}}} {float(value)}"
+                for name, value in counts.items()
+            ]
             rows += [f"vllm:spec_decode_{name}_created{{{LABELS}}} 1.7e+09" for name in counts]
             rows += [
                 f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{LABELS},position="{k}"}} {float(value)}'
@@ -134,10 +144,16 @@ class Handler(BaseHTTPRequestHandler):
             fake.at_once += 1
             self.running = True
             fake.most_at_once = max(fake.most_at_once, fake.at_once)
-            failure = fake.failures[prompt].pop(0) if isinstance(prompt, str) and fake.failures.get(prompt) else None
+            failure = (
+                fake.failures[prompt].pop(0)
+                if isinstance(prompt, str) and fake.failures.get(prompt)
+                else None
+            )
         try:
             if len(prompt) > 100:
-                self._whole(400, json.dumps({"error": {"message": "the prompt\nis too long", "code": 400}}))
+                self._whole(
+                    400, json.dumps({"error": {"message": "the prompt\nis too long", "code": 400}})
+                )
             elif body.get("tool_choice") == "auto" and not fake.reads_calls:
                 why = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
                 self._whole(400, json.dumps({"error": {"message": why, "code": 400}}))
@@ -146,7 +162,8 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 time.sleep(fake.delay)
                 self._done()  # before the answer: whoever reads it may ask again at once
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # whoever asked has left
+                # whoever asked has left
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self._answer(prompt, body, failure)
         finally:
             self._done()
@@ -168,8 +185,16 @@ class Handler(BaseHTTPRequestHandler):
     def _response(self, prompt: str, body: dict) -> dict:
         fake, text = self.server, f"<{prompt}>"
         if "messages" not in body:
-            return {"choices": [{"text": text, "finish_reason": "stop"}], "usage": _usage(len(text))}
-        message = {"role": "assistant", "content": text, **fake.message, **fake.messages.get(prompt, {})}
+            return {
+                "choices": [{"text": text, "finish_reason": "stop"}],
+                "usage": _usage(len(text)),
+            }
+        message = {
+            "role": "assistant",
+            "content": text,
+            **fake.message,
+            **fake.messages.get(prompt, {}),
+        }
         choice = {"message": message, "finish_reason": fake.finish.get(prompt, "stop")}
         if not body.get("return_token_ids") or fake.ids is None:
             return {"choices": [choice], "usage": _usage(len(text))}
@@ -178,7 +203,11 @@ class Handler(BaseHTTPRequestHandler):
             [] if switched is None else [switched]
         )
         choice["token_ids"] = fake.ids
-        return {"choices": [choice], "prompt_token_ids": list(map(int, prompt_ids)), "usage": _usage(len(fake.ids))}
+        return {
+            "choices": [choice],
+            "prompt_token_ids": list(map(int, prompt_ids)),
+            "usage": _usage(len(fake.ids)),
+        }
 
     def _raw(self, body: bytes | list[bytes]) -> None:
         self.send_response(200)
@@ -186,8 +215,13 @@ class Handler(BaseHTTPRequestHandler):
         if isinstance(body, bytes):
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError, ValueError):  # whoever asked has left
-            for piece in [body] if isinstance(body, bytes) else itertools.chain(body, itertools.repeat(body[-1])):
+        # whoever asked has left
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, ValueError):
+            for piece in (
+                [body]
+                if isinstance(body, bytes)
+                else itertools.chain(body, itertools.repeat(body[-1]))
+            ):
                 self.wfile.write(piece)
                 time.sleep(self.server.haste)
 
@@ -204,7 +238,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         fake, made = self.server, 0
         if chat:
-            self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": _usage(0)})
+            self._event(
+                {"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": _usage(0)}
+            )
         ids, accepted_of_each = fake.plans.get(tuple(prompt), (None, None))
         coming = list(pieces(body["max_tokens"], fake.drafting, accepted_of_each or ()))
         for number, accepted in coming:
@@ -262,7 +298,14 @@ def say(line: str) -> None:
 def measure(argv: list[str]) -> None:
     """``vllm bench serve``: asks one prompt after another, and tells of it in vLLM's words."""
     parser = argparse.ArgumentParser()
-    for name in ("base-url", "model", "dataset-path", "result-dir", "result-filename", "extra-body"):
+    for name in (
+        "base-url",
+        "model",
+        "dataset-path",
+        "result-dir",
+        "result-filename",
+        "extra-body",
+    ):
         parser.add_argument(f"--{name}")
     for name in ("custom-output-len", "num-prompts", "max-concurrency"):
         parser.add_argument(f"--{name}", type=int)
@@ -273,13 +316,22 @@ def measure(argv: list[str]) -> None:
 
     def counted() -> dict[str, float]:
         with urllib.request.urlopen(f"{args.base_url}/metrics") as response:
-            lines = [line.rsplit(" ", 1) for line in response.read().decode().splitlines() if "{" in line]
+            lines = [
+                line.rsplit(" ", 1) for line in response.read().decode().splitlines() if "{" in line
+            ]
         return {name.replace(LABELS, ""): float(value) for name, value in lines}
 
     before, begin, texts, errors, ttfts, itls = counted(), time.perf_counter(), [], [], [], []
     for prompt in prompts:
-        body = {"prompt": prompt, "max_tokens": args.custom_output_len, "stream": True, **json.loads(args.extra_body)}
-        request = urllib.request.Request(f"{args.base_url}/v1/completions", json.dumps(body).encode())
+        body = {
+            "prompt": prompt,
+            "max_tokens": args.custom_output_len,
+            "stream": True,
+            **json.loads(args.extra_body),
+        }
+        request = urllib.request.Request(
+            f"{args.base_url}/v1/completions", json.dumps(body).encode()
+        )
         start, pieces_at, text = time.perf_counter(), [], ""
         try:
             with urllib.request.urlopen(request) as response:
@@ -306,7 +358,10 @@ def measure(argv: list[str]) -> None:
         "generated_texts": texts, "errors": errors, "max_concurrency": args.max_concurrency,
     }  # fmt: skip
     for name, values in (("ttft", ttfts), ("tpot", between)):
-        result |= {f"median_{name}_ms": 1e3 * sorted(values)[len(values) // 2], f"p95_{name}_ms": 1e3 * max(values)}
+        result |= {
+            f"median_{name}_ms": 1e3 * sorted(values)[len(values) // 2],
+            f"p95_{name}_ms": 1e3 * max(values),
+        }
     if passes := int(change.get("vllm:spec_decode_num_drafts_total{}", 0)):
         accepted = int(change["vllm:spec_decode_num_accepted_tokens_total{}"])
         positions = [value for name, value in change.items() if "per_pos" in name]
@@ -343,7 +398,9 @@ def main() -> None:
     draft = said.with_suffix(".part")
     drafter = json.loads(args.speculative_config)["model"] if args.speculative_config else None
     files = sorted(path.name for path in Path(drafter).iterdir()) if drafter else []
-    draft.write_text(json.dumps({"argv": sys.argv[1:], "pids": [os.getpid(), worker.pid], "drafter": files}))
+    draft.write_text(
+        json.dumps({"argv": sys.argv[1:], "pids": [os.getpid(), worker.pid], "drafter": files})
+    )
     draft.rename(said)
     if how in ("never", "deaf"):
         time.sleep(600)

@@ -14,7 +14,10 @@ QUIET = {
 
 
 def offline(
-    target: str, drafter: dict[str, Any] | None, tokens: int, asked: list[tuple[float, list[list[int]]]]
+    target: str,
+    drafter: dict[str, Any] | None,
+    tokens: int,
+    asked: list[tuple[float, list[list[int]]]],
 ) -> list[dict[str, Any]]:
     """For each temperature and its prompts the tokens, every prompt with a seed of its own, and the counters of all."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -35,7 +38,9 @@ def offline(
         ]
         made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], how, use_tqdm=False)
         after = _counted(llm)
-        counts = {name: [b - a for a, b in zip(before[name], after[name], strict=True)] for name in after}
+        counts = {
+            name: [b - a for a, b in zip(before[name], after[name], strict=True)] for name in after
+        }
         found.append({"ids": [list(one.outputs[0].token_ids) for one in made], **counts})
         before = after
     return found
@@ -44,7 +49,9 @@ def offline(
 def _counted(llm: Any) -> dict[str, list[int]]:
     """The counters of drafts so far: a number each, or one for every position."""
     return {
-        metric.name.removeprefix("vllm:spec_decode_num_"): list(getattr(metric, "values", None) or [metric.value])
+        metric.name.removeprefix("vllm:spec_decode_num_"): list(
+            getattr(metric, "values", None) or [metric.value]
+        )
         for metric in llm.get_metrics()
         if metric.name.startswith("vllm:spec_decode")
     }
@@ -56,7 +63,11 @@ def _keep_temperatures() -> None:
     from vllm.v1.sample import rejection_sampler
 
     def expand(
-        of_each: torch.Tensor, ends: torch.Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0
+        of_each: torch.Tensor,
+        ends: torch.Tensor,
+        tokens: int,
+        replace_from: int = 0,
+        replace_to: int = 0,
     ) -> torch.Tensor:
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
         return torch.where(of_each == replace_from, replace_to, of_each).repeat_interleave(counts)

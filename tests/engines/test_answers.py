@@ -11,10 +11,17 @@ from specdec.target import Target
 from tests.engines.chat_targets import FAMILIES, chat_tokenizer
 
 
-@pytest.mark.parametrize(("text", "sound"), [('{"a": [1, "ä"]}', True), ("NaN", False), ('{"a": ["\\ud800"]}', False)])
+@pytest.mark.parametrize(
+    ("text", "sound"), [('{"a": [1, "ä"]}', True), ("NaN", False), ('{"a": ["\\ud800"]}', False)]
+)
 def test_what_a_file_can_hold(text: str, sound: bool) -> None:
     """A model may write any of these between the marks of a call."""
-    assert is_json({"role": "assistant", "tool_calls": [{"function": {"arguments": json.loads(text)}}]}) == sound
+    assert (
+        is_json(
+            {"role": "assistant", "tool_calls": [{"function": {"arguments": json.loads(text)}}]}
+        )
+        == sound
+    )
 
 
 def test_a_call_that_no_file_can_hold_is_text() -> None:
@@ -27,9 +34,8 @@ def test_a_call_that_no_file_can_hold_is_text() -> None:
     target = Target(LlamaForCausalLM(config), tokenizer)
     engine = InProcess(target, RegenerateConfig(data=[], out=Path("x.jsonl")))
     for arguments, calls in (('{"a": 1}', 1), ('{"a": NaN}', 0)):
-        text = (
-            f'<think>\nhm\n</think>\n\n<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call><|im_end|>'
-        )
+        call = f'{{"name": "add", "arguments": {arguments}}}'
+        text = f"<think>\nhm\n</think>\n\n<tool_call>\n{call}\n</tool_call><|im_end|>"
         message = engine.message(tokenizer.encode(text, add_special_tokens=False))
         assert is_json(message) and len(message.get("tool_calls", [])) == calls
         assert calls or arguments in message["content"]

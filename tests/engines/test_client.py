@@ -40,12 +40,16 @@ def test_a_stream_comes_pass_by_pass_and_is_counted(served: Servers) -> None:
     endpoint = Endpoint(served(True).url)
     before = SpecDecodeCounters.read(endpoint)
     events = list(endpoint.events("/v1/completions", {"prompt": "def f", **streaming("m", 9)}))
-    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "".join(f"def{n} " for n in range(9))
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "".join(
+        f"def{n} " for n in range(9)
+    )
     accepted = [count for _, count in pieces(9, True) if count is not None]
     assert before.increase(endpoint, 9) == (9, len(accepted), DRAFTS)
 
 
-@pytest.mark.parametrize(("how", "message"), [("told", "the engine fell$"), ("silent", "the stream ended before")])
+@pytest.mark.parametrize(
+    ("how", "message"), [("told", "the engine fell$"), ("silent", "the stream ended before")]
+)
 def test_a_stream_that_breaks_off_is_no_answer(how: str, message: str, served: Servers) -> None:
     server = served(False)
     server.breaks = how
@@ -86,14 +90,20 @@ def test_urls_that_lead_nowhere_are_one_line() -> None:
             Endpoint(url).model()
 
 
-def test_a_key_that_no_header_can_have_is_not_printed(served: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_no_header_can_have_is_not_printed(
+    served: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "very\nsecret")
-    with pytest.raises(ValueError, match=r"^\$VLLM_API_KEY holds a space, a line break or another") as caught:
+    with pytest.raises(
+        ValueError, match=r"^\$VLLM_API_KEY holds a space, a line break or another"
+    ) as caught:
         Endpoint(served(False).url).model()
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("trickle", [[b"{"], [b"x" * 65536], [b'data: {"choices": []}\n\n'], [b": no event\n"]])
+@pytest.mark.parametrize(
+    "trickle", [[b"{"], [b"x" * 65536], [b'data: {"choices": []}\n\n'], [b": no event\n"]]
+)
 def test_no_answer_is_waited_for_or_kept_for_ever(trickle: list[bytes], served: Servers) -> None:
     """Neither a byte now and then, nor as many as come."""
     server = served(False)
@@ -149,7 +159,9 @@ def test_bodies_that_are_no_answer(body: str, served: Servers) -> None:
 
 def test_what_a_terminal_would_obey_is_left_out(served: Servers) -> None:
     server = served(False)
-    server.failures = {"x": [b'data: {"error": {"message": "\\u001b]0;title\\u0007a\\u001b[31mb\\rc"}}\n']}
+    server.failures = {
+        "x": [b'data: {"error": {"message": "\\u001b]0;title\\u0007a\\u001b[31mb\\rc"}}\n']
+    }
     with pytest.raises(RequestError, match=r"completions: abc$"):
         list(Endpoint(server.url).events("/v1/completions", {"prompt": "x", "stream": True}))
     server.models = json.dumps({"data": [{"id": "a\x1b[2Jb"}]}).encode()
@@ -158,7 +170,9 @@ def test_what_a_terminal_would_obey_is_left_out(served: Servers) -> None:
 
 
 @pytest.mark.parametrize("value", ["abc", "NaN", "inf", "1e999", "-1", "1e300", "0x7"])
-def test_counters_that_count_nothing(value: str, served: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_that_count_nothing(
+    value: str, served: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = served(False)
     monkeypatch.setattr(server, "metrics", lambda: f"vllm:generation_tokens_total{{}} {value}\n")
     with pytest.raises(ValueError, match=rf"/metrics: generation_tokens is {value}, no count$"):
@@ -174,7 +188,12 @@ def test_any_bytes_are_an_answer_or_one_line(served: Servers) -> None:
     endpoint, server.haste = Endpoint(server.url, patience=2.0), 0.0
 
     @settings(max_examples=60, deadline=None)
-    @given(body=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: f"data: {text}".encode())))
+    @given(
+        body=st.one_of(
+            st.binary(max_size=200),
+            st.text(max_size=200).map(lambda text: f"data: {text}".encode()),
+        )
+    )
     def check(body: bytes) -> None:
         server.models, server.failures = body, {"x": [body, body]}
         for ask in (

@@ -21,7 +21,10 @@ from specdec.engines.dialogue import (
 )
 from tests.data.tiny import write_jsonl
 
-S, U, V = ({"role": role, "content": text} for role, text in (("system", "be"), ("user", "u"), ("user", "v")))
+S, U, V = (
+    {"role": role, "content": text}
+    for role, text in (("system", "be"), ("user", "u"), ("user", "v"))
+)
 A, B = ({"role": "assistant", "content": text} for text in "ab")
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 CALL = {"role": "assistant", "content": None, "tool_calls": TOOLS}
@@ -29,7 +32,9 @@ TOOL = {"role": "tool", "content": "4"}
 
 
 def read_rows(tmp_path: Path, *rows: Any) -> list[Dialogue]:
-    return list(map(Dialogue.of, read_conversations(str(write_jsonl(tmp_path / "rows.jsonl", list(rows))))))
+    return list(
+        map(Dialogue.of, read_conversations(str(write_jsonl(tmp_path / "rows.jsonl", list(rows)))))
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,9 @@ def read_rows(tmp_path: Path, *rows: Any) -> list[Dialogue]:
         ([U, A, S], [[U]]),  # nobody waits for an answer
     ],
 )
-def test_every_answer_is_due_to_what_was_said_before(messages: list[Any], said: list[Any], tmp_path: Path) -> None:
+def test_every_answer_is_due_to_what_was_said_before(
+    messages: list[Any], said: list[Any], tmp_path: Path
+) -> None:
     (row,) = read_rows(tmp_path, {"messages": messages})
     assert [turn.messages for turn in row.turns] == said and not row.calls_tools
     assert row.skipped is None
@@ -91,7 +98,9 @@ def test_rows_that_nobody_can_answer(messages: list[Any], skipped: str, tmp_path
 def test_ids_are_stable_and_unique(tmp_path: Path) -> None:
     first = {"messages": [U, A]}
     second = {"messages": [V, A]}
-    rows = read_rows(tmp_path, first, {"id": "mine", **first}, second, first, {"id": "mine", **second})
+    rows = read_rows(
+        tmp_path, first, {"id": "mine", **first}, second, first, {"id": "mine", **second}
+    )
     names = [row.id for row in rows]
     assert len(set(names)) == 5
     assert names[3] == f"{names[0]}#2" and (names[1], names[4]) == ("mine", "mine#2")
@@ -103,7 +112,11 @@ def call(arguments: Any, name: str = "f", **more: Any) -> dict[str, Any]:
 
 
 def answer(content: str = "", *calls: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, **({"tool_calls": list(calls)} if calls else {})}
+    return {
+        "role": "assistant",
+        "content": content,
+        **({"tool_calls": list(calls)} if calls else {}),
+    }
 
 
 TWO = {"x": [1, {"y": None}], "z": "a"}
@@ -113,7 +126,8 @@ TWO = {"x": [1, {"y": None}], "z": "a"}
     ("recorded", "message", "reason"),
     [
         (answer("", call(TWO)), answer("", call('{"z": "a", "x": [1.0, {"y": null}]}')), None),
-        (answer("", call({})), answer("I call.", call("")), None),  # what is said beside it does not matter
+        # what is said beside it does not matter
+        (answer("", call({})), answer("I call.", call("")), None),
         (answer("", call({})), answer("", call({}, "g")), OTHERWISE),
         (answer("", call({"x": 1})), answer("", call({"x": True})), OTHERWISE),
         (answer("", call({"x": 1})), answer("", call({"x": 1, "y": 1})), OTHERWISE),
@@ -132,7 +146,9 @@ def test_a_call_is_compared_with_the_rows(
     recorded: dict[str, Any], message: dict[str, Any], reason: str | None, tmp_path: Path
 ) -> None:
     behind = TOOL if "tool_calls" in recorded else V
-    (row,) = read_rows(tmp_path, {"messages": [U, recorded, behind, B], "tools": [TOOLS[0], {"name": "g"}]})
+    (row,) = read_rows(
+        tmp_path, {"messages": [U, recorded, behind, B], "tools": [TOOLS[0], {"name": "g"}]}
+    )
     row.add(message=message)
     assert (row.departure(row.answers[0]), row.done) == (reason, bool(reason))
     assert (row.ended, row.complete) == (reason, False)
@@ -166,7 +182,10 @@ def test_an_answer_says_what_training_needs(tmp_path: Path) -> None:
     ids = {"prompt_token_ids": packed([3, 70_000]), "token_ids": packed([1, 2])}
     for more, wanted in (
         ({**ids}, {"prompt_token_ids": [3, 70_000], "token_ids": [1, 2]}),
-        ({**ids, "finish": LENGTH}, {"prompt_token_ids": [3, 70_000], "token_ids": [1, 2], "finish_reason": LENGTH}),
+        (
+            {**ids, "finish": LENGTH},
+            {"prompt_token_ids": [3, 70_000], "token_ids": [1, 2], "finish_reason": LENGTH},
+        ),
         ({"finish": LENGTH}, {"finish_reason": LENGTH, "weight": 0}),  # an end would be made up
         ({}, {}),
     ):
@@ -176,8 +195,22 @@ def test_an_answer_says_what_training_needs(tmp_path: Path) -> None:
 
 
 def test_values_of_json() -> None:
-    for first, second in ((1, 1.0), ([], []), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), (None, None), ("ä", "\u00e4")):
+    for first, second in (
+        (1, 1.0),
+        ([], []),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (None, None),
+        ("ä", "\u00e4"),
+    ):
         assert same_value(first, second)
-    for first, second in ((1, True), (0, False), (0, None), ("1", 1), ([1], [1, 1]), ([], {}), ({"a": 1}, {"b": 1})):
+    for first, second in (
+        (1, True),
+        (0, False),
+        (0, None),
+        ("1", 1),
+        ([1], [1, 1]),
+        ([], {}),
+        ({"a": 1}, {"b": 1}),
+    ):
         assert not same_value(first, second) and not same_value(second, first)
     assert unpacked(packed([])) == []

@@ -22,15 +22,31 @@ from tests.features.test_store import same
 
 
 @pytest.fixture
-def config(target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def config(
+    target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     """A run's config, trainer and all."""
     said: dict[str, Any] = {
-        "model": {"target": {"source": str(target_directory)}, "drafter": {"draft_vocab_size": 200}, "ttt_steps": 2},
+        "model": {
+            "target": {"source": str(target_directory)},
+            "drafter": {"draft_vocab_size": 200},
+            "ttt_steps": 2,
+        },
         "data": {
             "class_path": "TextData",
-            "init_args": {"train": str(text_file), "val": str(text_file), "seq_len": 32, "batch_size": 2},
+            "init_args": {
+                "train": str(text_file),
+                "val": str(text_file),
+                "seq_len": 32,
+                "batch_size": 2,
+            },
         },
-        "trainer": {"max_steps": 4, "log_every_n_steps": 1, "accelerator": "cpu", "enable_model_summary": False},
+        "trainer": {
+            "max_steps": 4,
+            "log_every_n_steps": 1,
+            "accelerator": "cpu",
+            "enable_model_summary": False,
+        },
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(said))
     monkeypatch.setattr(extract, "SHARD_BYTES", 50_000)
@@ -43,7 +59,10 @@ def bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def losses(run: Path) -> list[str]:
-    lines = [line.split(",") for line in (run / "csv" / "version_0" / "metrics.csv").read_text().splitlines()]
+    lines = [
+        line.split(",")
+        for line in (run / "csv" / "version_0" / "metrics.csv").read_text().splitlines()
+    ]
     at = lines[0].index("train/loss")
     return [line[at] for line in lines[1:] if line[at]]
 
@@ -53,11 +72,21 @@ def test_a_cache_trains_as_the_target_does(config: list[str], tmp_path: Path) ->
     assert main(["cache", *config, "--out", str(out)]) == 0
     index = FeatureIndex.read(out / "index.json")
     assert index.contract.layers == (2, 3, 4) and len(index.shards) > 1
-    fit = ["fit", *config[:2], "--trainer.limit_val_batches", "1", "--acceptance.max_new_tokens", "8"]
+    fit = [
+        "fit",
+        *config[:2],
+        "--trainer.limit_val_batches",
+        "1",
+        "--acceptance.max_new_tokens",
+        "8",
+    ]
     cached = ["--model.features", "Cached", "--model.features.directory", str(out)]
     assert main([*fit, "--model.features.rows", "1", "--out", str(tmp_path / "fly")]) == 0
     assert main([*fit, *cached, "--out", str(tmp_path / "cached")]) == 0
-    assert losses(tmp_path / "fly") == losses(tmp_path / "cached") and len(losses(tmp_path / "fly")) == 4
+    assert (
+        losses(tmp_path / "fly") == losses(tmp_path / "cached")
+        and len(losses(tmp_path / "fly")) == 4
+    )
     before = {path: path.stat().st_mtime_ns for path in out.glob("shard-*")}
     assert main(["cache", *config, "--out", str(out)]) == 0  # nothing is left to do
     assert {path: path.stat().st_mtime_ns for path in out.glob("shard-*")} == before
@@ -77,7 +106,14 @@ def test_a_cache_may_hold_the_rows_that_a_run_draws(
     assert all_rows.contract.first_rows is None and some.contract.first_rows == 8
     drawn = 8 + sum(entry.rows for entry in all_rows.shards) - trained_rows(config)
     assert sum(entry.rows for entry in some.shards) == drawn
-    fit = ["fit", *config[:2], *config[-2:], "--model.features", "Cached", "--model.features.directory"]
+    fit = [
+        "fit",
+        *config[:2],
+        *config[-2:],
+        "--model.features",
+        "Cached",
+        "--model.features.directory",
+    ]
     sought: list[FeatureStore] = []  # for a row that is not there, as the one after the last step
     monkeypatch.setattr(FeatureStore, "verify", lambda store: sought.append(store))
     for out in (whole, part):  # 4 steps of 2 rows
@@ -86,10 +122,16 @@ def test_a_cache_may_hold_the_rows_that_a_run_draws(
     assert losses(tmp_path / "run-whole") == losses(tmp_path / "run-part")
     capsys.readouterr()
     epochs = ["--trainer.max_steps", "-1", "--trainer.max_epochs", "1"]
-    for more, hint in ((["--trainer.max_steps", "5"], "--first_rows 10"), (epochs, "--first_rows ")):
+    for more, hint in (
+        (["--trainer.max_steps", "5"], "--first_rows 10"),
+        (epochs, "--first_rows "),
+    ):
         assert main([*fit, str(part), *more, "--out", str(tmp_path / "more")]) == 2
         said = capsys.readouterr().err
-        assert "has the first 8 training rows alone, fewer than this run draws" in said and hint in said
+        assert (
+            "has the first 8 training rows alone, fewer than this run draws" in said
+            and hint in said
+        )
     assert main([*fit, str(part), "--data.seed", "1", "--out", str(tmp_path / "seed")]) == 2
     said = capsys.readouterr().err
     assert "seed was 0, is 1; of training the first 8 rows alone" in said
@@ -102,7 +144,9 @@ def test_a_cache_holds_the_rows_that_a_mix_draws_first(
     sources = []
     for name, count, weight in (("many", 60, 1.0), ("few", 3, 9.0)):  # the few come again and again
         path = tmp_path / f"{name}.txt"
-        path.write_text("".join(f"def {name}_{n}(a, b):\n    return a + {n}\n" for n in range(count)))
+        path.write_text(
+            "".join(f"def {name}_{n}(a, b):\n    return a + {n}\n" for n in range(count))
+        )
         sources.append({"name": name, "source": str(path), "weight": weight})
     said["data"]["init_args"]["train"] = sources
     said["model"]["features"] = {"class_path": "OnTheFly", "init_args": {"rows": 1}}
@@ -113,7 +157,10 @@ def test_a_cache_holds_the_rows_that_a_mix_draws_first(
     cached = ["--model.features", "Cached", "--model.features.directory", str(out)]
     assert main([*fit, "--out", str(tmp_path / "fly")]) == 0
     assert main([*fit, *cached, "--out", str(tmp_path / "cached")]) == 0
-    assert losses(tmp_path / "fly") == losses(tmp_path / "cached") and len(losses(tmp_path / "fly")) == 4
+    assert (
+        losses(tmp_path / "fly") == losses(tmp_path / "cached")
+        and len(losses(tmp_path / "fly")) == 4
+    )
     sources[1]["weight"] = 1.0
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(said))
     capsys.readouterr()
@@ -136,7 +183,9 @@ def trained_rows(config: list[str]) -> int:
     return len(data.splits.train.ids_BT)
 
 
-def test_rows_may_be_read_together(config: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_may_be_read_together(
+    config: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Five in a forward; the same rows, whose states are equal but for rounding."""
     at_once: list[int] = []
     forward = Target.forward
@@ -166,7 +215,8 @@ def test_parts_make_one_cache(config: list[str], tmp_path: Path) -> None:
     for part in ("3/3", "1/3"):
         assert main(["cache", *config, "--out", str(out), "--part", part]) == 0
         with pytest.raises(
-            ValueError, match="not all parts of the cache are finished: run specdec cache for the others"
+            ValueError,
+            match="not all parts of the cache are finished: run specdec cache for the others",
         ):
             FeatureStore(out, {})
     assert main(["cache", *config, "--out", str(out), "--part", "2/3"]) == 0
@@ -189,15 +239,27 @@ def test_parts_are_of_one_cache(config: list[str], tmp_path: Path) -> None:
     assert main(["cache", *config, "--out", str(whole)]) == 0
     assert main(["cache", *config, "--out", str(out), "--part", "1/2"]) == 0
     for argv, message in (
-        (["--out", str(whole), "--part", "1/2"], "holds shard-.*, of a cache that was made otherwise"),
+        (
+            ["--out", str(whole), "--part", "1/2"],
+            "holds shard-.*, of a cache that was made otherwise",
+        ),
         (["--out", str(out)], "holds part-1-of-2, of a cache that was made otherwise"),
-        (["--out", str(out), "--part", "1/3"], "holds part-1-of-2, of a cache that was made otherwise"),
+        (
+            ["--out", str(out), "--part", "1/3"],
+            "holds part-1-of-2, of a cache that was made otherwise",
+        ),
         (
             ["--out", str(out), "--part", "2/2", "--dtype", "float16"],
             "part-1-of-2 was made for something else: dtype was",
         ),
-        (["--out", str(tmp_path / "x"), "--part", "999/999"], "there are no more than 998 rows: make fewer parts"),
-        (["--out", str(tmp_path / "x"), "--model.target.parts", "true"], "specdec cache runs the target's layers"),
+        (
+            ["--out", str(tmp_path / "x"), "--part", "999/999"],
+            "there are no more than 998 rows: make fewer parts",
+        ),
+        (
+            ["--out", str(tmp_path / "x"), "--model.target.parts", "true"],
+            "specdec cache runs the target's layers",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             cache([*config, *argv])
@@ -216,7 +278,10 @@ def test_further_boundaries_are_stored(config: list[str], tmp_path: Path) -> Non
 
 
 def test_a_disk_that_cannot_hold_it(
-    config: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(extract.shutil, "disk_usage", lambda path: _Usage(free=1000))
     assert main(["cache", *config, "--out", str(tmp_path / "cache")]) == 2
@@ -240,7 +305,11 @@ class _Usage:
     ],
 )
 def test_wrong_arguments_are_one_line(
-    args: list[str], message: str, config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    args: list[str],
+    message: str,
+    config: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert status(["cache", *config, "--out", str(tmp_path / "cache"), *args]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -250,7 +319,12 @@ def test_wrong_arguments_are_one_line(
 def test_the_target_may_be_named_as_in_other_commands(
     config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["cache", *config, "--target", str(tmp_path / "none"), "--out", str(tmp_path / "cache")]) == 2
+    assert (
+        main(
+            ["cache", *config, "--target", str(tmp_path / "none"), "--out", str(tmp_path / "cache")]
+        )
+        == 2
+    )
     assert f"{tmp_path / 'none'}: no such directory" in capsys.readouterr().err
 
 
@@ -271,7 +345,9 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(
     with monkeypatch.context() as patched:
         patched.setattr(TransformersEngine, "states", slowly)
         for kill in (1, 3, 4):
-            process = multiprocessing.get_context("fork").Process(target=cache, args=([*config, "--out", str(out)],))
+            process = multiprocessing.get_context("fork").Process(
+                target=cache, args=([*config, "--out", str(out)],)
+            )
             process.start()
             end = time.monotonic() + 100
             while len(list(out.glob("shard-*"))) < kill:

@@ -42,7 +42,11 @@ def servable(target_directory: Path, tmp_path_factory: pytest.TempPathFactory) -
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(target_directory)
     config = llama_config(
-        vocab_size=len(tokenizer), hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
     )
     LlamaForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -51,8 +55,24 @@ def servable(target_directory: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def arguments(target: Path, text: Path) -> list[str]:
     return [
-        *("--model.target.source", str(target), "--model.drafter.draft_vocab_size", "200", "--engine", "vllm"),
-        *("--data", "TextData", "--data.train", str(text), "--data.val", str(text), "--data.seq_len", "40"),
+        *(
+            "--model.target.source",
+            str(target),
+            "--model.drafter.draft_vocab_size",
+            "200",
+            "--engine",
+            "vllm",
+        ),
+        *(
+            "--data",
+            "TextData",
+            "--data.train",
+            str(text),
+            "--data.val",
+            str(text),
+            "--data.seq_len",
+            "40",
+        ),
     ]
 
 
@@ -67,8 +87,12 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_python_without_a_known_vllm_is_refused(tmp_path: Path) -> None:
     """By the script that runs there."""
     job = json.dumps({"known": ["0.1.", "0.2."]})
-    done = subprocess.run([sys.executable, INSIDE / "extract.py", job], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["refused"].startswith("it needs vLLM 0.1.x or 0.2.x, and this Python has ")
+    done = subprocess.run(
+        [sys.executable, INSIDE / "extract.py", job], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["refused"].startswith(
+        "it needs vLLM 0.1.x or 0.2.x, and this Python has "
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +171,9 @@ def test_a_real_vllm_gives_the_targets_features(
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no Python that has vLLM")
-def test_a_producer_runs_a_real_vllm(servable: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_runs_a_real_vllm(
+    servable: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Streamed to a trainer that has parts of the target; the states are those of its layers."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -155,17 +181,28 @@ def test_a_producer_runs_a_real_vllm(servable: Path, text_file: Path, monkeypatc
     whole, parts = Target.load(servable), Target.load(servable, parts=True)
     data = TextData(str(text_file), str(text_file), seq_len=40)
     data.prepare(whole.tokenizer)
-    layers, spec = [2, 4, 6], Streamed(engine="vllm", rows=4, ahead=1, vllm_args={"max_num_seqs": 8})
+    layers, spec = (
+        [2, 4, 6],
+        Streamed(engine="vllm", rows=4, ahead=1, vllm_args={"max_num_seqs": 8}),
+    )
     source: Any = spec.open(parts, data, layers, False)
     data.reader = source
     try:
         assert source.contract.engine.startswith("vllm 0.32.") and parts.is_of(whole.identity)
         for number, batch in zip(range(5), batches := iter(data.train_dataloader()), strict=False):
-            if number == 1:  # vLLM dies, and the producer starts it again for the rows that were not announced yet
-                (vllm,) = [pid for pid, command in below(os.getpid()) if "inside_vllm/extract.py" in command]
+            # vLLM dies, and the producer starts it again for the rows that were not announced yet
+            if number == 1:
+                (vllm,) = [
+                    pid
+                    for pid, command in below(os.getpid())
+                    if "inside_vllm/extract.py" in command
+                ]
                 os.kill(vllm, signal.SIGKILL)
             real = batch.documents_BT >= 0
-            found, wanted = source(parts, batch, layers, False), OnTheFly()(whole, batch, layers, False)
+            found, wanted = (
+                source(parts, batch, layers, False),
+                OnTheFly()(whole, batch, layers, False),
+            )
             for ours, own in zip(found, wanted, strict=True):
                 torch.testing.assert_close(ours[real], own[real], rtol=1e-5, atol=1e-5)
         batches.close()  # type: ignore[attr-defined]

@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TOKENS, DRAFTS = 61, 3
 # vLLM gives the module no embedding in a text's first row, which is the second token's
-PROMPTS = [[7 * n % 59 + 1, UNREAD, *((3 * n + 11 * k) % 61 + 1 for k in range(n))] for n in range(1, 6)]
+PROMPTS = [
+    [7 * n % 59 + 1, UNREAD, *((3 * n + 11 * k) % 61 + 1 for k in range(n))] for n in range(1, 6)
+]
 
 
 def test_acceptance_is_ours_at_every_position(tmp_path: Path, inside: Inside) -> None:  # noqa: F811
@@ -34,7 +36,9 @@ def test_acceptance_is_ours_at_every_position(tmp_path: Path, inside: Inside) ->
     drafter.embed_tokens.requires_grad_(False)
     drafter.lm_head.requires_grad_(False)
     plain = [PlainDecoder(target).generate(prompt, TOKENS, ()).ids for prompt in PROMPTS]
-    ids = torch.tensor([(prompt + text)[:TOKENS] for prompt, text in zip(PROMPTS, plain, strict=True)])
+    ids = torch.tensor(
+        [(prompt + text)[:TOKENS] for prompt, text in zip(PROMPTS, plain, strict=True)]
+    )
     batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids))
     recipe = ObjectiveConfig(steps=DRAFTS)
     teacher = target_outputs(target, drafter, batch, recipe)
@@ -43,14 +47,22 @@ def test_acceptance_is_ours_at_every_position(tmp_path: Path, inside: Inside) ->
         optimizer.zero_grad()
         TrainStep(drafter, recipe)(batch, teacher).loss.backward()
         optimizer.step()
-    stitched = export_drafter(drafter.requires_grad_(False), target, tmp_path / "stitched", "mtp").directory
+    stitched = export_drafter(
+        drafter.requires_grad_(False), target, tmp_path / "stitched", "mtp"
+    ).directory
     decoder = SpeculativeDecoder(target, drafter, Chain(DRAFTS))
     ours = [decoder.generate(prompt, TOKENS, ()) for prompt in PROMPTS]
     assert [one.ids for one in ours] == plain
     speculative = {"method": "mtp", "num_speculative_tokens": DRAFTS}
-    (found,) = inside("offline", target=str(stitched), drafter=speculative, tokens=TOKENS, asked=[(0, PROMPTS)])
+    (found,) = inside(
+        "offline", target=str(stitched), drafter=speculative, tokens=TOKENS, asked=[(0, PROMPTS)]
+    )
     assert found["ids"] == plain
     accepted = [count for one in ours for count in one.accepted]
     assert found["drafts"] == [len(accepted)]
-    assert found["accepted_tokens_per_pos"] == [sum(count > k for count in accepted) for k in range(DRAFTS)]
-    assert len(accepted) / 5 < sum(accepted) and sum(count == DRAFTS for count in accepted) < 0.8 * len(accepted)
+    assert found["accepted_tokens_per_pos"] == [
+        sum(count > k for count in accepted) for k in range(DRAFTS)
+    ]
+    assert len(accepted) / 5 < sum(accepted) and sum(
+        count == DRAFTS for count in accepted
+    ) < 0.8 * len(accepted)

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from specdec.engines.proposals import INSIDE, EngineRefusedError, ProposalEngine, RecordedAnswer, RecordedPass
+from specdec.engines.proposals import (
+    INSIDE,
+    EngineRefusedError,
+    ProposalEngine,
+    RecordedAnswer,
+    RecordedPass,
+)
 from tests.engines.conftest import fake_proposals
 
 __all__ = ["fake_proposals"]
@@ -34,12 +40,17 @@ def test_what_vllm_refuses_is_an_error_and_another_may_follow(fake_proposals: Pa
     (fake_proposals / "answer.json").write_text('{"refused": "ValueError: no such model"}')
     with ProposalEngine.started() as engine:
         for _ in range(2):
-            with pytest.raises(EngineRefusedError, match=r"vLLM 0.0.fake refuses: ValueError: no such model"):
+            with pytest.raises(
+                EngineRefusedError, match=r"vLLM 0.0.fake refuses: ValueError: no such model"
+            ):
                 engine.ask(["target"], [[1]], 1)
 
 
 def test_a_process_that_ends_is_told_with_its_log(fake_proposals: Path) -> None:
-    with ProposalEngine.started() as engine, pytest.raises(ValueError, match=r"ended by itself: .*did not start"):
+    with (
+        ProposalEngine.started() as engine,
+        pytest.raises(ValueError, match=r"ended by itself: .*did not start"),
+    ):
         engine.ask(["target"], [[1]], 1)
 
 
@@ -47,7 +58,9 @@ class Worker:
     """What vLLM's worker has, as far as the recorder looks."""
 
     def __init__(self, drafter: Any) -> None:
-        self.model_runner = SimpleNamespace(drafter=drafter, input_batch=SimpleNamespace(req_ids=["0-a", "1-b"]))
+        self.model_runner = SimpleNamespace(
+            drafter=drafter, input_batch=SimpleNamespace(req_ids=["0-a", "1-b"])
+        )
 
 
 class Drafter:
@@ -79,5 +92,8 @@ def test_the_recorder_notes_place_and_token_of_every_request(
     assert [record["place"] for record in records] == [3, 7, 2, 6]
     assert records[0] == {"request": "0-a", "place": 3, "last": 10, "drafts": [11, 12]}
     assert worker.take_proposals() == []
-    assert "no drafter whose proposals" in type("Bare", (ProposalRecorder, Worker), {})(None).start_recording()
+    assert (
+        "no drafter whose proposals"
+        in type("Bare", (ProposalRecorder, Worker), {})(None).start_recording()
+    )
     sys.modules.pop("specdec_recorder")

@@ -26,7 +26,17 @@ from tests.engines.fake_vllm import FakeVllm
 
 
 def run(target: Path, data: Path, out: Path, *more: str) -> int:
-    argv = ["regenerate", "--target", str(target), "--data", str(data), "--out", str(out), "--max_new_tokens", "40"]
+    argv = [
+        "regenerate",
+        "--target",
+        str(target),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--max_new_tokens",
+        "40",
+    ]
     return main([*argv, "--batch_size", "3", *more])
 
 
@@ -36,17 +46,24 @@ def rows(out: Path) -> list[dict[str, Any]]:
 
 def words(row: dict[str, Any]) -> list[dict[str, Any]]:
     """A row's messages without their tokens."""
-    return [{name: message[name] for name in message if not name.endswith("token_ids")} for message in row["messages"]]
+    return [
+        {name: message[name] for name in message if not name.endswith("token_ids")}
+        for message in row["messages"]
+    ]
 
 
 def record(out: Path) -> dict[str, Any]:
     return json.loads(out.with_suffix(".json").read_text())
 
 
-def test_the_targets_own_words_take_the_place_of_others(chat_target: Path, chats: Path, tmp_path: Path) -> None:
+def test_the_targets_own_words_take_the_place_of_others(
+    chat_target: Path, chats: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out.jsonl"
     assert run(chat_target, chats, out) == 0
-    assert {row["id"]: words(row) for row in rows(out)} == {f"row-{n}": messages(s) for n, s in enumerate(LEARNT)}
+    assert {row["id"]: words(row) for row in rows(out)} == {
+        f"row-{n}": messages(s) for n, s in enumerate(LEARNT)
+    }
     told = record(out)
     assert told["counts"] == {
         "rows": 4, "complete": 4, "ended": 0, "truncated": 0, "failed": 0, "skipped": 0, "written": 4, "answers": 6,
@@ -68,7 +85,9 @@ def test_a_broken_row_may_be_left_out(chat_target: Path, chats: Path, tmp_path: 
     assert left_out.startswith(f"{broken}, line 5: unknown speaker")
 
 
-def test_training_sees_the_tokens_that_were_generated(chat_target: Path, chats: Path, tmp_path: Path) -> None:
+def test_training_sees_the_tokens_that_were_generated(
+    chat_target: Path, chats: Path, tmp_path: Path
+) -> None:
     """What ChatData supervises is what the target generates greedily, turn after turn, end of turn included."""
     out = tmp_path / "out.jsonl"
     assert run(chat_target, chats, out) == 0
@@ -80,7 +99,9 @@ def test_training_sees_the_tokens_that_were_generated(chat_target: Path, chats: 
         expected: list[int] = []
         for question in asked(said)[::2]:
             history.append(question)
-            prompt = tokenizer.apply_chat_template(history, add_generation_prompt=True, tokenize=False)
+            prompt = tokenizer.apply_chat_template(
+                history, add_generation_prompt=True, tokenize=False
+            )
             ids = decoder.generate(tokenizer.encode(prompt, add_special_tokens=False), 40, ends).ids
             assert ids[-1] == tokenizer.eos_token_id and tokenizer.eos_token_id not in ids[:-1]
             expected += ids
@@ -88,9 +109,15 @@ def test_training_sees_the_tokens_that_were_generated(chat_target: Path, chats: 
         assert document.ids_T[document.loss_mask_T].tolist() == expected
 
 
-def test_system_and_tools_stay(chat_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_system_and_tools_stay(
+    chat_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "f", "arguments": {}}}],
+    }
     more = [{"role": "user", "content": "hello there"}, call, {"role": "tool", "content": "4"}]
     path = write_jsonl(
         tmp_path / "in.jsonl",
@@ -132,7 +159,11 @@ def test_answers_that_run_out_of_tokens(
     whole = {row["id"]: row["messages"] for row in rows(out)}
     for turn in (turn for said in whole.values() for turn in said if turn["role"] == "assistant"):
         cut_off = turn.get("finish_reason") == "length"
-        assert (len(turn["token_ids"]) == 6 and turn["token_ids"][-1] != 3) if cut_off else turn["token_ids"][-1] == 3
+        assert (
+            (len(turn["token_ids"]) == 6 and turn["token_ids"][-1] != 3)
+            if cut_off
+            else turn["token_ids"][-1] == 3
+        )
     assert list(whole) == [f"row-{n}" for n in range(4)]
     ended = whole["row-3"][-1]["content"]  # after its first six tokens
     assert LEARNT[3][1].startswith(ended) and ended != LEARNT[3][1]
@@ -140,7 +171,8 @@ def test_answers_that_run_out_of_tokens(
 
 def test_what_fails_is_told_and_left_out(chat_target: Path, chats: Path, tmp_path: Path) -> None:
     data = write_jsonl(
-        tmp_path / "in.jsonl", [{"messages": asked(LEARNT[0])}, {"id": "long", "messages": asked(["the sky " * 200])}]
+        tmp_path / "in.jsonl",
+        [{"messages": asked(LEARNT[0])}, {"id": "long", "messages": asked(["the sky " * 200])}],
     )
     out = tmp_path / "out.jsonl"
     assert run(chat_target, data, out) == 1  # half of all, and a tenth may
@@ -173,13 +205,30 @@ def test_a_target_without_a_chat_template(
 @pytest.fixture
 def argv(server: FakeVllm, tmp_path: Path) -> list[str]:
     rows = [
-        {"id": f"{n}", "messages": [{"role": "user", "content": f"{turn} {n}"} for turn in "ab"[: 1 + n % 2]]}
+        {
+            "id": f"{n}",
+            "messages": [{"role": "user", "content": f"{turn} {n}"} for turn in "ab"[: 1 + n % 2]],
+        }
         for n in range(30)
     ]
     for row in rows:  # two turns each, of every second
-        row["messages"] = [part for turn in row["messages"] for part in (turn, {"role": "assistant", "content": "-"})]
+        row["messages"] = [
+            part
+            for turn in row["messages"]
+            for part in (turn, {"role": "assistant", "content": "-"})
+        ]
     data = write_jsonl(tmp_path / "in.jsonl", rows)
-    return ["regenerate", "--engine", "openai", "--url", server.url, "--data", str(data), "--concurrency", "2"]
+    return [
+        "regenerate",
+        "--engine",
+        "openai",
+        "--url",
+        server.url,
+        "--data",
+        str(data),
+        "--concurrency",
+        "2",
+    ]
 
 
 def lines(path: Path) -> list[str]:
@@ -192,7 +241,9 @@ def test_a_killed_run_goes_on(server: FakeVllm, argv: list[str], tmp_path: Path)
     asked = len(server.seen)
     server.delay = 0.05
     journal = tmp_path / "out.jsonl.journal"
-    process = multiprocessing.get_context("fork").Process(target=main, args=([*argv, "--out", str(out)],))
+    process = multiprocessing.get_context("fork").Process(
+        target=main, args=([*argv, "--out", str(out)],)
+    )
     process.start()
     assert soon(lambda: len(lines(journal)) > 11, 60)
     process.kill()
@@ -203,7 +254,8 @@ def test_a_killed_run_goes_on(server: FakeVllm, argv: list[str], tmp_path: Path)
     done = len(lines(journal)) - 3
     assert main([*argv, "--out", str(out)]) == 0
     assert sha256(out) == sha256(calm)
-    assert len(server.seen) - 2 * asked <= 2  # of each of two users the one that was not kept yet, at most
+    # of each of two users the one that was not kept yet, at most
+    assert len(server.seen) - 2 * asked <= 2
     told = json.loads(out.with_suffix(".json").read_text())
     assert told["counts"]["answers"] == 45 and done >= 9
 
@@ -217,7 +269,9 @@ def test_a_stopped_run_keeps_what_is_done(
     out, journal = tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
     end(lambda: len(lines(journal)) > 5, number)
     assert main([*argv, "--out", str(out)]) == status
-    assert capsys.readouterr().err.endswith(f"what is done is kept in {journal}: the same command goes on\n")
+    assert capsys.readouterr().err.endswith(
+        f"what is done is kept in {journal}: the same command goes on\n"
+    )
     assert not out.exists() and len(lines(journal)) > 5
     server.delay, before = 0.0, len(server.seen)
     assert main([*argv, "--out", str(out)]) == 0
@@ -274,7 +328,9 @@ def test_a_vllm_whose_template_has_no_switch_is_refused_at_once(
     assert main([*argv, *vllm]) == 0
 
 
-def test_what_the_answers_do_not_depend_on_may_differ(server: FakeVllm, argv: list[str], tmp_path: Path) -> None:
+def test_what_the_answers_do_not_depend_on_may_differ(
+    server: FakeVllm, argv: list[str], tmp_path: Path
+) -> None:
     out = tmp_path / "out.jsonl"
     assert main([*argv, "--out", str(out)]) == 0
     os.rename(tmp_path / "in.jsonl", tmp_path / "moved.jsonl")
@@ -344,14 +400,33 @@ def test_a_real_vllm_says_what_the_target_says_here(
         pytest.skip(f"{VARIABLE} names no Python with vLLM; docs/serve.md says how to make one")
     for variable, value in inside_vllm.QUIET.items():
         monkeypatch.setenv(variable, value)
-    talks = [{"messages": [*([SYSTEM] if n % 2 else []), *asked(said)]} for n, said in enumerate(LEARNT)]
+    talks = [
+        {"messages": [*([SYSTEM] if n % 2 else []), *asked(said)]} for n, said in enumerate(LEARNT)
+    ]
     data = write_jsonl(tmp_path / "chats.jsonl", talks)
-    flags = ("--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager")
-    launch = VllmLaunch(find_vllm(), TargetSource(str(chat_target)), port=0, timeout=300, extra=flags)
-    here, there, more = tmp_path / "here.jsonl", tmp_path / "there.jsonl", ["--max_new_tokens", "40"]
+    flags = (
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "256",
+        "--max-num-seqs",
+        "4",
+        "--enforce-eager",
+    )
+    launch = VllmLaunch(
+        find_vllm(), TargetSource(str(chat_target)), port=0, timeout=300, extra=flags
+    )
+    here, there, more = (
+        tmp_path / "here.jsonl",
+        tmp_path / "there.jsonl",
+        ["--max_new_tokens", "40"],
+    )
     assert main(command(chat_target, data, here, *more)) == 0
     with launch.server(None, tmp_path / "log") as server:
-        assert main(command(chat_target, data, there, *more, "--engine", "vllm", "--url", server.url)) == 0
+        assert (
+            main(command(chat_target, data, there, *more, "--engine", "vllm", "--url", server.url))
+            == 0
+        )
     ours, theirs = (json.loads(path.with_suffix(".json").read_text()) for path in (here, there))
     assert rows(here) == rows(there) and ours["counts"] == theirs["counts"]  # their tokens, too
     assert ours["counts"]["tokens"] > 0

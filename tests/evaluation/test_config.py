@@ -49,5 +49,9 @@ def test_a_slow_dtype_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("specdec.evaluation.config.multiplies_bfloat16", lambda: able)
-    assert load_pair(TargetSource(str(target_directory), dtype=dtype), drafter_directory).made_for_each_other
-    assert ("bfloat16 may take many times as long" in caplog.text) == (dtype == "bfloat16" and not able)
+    assert load_pair(
+        TargetSource(str(target_directory), dtype=dtype), drafter_directory
+    ).made_for_each_other
+    assert ("bfloat16 may take many times as long" in caplog.text) == (
+        dtype == "bfloat16" and not able
+    )

@@ -14,7 +14,10 @@ TEMPLATE = (
     "[{{ m['role'] }}]{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-THINKS = TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+THINKS = (
+    TEMPLATE
+    + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+)
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -26,8 +29,12 @@ def made(template: str | None) -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", chat_template=template)
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", chat_template=template
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +69,9 @@ def test_turns_build_on_the_answers(tokenizer: PreTrainedTokenizerFast) -> None:
     answer = [*tokenizer.encode("Ünö.", add_special_tokens=False), tokenizer.eos_token_id]
     conversation.add_answer(answer)
     second = conversation.next_ids()
-    assert tokenizer.decode(second) == ("<s>[system]Be brief.[user]One?[assistant]Ünö.</s>[user]Two?[assistant]")
+    assert tokenizer.decode(second) == (
+        "<s>[system]Be brief.[user]One?[assistant]Ünö.</s>[user]Two?[assistant]"
+    )
     assert second[: len(first + answer)] == first + answer
     conversation.add_answer([])
     assert conversation.next_ids() is None
@@ -73,7 +82,10 @@ def test_messages_are_one_turn(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [USER, {"role": "assistant", "content": "Yes"}, USER]
     prompt = Prompt("a", None, None, messages, None)
     conversation = PromptConversation(prompt, tokenizer)
-    assert tokenizer.decode(conversation.next_ids()) == "<s>[user]Hi[assistant]Yes</s>[user]Hi[assistant]"
+    assert (
+        tokenizer.decode(conversation.next_ids())
+        == "<s>[user]Hi[assistant]Yes</s>[user]Hi[assistant]"
+    )
     conversation.add_answer([5])
     assert conversation.next_ids() is None
     assert messages == [USER, {"role": "assistant", "content": "Yes"}, USER]
@@ -86,7 +98,9 @@ def test_what_a_conversation_refuses(
 ) -> None:
     turns = Prompt("t", None, ["Hi"], None, None)
     system = {"role": "system", "content": "S"}
-    with pytest.raises(ValueError, match=r"prompt t: the tokenizer has no chat template, which.*`prompt` rows"):
+    with pytest.raises(
+        ValueError, match=r"prompt t: the tokenizer has no chat template, which.*`prompt` rows"
+    ):
         PromptConversation(turns, plain_tokenizer)
     with pytest.raises(ValueError, match="raw text takes no system prompt"):
         PromptConversation(Prompt("r", None, None, None, "Hi"), tokenizer, system="S")
@@ -94,8 +108,12 @@ def test_what_a_conversation_refuses(
         PromptConversation(Prompt("r", None, None, None, "Hi"), tokenizer, thinking=False)
     with pytest.raises(ValueError, match="brings its own system message"):
         PromptConversation(Prompt("m", None, None, [system, USER], None), tokenizer, system="S")
-    with pytest.raises(ValueError, match=r"prompt m: the chat template refuses.*system comes first"):
-        PromptConversation(Prompt("m", None, None, [USER, system, USER], None), tokenizer).next_ids()
+    with pytest.raises(
+        ValueError, match=r"prompt m: the chat template refuses.*system comes first"
+    ):
+        PromptConversation(
+            Prompt("m", None, None, [USER, system, USER], None), tokenizer
+        ).next_ids()
     with pytest.raises(ValueError, match=r"prompt t: the chat template refuses.*concatenate"):
         PromptConversation(turns, made("{{ messages[0]['content'] + 1 }}")).next_ids()
 
@@ -114,7 +132,9 @@ def test_a_prompt_of_no_tokens_is_refused() -> None:
 @pytest.mark.parametrize(("thinking", "end"), [(None, ""), (True, ""), (False, "<think></think>")])
 def test_thinking_is_the_templates_argument(thinking: bool | None, end: str) -> None:
     tokenizer = made(THINKS)
-    conversation = PromptConversation(Prompt("t", None, ["One?", "Two?"], None, None), tokenizer, thinking=thinking)
+    conversation = PromptConversation(
+        Prompt("t", None, ["One?", "Two?"], None, None), tokenizer, thinking=thinking
+    )
     assert tokenizer.decode(conversation.next_ids()) == f"<s>[user]One?[assistant]{end}"
     conversation.add_answer([])
     assert tokenizer.decode(conversation.next_ids()).endswith(f"[user]Two?[assistant]{end}")

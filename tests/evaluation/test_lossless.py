@@ -8,7 +8,15 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from specdec.decoding import Chain, DraftShape, DynamicTree, Request, Sampling, SpeculativeDecoder, StaticTree
+from specdec.decoding import (
+    Chain,
+    DraftShape,
+    DynamicTree,
+    Request,
+    Sampling,
+    SpeculativeDecoder,
+    StaticTree,
+)
 from specdec.decoding.accept import Accepted, DraftTree, Rule, WithoutReplacement
 from specdec.decoding.sampling import AcceptanceNoise
 from specdec.evaluation.lossless import certify, check_greedy, check_sampled, most_open
@@ -17,7 +25,12 @@ from tests.evaluation.made import alter, soft_target
 from tests.perfect import disturb, make_markov, perfect_drafter
 from tests.tiny import llama_config, presets, tiny_drafter, tiny_target
 
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "model_type": "mixtral", "sliding_window": None}
+EXPERTS = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "model_type": "mixtral",
+    "sliding_window": None,
+}
 
 PROMPTS = [[3, 4, 5], [9], list(range(20))]
 SHAPES: list[DraftShape] = [Chain(3), StaticTree(), DynamicTree(depth=3, top_k=3, nodes=9)]
@@ -43,7 +56,10 @@ def test_every_wrong_token_is_found_and_measured(monkeypatch: pytest.MonkeyPatch
     first = found["wrong"][0]
     assert (first["prompt"], first["position"], first["token"]) == (0, 4, first["likeliest"] ^ 1)
     assert first["gap"] > first["allowed"] > 0 and all(one["prompt"] == 0 for one in found["wrong"])
-    assert check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[1:2], 20)["fault"] == "the answers are 1 token short"
+    assert (
+        check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[1:2], 20)["fault"]
+        == "the answers are 1 token short"
+    )
 
 
 @pytest.mark.parametrize("apart", [1e-6, 1.0], ids=["near tie", "another token"])
@@ -56,9 +72,17 @@ def test_a_near_tie_is_no_fault(apart: float) -> None:
         rows[60:] = 0
     with pytest.MonkeyPatch.context() as patch:
         alter(patch, lambda decoder, asked, ids: [*ids[:-1], ids[-1] ^ 1])
-        found = check_greedy(Target(target), tiny_drafter(presets()["eagle3_1"]).float(), Chain(2), PROMPTS[1:2], 6)
-    told, untold = (found["near_ties"], found["wrong"]) if apart < 1 else (found["wrong"], found["near_ties"])
-    assert [one["position"] for one in told] == [5] and not untold and (found["fault"] is None) == (apart < 1)
+        found = check_greedy(
+            Target(target), tiny_drafter(presets()["eagle3_1"]).float(), Chain(2), PROMPTS[1:2], 6
+        )
+    told, untold = (
+        (found["near_ties"], found["wrong"]) if apart < 1 else (found["wrong"], found["near_ties"])
+    )
+    assert (
+        [one["position"] for one in told] == [5]
+        and not untold
+        and (found["fault"] is None) == (apart < 1)
+    )
 
 
 @pytest.mark.slow
@@ -68,11 +92,15 @@ def test_a_tie_of_two_experts_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> No
     torch.manual_seed(0)
     mixture = MixtralForCausalLM(MixtralConfig(**{**sizes, **EXPERTS}))
     target = Target(make_markov(mixture, 0.75).to(torch.bfloat16))
-    drafter = disturb(perfect_drafter(target, replace(presets()["eagle3_1"], draft_vocab_size="all")), 0.3)
+    drafter = disturb(
+        perfect_drafter(target, replace(presets()["eagle3_1"], draft_vocab_size="all")), 0.3
+    )
     asked = target, drafter.bfloat16(), Chain(4), PROMPTS, 100
     assert check_greedy(*asked)["fault"] is None
     with monkeypatch.context() as patch:
-        patch.setattr("specdec.evaluation.lossless.moved_logits", lambda target, ids_1T: torch.zeros(1))
+        patch.setattr(
+            "specdec.evaluation.lossless.moved_logits", lambda target, ids_1T: torch.zeros(1)
+        )
         assert check_greedy(*asked)["fault"] == "1 of 300 tokens wrong"
     alter(monkeypatch, lambda decoder, asked, ids: [*ids[:40], (ids[40] + 7) % 61, *ids[41:]])
     assert check_greedy(*asked)["fault"]
@@ -84,7 +112,8 @@ def test_sampled_decoding_has_the_targets_distribution(rule: str) -> None:
     sampling = Sampling(temperature=0.9, rule=rule, draft_temperature=1.2)  # type: ignore[arg-type]
     found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 100)
     assert found["fault"] is None and found["impossible"] == 0 and found["degrees"] > 3
-    few = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 9)  # no two cells expect five draws each
+    # no two cells expect five draws each
+    few = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 9)
     assert few["degrees"] == few["impossible"] == 0 and few["fault"].endswith("draw more")
 
 
@@ -117,9 +146,14 @@ def test_where_there_is_no_choice_every_draw_says_all(monkeypatch: pytest.Monkey
     assert wrong["fault"] == "the target never makes such draws as 3 of 3"
 
 
-def test_draws_follow_the_prompt_after_which_they_tell_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_follow_the_prompt_after_which_they_tell_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     target, _ = soft_target()
-    sampling, prompts = Sampling(temperature=0.9, rule="one_hot"), [[5], [6, 7], [8], list(range(30)) * 4]
+    sampling, prompts = (
+        Sampling(temperature=0.9, rule="one_hot"),
+        [[5], [6, 7], [8], list(range(30)) * 4],
+    )
     even = {3: [1 / 3] * 3, 2: [0.5, 0.5], 1: [1.0]}
     probs = {5: even[1], 6: even[3], 8: even[2], 0: even[3]}
     monkeypatch.setattr(
@@ -127,7 +161,8 @@ def test_draws_follow_the_prompt_after_which_they_tell_most(monkeypatch: pytest.
         lambda target, sampling, prompt: {(n,): p for n, p in enumerate(probs[prompt[0]])},
     )
     assert most_open(target, sampling, prompts, 100, 3) == 1
-    assert most_open(target, sampling, prompts, 12, 3) == 2  # a third of twelve is too few for a cell
+    # a third of twelve is too few for a cell
+    assert most_open(target, sampling, prompts, 12, 3) == 2
     room = target.config.max_position_embeddings
     with pytest.raises(ValueError, match="no prompt leaves room for 3 more tokens"):
         most_open(target, sampling, [[1] * (room - 2)], 100, 3)
@@ -144,7 +179,10 @@ def test_the_statement_covers_every_shape_and_rule() -> None:
     assert kinds == [greedy, ("sampled", "OneHot"), *drawn, greedy, ("sampled", "OneHot")]
     assert found["checks"][0]["tokens"] == 12
     for check in found["checks"][1:4]:
-        assert check["sampling"] == dataclasses.asdict(asked) | {"top_k": 3, "rule": check["sampling"]["rule"]}
+        assert check["sampling"] == dataclasses.asdict(asked) | {
+            "top_k": 3,
+            "rule": check["sampling"]["rule"],
+        }
 
 
 def test_one_check_that_fails_fails_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +193,9 @@ def test_one_check_that_fails_fails_the_statement(monkeypatch: pytest.MonkeyPatc
     assert not certify(target, drafter, [Chain(2)], PROMPTS[:1], max_new_tokens=4, runs=20)["holds"]
 
 
-def test_in_16_bits_no_draws_are_made_and_the_statement_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_in_16_bits_no_draws_are_made_and_the_statement_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     target, drafter = soft_target()
     low, drafter = Target(target.model.bfloat16()), drafter.bfloat16()
     found = certify(low, drafter, [Chain(2)], PROMPTS, max_new_tokens=6, runs=300)

@@ -20,7 +20,10 @@ def test_sums_per_prompt_do_not_depend_on_the_order() -> None:
     found = [answer("b", (1,)), answer("a", (2, 0)), answer("b", (3,))]
     sums = per_prompt(found, passes, lambda one: sum(one.accepted), prompts=["c"])
     assert sorted(map(tuple, sums.tolist())) == [(0, 0), (2, 2), (2, 4)]
-    assert sums.tolist() == per_prompt(found[::-1], passes, lambda one: sum(one.accepted), prompts=["c"]).tolist()
+    assert (
+        sums.tolist()
+        == per_prompt(found[::-1], passes, lambda one: sum(one.accepted), prompts=["c"]).tolist()
+    )
 
 
 def test_acceptance_length_pools_passes_and_counts_the_bonus_token() -> None:
@@ -45,18 +48,30 @@ def test_passes_without_a_draft_count() -> None:
     nothing_drafted = [answer("a", (0,), depth=0)]
     assert computed("accepted_per_position", nothing_drafted) == {"joint": [], "conditional": []}
     assert computed("draft_acceptance_rate", nothing_drafted) is None
-    assert computed("draft_acceptance_rate", [*nothing_drafted, answer("b", (1,))]) == (1 / 3, None, None)
+    assert computed("draft_acceptance_rate", [*nothing_drafted, answer("b", (1,))]) == (
+        1 / 3,
+        None,
+        None,
+    )
 
 
 @settings(deadline=None)
 @given(answer_lists())
 def test_identities(found: list[Answer]) -> None:
     """Acceptance length is 1 + Σ joint; joint is the product of the conditionals; positions are what they say."""
-    got = {name: computed(name, found) for name in ("acceptance_length", "accepted_per_position", "histogram")}
-    length, (joint, conditional) = got["acceptance_length"].mean, got["accepted_per_position"].values()
+    got = {
+        name: computed(name, found)
+        for name in ("acceptance_length", "accepted_per_position", "histogram")
+    }
+    length, (joint, conditional) = (
+        got["acceptance_length"].mean,
+        got["accepted_per_position"].values(),
+    )
     assert math.isclose(length, 1 + sum(joint), rel_tol=1e-12)
     counts = [count for one in found for count in one.accepted]
-    assert sum(got["histogram"]) == len(counts) and len(joint) == max(max(one.drafted) for one in found)
+    assert sum(got["histogram"]) == len(counts) and len(joint) == max(
+        max(one.drafted) for one in found
+    )
     product = 1.0
     for k, (together, given_before) in enumerate(zip(joint, conditional, strict=True), start=1):
         before = sum(count >= k - 1 for count in counts)
@@ -72,11 +87,17 @@ def test_the_figure_is_within_the_prompts_own_means(found: list[Answer]) -> None
     interval = computed("acceptance_length", found)
     assert interval == computed("acceptance_length", found[::-1])
     names = {one.prompt_id for one in found}
-    means = [computed("acceptance_length", [one for one in found if one.prompt_id == name]).mean for name in names]
+    means = [
+        computed("acceptance_length", [one for one in found if one.prompt_id == name]).mean
+        for name in names
+    ]
     if len(names) == 1:
         assert interval[1:] == (None, None)
     else:
-        assert min(means) - 1e-12 <= interval.mean <= max(means) + 1e-12 and 1 <= interval.low <= interval.high
+        assert (
+            min(means) - 1e-12 <= interval.mean <= max(means) + 1e-12
+            and 1 <= interval.low <= interval.high
+        )
 
 
 def test_the_interval_is_over_prompts_not_passes() -> None:
@@ -95,7 +116,10 @@ def test_rates_pool_tokens_over_seconds() -> None:
     assert computed("tokens_per_second", TWO) == pytest.approx({"speculative": 10.0, "plain": 6.0})
     found = computed("speedup", TWO)
     assert found.mean == pytest.approx(10 / 6) and 0 <= found.low < found.mean < found.high
-    turns = [answer("a", (1,), tokens=10, plain_tokens=10, plain_seconds=seconds) for seconds in (1.0, 3.0)]
+    turns = [
+        answer("a", (1,), tokens=10, plain_tokens=10, plain_seconds=seconds)
+        for seconds in (1.0, 3.0)
+    ]
     assert computed("speedup", turns) == (2.0, None, None)
 
 
@@ -130,8 +154,15 @@ def test_categories_stand_apart() -> None:
         answer("d", (2,)),
     ]
     groups = computed("by_category", found)
-    assert list(groups) == ["code", "math"] and groups["code"]["acceptance_length"] is groups["code"]["speedup"] is None
-    assert (groups["math"]["prompts"], groups["math"]["passes"], groups["math"]["speedup"]) == (2, 3, 3.0)
+    assert (
+        list(groups) == ["code", "math"]
+        and groups["code"]["acceptance_length"] is groups["code"]["speedup"] is None
+    )
+    assert (groups["math"]["prompts"], groups["math"]["passes"], groups["math"]["speedup"]) == (
+        2,
+        3,
+        3.0,
+    )
     assert groups["math"]["acceptance_length"] == computed("acceptance_length", found[:2])._asdict()
 
 

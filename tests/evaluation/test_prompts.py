@@ -72,18 +72,27 @@ USER = {"role": "user", "content": "Hi"}
         ("{", r"line 2: not usable JSON: Expecting property name"),
         ('{"prompt": %s}' % ("9" * 5000), "line 2: not usable JSON"),
         ("{}", r"its columns \(none\) are of no known layout \(turns: turns; "),
-        ({"answer": "x", "category": "a"}, r"its columns \(answer, category\) .*gsm8k: question, answer; .*highlights"),
+        (
+            {"answer": "x", "category": "a"},
+            r"its columns \(answer, category\) .*gsm8k: question, answer; .*highlights",
+        ),
         ({"prompt": 3}, "'prompt' must be a string, got int"),
         ({"prompt": []}, "'prompt' must be a list of at least one string"),
         ('{"prompt": "a\\ud800"}', "half of a surrogate pair"),
         ({"turns": []}, "'turns' must be a list of at least one string"),
         ({"turns": ["a", 3]}, "must be a list of at least one string"),
         ({"messages": {"role": "user"}}, "'messages' must be a list"),
-        ({"messages": [USER, {"role": "assistant", "content": "Yes"}]}, "must end with a user turn.*not assistant"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "Yes"}]},
+            "must end with a user turn.*not assistant",
+        ),
         ({"messages": [{"role": "human", "content": "Hi"}]}, "unknown role 'human'"),
         ({"messages": [{"role": "user"}]}, "a message has no text"),
         ({"messages": [USER | {"name": "x"}]}, "and nothing else; it has content, name, role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a message has a part of type 'image'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "a message has a part of type 'image'",
+        ),
         ({"id": 1.5, "prompt": "a"}, "id must be a string or an integer, not float"),
         ({"category": 3, "prompt": "a"}, "category must be a string"),
         ({"id": "first", "prompt": "a"}, "line 2: id first is taken already"),
@@ -101,13 +110,20 @@ def test_a_bad_row_is_named(tmp_path: Path, row: Any, complaint: str) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [{"prompt": " \n"}, {"turns": ["a", ""]}, {"messages": [USER | {"content": ""}]}, {"question": " ", "answer": "1"}],
+    [
+        {"prompt": " \n"},
+        {"turns": ["a", ""]},
+        {"messages": [USER | {"content": ""}]},
+        {"question": " ", "answer": "1"},
+    ],
     ids=["prompt", "a turn", "a message", "gsm8k"],
 )
 def test_a_blank_prompt_is_one_that_cannot_be_asked(tmp_path: Path, row: Any) -> None:
     """And not a broken file: the others stay."""
     path = tmp_path / "some.jsonl"
-    path.write_text("\n".join(map(json.dumps, [{"prompt": "x"}, row, {"prompt": "y"}])), encoding="utf-8")
+    path.write_text(
+        "\n".join(map(json.dumps, [{"prompt": "x"}, row, {"prompt": "y"}])), encoding="utf-8"
+    )
     first, blank, last = load_prompts([path])
     assert (first.text, last.text) == ("x", "y")
     assert (blank.prompt_id, blank.turns, blank.messages, blank.text) == ("line-2", None, None, "")
@@ -149,14 +165,22 @@ def test_layouts_may_be_chosen(tmp_path: Path) -> None:
     turns = rows(tmp_path / "turns.jsonl", {"turns": ["x"], "prompt": "y"})
 
     def read(*layouts: str) -> list[tuple[Any, ...]]:
-        return [prompt[2:] for prompt in load_prompts([code, raw, tmp_path / "text.txt"], layouts=layouts)]
+        return [
+            prompt[2:]
+            for prompt in load_prompts([code, raw, tmp_path / "text.txt"], layouts=layouts)
+        ]
 
-    assert read() == [(["Complete the code I provided.def f"], None, None), (None, None, "Hi"), (None, None, "Ho")]
+    assert read() == [
+        (["Complete the code I provided.def f"], None, None),
+        (None, None, "Hi"),
+        (None, None, "Ho"),
+    ]
     assert read("prompt") == [(None, None, "def f"), (None, None, "Hi"), (None, None, "Ho")]
     assert read("prompt_turn") == [([text], None, None) for text in ("def f", "Hi", "Ho")]
     assert load_prompts([turns], layouts=["turns"])[0].turns == ["x"]
     with pytest.raises(
-        ValueError, match=r"there is no layout 'mmlu': choose one of turns, speed_bench, messages, humaneval"
+        ValueError,
+        match=r"there is no layout 'mmlu': choose one of turns, speed_bench, messages, humaneval",
     ):
         read("mmlu")
     with pytest.raises(ValueError, match=r"layouts: no row is read as gsm8k \(question, answer\)"):
@@ -164,6 +188,8 @@ def test_layouts_may_be_chosen(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no row is read as prompt_turn"):
         read("prompt", "prompt_turn")  # the first that fits wins
     extra = rows(tmp_path / "extra.jsonl", {"question": "q", "answer": "a", "level": 3})
-    with pytest.raises(ValueError, match=r"extra\.jsonl, line 1: level may be a part of what is said"):
+    with pytest.raises(
+        ValueError, match=r"extra\.jsonl, line 1: level may be a part of what is said"
+    ):
         load_prompts([extra])
     assert load_prompts([extra], layouts=["gsm8k"])[0].turns == ["q"]

@@ -21,7 +21,9 @@ FOUND = [
 
 def reported(folder: Path, metrics: dict[str, Any]) -> str:
     context = {name: metrics[name] for name in ("target", "provenance") if name in metrics}
-    write_report(folder / "report.md", "Evaluation", notes(metrics), "", report_tables(metrics), context)
+    write_report(
+        folder / "report.md", "Evaluation", notes(metrics), "", report_tables(metrics), context
+    )
     return (folder / "report.md").read_text()
 
 
@@ -72,7 +74,11 @@ def test_summary_by_hand(result: dict[str, Any]) -> None:
 
 
 def test_the_report_says_it_all(tmp_path: Path, result: dict[str, Any]) -> None:
-    facts = {"command": "specdec evaluate --x y", "git_commit": "abc123", "versions": {"torch": "2"}}
+    facts = {
+        "command": "specdec evaluate --x y",
+        "git_commit": "abc123",
+        "versions": {"torch": "2"},
+    }
     metrics = {"results": [result], "target": "tiny", "provenance": facts}
     metrics["skipped"] = [{"prompt_id": "a|b", "reason": "too long"}]
     text = reported(tmp_path, metrics)
@@ -115,13 +121,20 @@ def test_the_picture(tmp_path: Path, result: dict[str, Any]) -> None:
 
 def test_answers_that_repeat_themselves_are_warned_of(tmp_path: Path) -> None:
     """At 2 of 40 answers, with the acceptance length of the other 38."""
-    one, loop = (Answer("a", None, 2, (1,), (3,), 1.0, 2.0, 2, True, loops=loops) for loops in (False, True))
+    one, loop = (
+        Answer("a", None, 2, (1,), (3,), 1.0, 2.0, 2, True, loops=loops) for loops in (False, True)
+    )
     most = [one._replace(prompt_id=str(n)) for n in range(38)]
     two = [loop._replace(prompt_id=f"loop-{n}", accepted=(3,)) for n in range(2)]
     found = summary("chain", {}, [*most, *two])
     assert (found["looping_answers"], found["looping_share"]) == (2, 0.05)
-    assert found["acceptance_length_looping"]["mean"] == 4 and found["acceptance_length_without_looping"]["mean"] == 2
-    assert "Warning: chain: 5% of the answers repeat themselves" in reported(tmp_path, {"results": [found]})
+    assert (
+        found["acceptance_length_looping"]["mean"] == 4
+        and found["acceptance_length_without_looping"]["mean"] == 2
+    )
+    assert "Warning: chain: 5% of the answers repeat themselves" in reported(
+        tmp_path, {"results": [found]}
+    )
     assert "acceptance length 2.10, without them 2.00" in reported(tmp_path, {"results": [found]})
     fewer = summary("chain", {}, [*most, most[0]._replace(prompt_id="x"), *two[:1]])
     assert "Warning" not in reported(tmp_path, {"results": [fewer]})

@@ -49,7 +49,13 @@ def sums(folder: Path) -> Path:
 def test_it_writes_metrics_report_and_answers(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([*arguments, "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} == {"metrics.json", "report.md", "report.png", "answers.jsonl", SUMS}
+    assert {path.name for path in out.iterdir()} == {
+        "metrics.json",
+        "report.md",
+        "report.png",
+        "answers.jsonl",
+        SUMS,
+    }
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["results"][0]["identical_outputs"] == 2
     assert metrics["drafter"]["made_for_this_target"] is True
@@ -57,7 +63,10 @@ def test_it_writes_metrics_report_and_answers(arguments: list[str], tmp_path: Pa
     assert metrics["settings"]["chat_template_sha256"] is None
     ((one, two),) = read_answers(out / "answers.jsonl", 1)
     assert [one.prompt_id, two.prompt_id] == ["line-1", "line-2"]
-    assert summary("", {}, [one, two])["acceptance_length"] == metrics["results"][0]["acceptance_length"]
+    assert (
+        summary("", {}, [one, two])["acceptance_length"]
+        == metrics["results"][0]["acceptance_length"]
+    )
 
 
 def test_an_evaluation_can_be_compared_with_one_of_other_files_of_the_same_prompts(
@@ -66,7 +75,18 @@ def test_an_evaluation_can_be_compared_with_one_of_other_files_of_the_same_promp
     prompts = (tmp_path / "p.txt").read_text()
     for name, text in (("a", prompts), ("b", prompts), ("c", prompts.replace("add_3", "add_4"))):
         (tmp_path / f"{name}.txt").write_text(text)
-        assert main([*arguments, "--prompts", str(tmp_path / f"{name}.txt"), "--out", str(tmp_path / name)]) == 0
+        assert (
+            main(
+                [
+                    *arguments,
+                    "--prompts",
+                    str(tmp_path / f"{name}.txt"),
+                    "--out",
+                    str(tmp_path / name),
+                ]
+            )
+            == 0
+        )
     capsys.readouterr()
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert "B - A              +0.000 [+0.000, +0.000], p = 1" in capsys.readouterr().out
@@ -83,7 +103,10 @@ def test_older_results_are_never_overwritten(arguments: list[str], tmp_path: Pat
 
 
 def test_what_another_leaves_meanwhile_is_not_removed(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Two at once: while one decodes, another is refused; and what stands in the place in the end stays."""
     out = tmp_path / "out"
@@ -120,7 +143,11 @@ def test_what_another_leaves_meanwhile_is_not_removed(
     ],
 )
 def test_wrong_input_leaves_nothing(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
+    arguments: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    extra: list[str],
+    message: str,
 ) -> None:
     out = tmp_path / "out"
     extra = [word.replace("SUMS", str(sums(tmp_path))) for word in extra]
@@ -131,7 +158,10 @@ def test_wrong_input_leaves_nothing(
 
 
 def test_a_place_that_cannot_be_written_is_refused_first(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("decoded in vain")
@@ -154,18 +184,33 @@ def test_a_suite_with_a_prompt_left_out(
         (tmp_path / name / "chat_template.jinja").write_text(template)
     runs = {"a": ("one", "false"), "b": ("one", "true"), "c": ("two", "false")}
     for run, (target, thinking) in runs.items():
-        more = ["--target", str(tmp_path / target), "--thinking", thinking, "--out", str(tmp_path / run)]
+        more = [
+            "--target",
+            str(tmp_path / target),
+            "--thinking",
+            thinking,
+            "--out",
+            str(tmp_path / run),
+        ]
         assert main([*arguments, "--prompts", str(sums(tmp_path)), *more]) == 0
     assert "left out 1 of 2 prompts (line-2)" in caplog.text
     metrics = json.loads((tmp_path / "a" / "metrics.json").read_text())
     assert list(metrics["results"][0]["by_category"]) == ["gsm8k"]
     (skipped,) = metrics["skipped"]
-    assert skipped["prompt_id"] == "line-2" and "exceed the target's 256 positions" in skipped["reason"]
+    assert (
+        skipped["prompt_id"] == "line-2"
+        and "exceed the target's 256 positions" in skipped["reason"]
+    )
     assert f"| line-2 | {skipped['reason']} |" in (tmp_path / "a" / "report.md").read_text()
     assert metrics["settings"]["thinking"] is False
-    assert metrics["settings"]["chat_template_sha256"] == hashlib.sha256(TEMPLATE.encode()).hexdigest()
+    assert (
+        metrics["settings"]["chat_template_sha256"] == hashlib.sha256(TEMPLATE.encode()).hexdigest()
+    )
     capsys.readouterr()
-    for other, message in (("b", "differ in thinking: False and True"), ("c", "differ in chat_template_sha256")):
+    for other, message in (
+        ("b", "differ in thinking: False and True"),
+        ("c", "differ in chat_template_sha256"),
+    ):
         assert main(["compare", str(tmp_path / "a"), str(tmp_path / other)]) == 2
         assert message in capsys.readouterr().err
 
@@ -173,12 +218,16 @@ def test_a_suite_with_a_prompt_left_out(
 def test_a_certificate_on_demand(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "certified"
     assert main([*arguments, "--out", str(out), "--certify", "100"]) == 0
-    stated, metrics = (json.loads((out / name).read_text()) for name in ("certificate.json", "metrics.json"))
+    stated, metrics = (
+        json.loads((out / name).read_text()) for name in ("certificate.json", "metrics.json")
+    )
     assert stated["holds"] is metrics["certified"] is True
     assert stated["target"] == metrics["target"] and stated["settings"] == metrics["settings"]
     assert [len(digest) for digest in stated["drafter_sha256"].values()] == [64]
     greedy = [check for check in stated["checks"] if check["check"] == "greedy"]
-    assert [check["shape"] for check in greedy] == [result["shape"] for result in metrics["results"]]
+    assert [check["shape"] for check in greedy] == [
+        result["shape"] for result in metrics["results"]
+    ]
     assert all(check["tokens"] > 0 for check in greedy)
 
 
@@ -192,16 +241,22 @@ def test_compiled_by_default_and_certified_so(
         assert main([*arguments[:-2], "--out", str(out), "--certify", "100"]) == 0
     told = [record.getMessage() for record in caplog.records]
     assert any(text.startswith("compiled ") for text in told)
-    stated, metrics = (json.loads((out / name).read_text()) for name in ("certificate.json", "metrics.json"))
+    stated, metrics = (
+        json.loads((out / name).read_text()) for name in ("certificate.json", "metrics.json")
+    )
     assert stated["holds"] and stated["greedy"] == {"compiled": True, "batch_size": 1}
-    assert metrics["settings"]["compile"] is True and metrics["results"][0]["identical_outputs"] == 2
+    assert (
+        metrics["settings"]["compile"] is True and metrics["results"][0]["identical_outputs"] == 2
+    )
 
 
 def test_a_certificate_that_does_not_hold_ends_the_command_with_one(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("specdec.evaluation.run.certify", lambda *_, **__: {"holds": False, "checks": []})
+    monkeypatch.setattr(
+        "specdec.evaluation.run.certify", lambda *_, **__: {"holds": False, "checks": []}
+    )
     out = tmp_path / "refuted"
     assert main([*arguments, "--out", str(out), "--certify", "1"]) == 1
     assert json.loads((out / "certificate.json").read_text())["holds"] is False
@@ -216,4 +271,7 @@ def test_a_certificate_that_does_not_hold_ends_the_command_with_one(
         "metrics.json", "report.md", "report.png", "answers.jsonl", "SHA256SUMS",
     }  # fmt: skip
     assert main([*arguments, "--out", str(tmp_path / "none"), "--certify", "-1"]) == 2
-    assert "--certify must be at least 0, not -1" in capsys.readouterr().err and not (tmp_path / "none").exists()
+    assert (
+        "--certify must be at least 0, not -1" in capsys.readouterr().err
+        and not (tmp_path / "none").exists()
+    )

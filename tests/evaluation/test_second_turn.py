@@ -80,11 +80,14 @@ def test_the_answer_stands_as_the_template_writes_its_parts(
         assert second_ids(tokenizer, written, thinking) == expected
         asked = tokenizer.decode(expected)
         assert ('"add"' in asked or "add" in asked) if turn.arguments else turn.text in asked
-        assert turn.arguments or turn.thought not in asked  # all templates drop the thought of an earlier turn
+        # all templates drop the thought of an earlier turn
+        assert turn.arguments or turn.thought not in asked
 
 
 @pytest.mark.parametrize("name", SWITCHED)
-def test_an_answer_without_a_thought(name: str, tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:
+def test_an_answer_without_a_thought(
+    name: str, tokenizers: dict[str, PreTrainedTokenizerFast]
+) -> None:
     """The prompt holds the empty thought, and what is written is the text alone."""
     family, tokenizer = FAMILIES[name], tokenizers[name]
     answer = {"role": "assistant", "content": "four\n\nor 4"}
@@ -99,7 +102,9 @@ def test_an_answer_without_a_thought(name: str, tokenizers: dict[str, PreTrained
 def test_a_template_without_a_switch_is_refused(
     name: str, thinking: bool, tokenizers: dict[str, PreTrainedTokenizerFast]
 ) -> None:
-    with pytest.raises(ValueError, match="prompt talk: the chat template has no switch for thinking"):
+    with pytest.raises(
+        ValueError, match="prompt talk: the chat template has no switch for thinking"
+    ):
         PromptConversation(PROMPT, tokenizers[name], thinking=thinking)
 
 
@@ -135,7 +140,8 @@ FINAL = "<|channel|>final<|message|>"
         (f"{ANALYSIS}add two and<|end|><|start|>assistant<|channel|>", ""),
         (f"{ANALYSIS}add two and<|end|><|start|>assistant<|channel|>final", ""),
         (f"{ANALYSIS}add<|end|><|start|>assistant{FINAL}fo", "fo"),
-        (f"{FINAL}four{FINAL}five<|return|>", "finalfourfinalfive"),  # two answers, which it never reads
+        # two answers, which it never reads
+        (f"{FINAL}four{FINAL}five<|return|>", "finalfourfinalfive"),
     ],
 )
 def test_a_template_that_refuses_its_own_marks_in_a_text_goes_on(
@@ -143,7 +149,9 @@ def test_a_template_that_refuses_its_own_marks_in_a_text_goes_on(
 ) -> None:
     """A thought without an end would end the evaluation of the prompt."""
     tokenizer = tokenizers["gpt_oss"]
-    assert second_ids(tokenizer, written) == expected_ids(tokenizer, {"role": "assistant", "content": content})
+    assert second_ids(tokenizer, written) == expected_ids(
+        tokenizer, {"role": "assistant", "content": content}
+    )
 
 
 # a template that knows nothing of thoughts, and one of DeepSeek-V3.1's kind, whose switch is named `thinking`
@@ -159,7 +167,9 @@ V3_1 = (
 )
 
 
-def test_marks_that_the_template_does_not_know_are_text(tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:
+def test_marks_that_the_template_does_not_know_are_text(
+    tokenizers: dict[str, PreTrainedTokenizerFast],
+) -> None:
     tokenizer = chat_tokenizer(FAMILIES["qwen3"])
     tokenizer.chat_template = PLAIN
     written = "<think>\nhm\n</think>\n\n<tool_call>\n{}\n</tool_call>"
@@ -170,7 +180,11 @@ def test_marks_that_the_template_does_not_know_are_text(tokenizers: dict[str, Pr
 
 @pytest.mark.parametrize(
     ("thinking", "end", "written"),
-    [(None, "</think>", "four"), (False, "</think>", "four"), (True, "<think>", "add two and two</think>four")],
+    [
+        (None, "</think>", "four"),
+        (False, "</think>", "four"),
+        (True, "<think>", "add two and two</think>four"),
+    ],
 )
 def test_a_switch_that_is_named_thinking(thinking: bool | None, end: str, written: str) -> None:
     tokenizer = chat_tokenizer(FAMILIES["qwen3"])
@@ -182,7 +196,9 @@ def test_a_switch_that_is_named_thinking(thinking: bool | None, end: str, writte
     messages = [user(ASKED[0]), {"role": "assistant", "content": "four"}, user(ASKED[1])]
     expected = asked_ids(tokenizer, messages, **switches)
     assert second_ids(tokenizer, written + "<|im_end|>", thinking) == expected
-    assert tokenizer.decode(expected).endswith(f"</think>four<|im_end|><|user|>{ASKED[1]}<|assistant|>{end}")
+    assert tokenizer.decode(expected).endswith(
+        f"</think>four<|im_end|><|user|>{ASKED[1]}<|assistant|>{end}"
+    )
 
 
 class Recorded(PromptConversation):
@@ -198,13 +214,19 @@ class Recorded(PromptConversation):
 
 
 @pytest.mark.parametrize("name", ["deepseek_r1", pytest.param("gpt_oss", marks=pytest.mark.slow)])
-def test_a_target_that_answers_by_itself(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_target_that_answers_by_itself(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """In a whole evaluation."""
     family = FAMILIES[name]
     target = Target.load(make_chat_target(name, tmp_path_factory.mktemp("target") / name))
     spec = replace(presets()["eagle3_1"], aux_layers=(0, 1, 2))
     config = DrafterConfig.for_target(
-        spec, target.config, vocab_size=target.vocab_size, num_target_layers=2, identity={"source": "tiny"}
+        spec,
+        target.config,
+        vocab_size=target.vocab_size,
+        num_target_layers=2,
+        identity={"source": "tiny"},
     )
     torch.manual_seed(0)
     conversations: list[Recorded] = []

@@ -11,7 +11,11 @@ def test_of_a_mean_it_is_student_s_t() -> None:
     values = np.random.default_rng(1).normal(size=7)
     found = interval(np.stack([values, np.ones(7)], axis=1))
     known = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    assert found == (pytest.approx(values.mean()), pytest.approx(known.low), pytest.approx(known.high))
+    assert found == (
+        pytest.approx(values.mean()),
+        pytest.approx(known.low),
+        pytest.approx(known.high),
+    )
 
 
 def test_of_a_ratio_it_is_that_of_its_residuals() -> None:
@@ -23,7 +27,9 @@ def test_of_a_ratio_it_is_that_of_its_residuals() -> None:
     error = np.std(above_P - value * below_P, ddof=1) / below_P.mean() / 20
     half = stats.t.ppf(0.975, 399) * error
     assert found is not None and found.high is not None
-    assert found.mean == pytest.approx(value) and found.high - found.mean == pytest.approx(half, rel=0.01)
+    assert found.mean == pytest.approx(value) and found.high - found.mean == pytest.approx(
+        half, rel=0.01
+    )
 
 
 def test_no_interval_from_one_prompt_and_nothing_from_none() -> None:
@@ -46,8 +52,13 @@ def test_what_is_not_defined_is_not_told() -> None:
     none = {"mean": None, "low": None, "high": None}
     assert measured(np.zeros((3, 2))) == none == measured(np.zeros((0, 2)))
     assert measured(np.array([[3.0, 4], [0, 0]])) == {"mean": 0.75, "low": None, "high": None}
-    pair = np.array([[1.0, 2, 1, 2], [1, 2, 0, 0], [1, 2, 0, 0]])  # all of the second pair is one prompt's
-    assert measured(pair, lambda x: x[..., 2] / x[..., 3]) == {"mean": 0.5, "low": None, "high": None}
+    # all of the second pair is one prompt's
+    pair = np.array([[1.0, 2, 1, 2], [1, 2, 0, 0], [1, 2, 0, 0]])
+    assert measured(pair, lambda x: x[..., 2] / x[..., 3]) == {
+        "mean": 0.5,
+        "low": None,
+        "high": None,
+    }
 
 
 @pytest.mark.parametrize(("prompts", "least"), [(6, 0.91), (18, 0.93), (40, 0.93)])
@@ -57,7 +68,9 @@ def test_it_holds_the_truth_as_often_as_it_says(prompts: int, least: float) -> N
 
     def drawn(*count: int) -> Array:
         rate = generator.beta(1.2, 2.5, size=count) * 0.98
-        committed = np.minimum(generator.geometric(1 - rate[..., None], size=(*count, 128)), 6).cumsum(-1)
+        committed = np.minimum(
+            generator.geometric(1 - rate[..., None], size=(*count, 128)), 6
+        ).cumsum(-1)
         passes = (committed < 128).sum(-1) + 1
         last = np.take_along_axis(committed, passes[..., None] - 1, -1)[..., 0]
         return np.stack([last, passes], axis=-1).astype(float)

@@ -13,7 +13,12 @@ from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.suites import GROUPS, PUBLISHED, SUITES, Published, find_suites, rows_sha256
 
 DATA = next(
-    (place / "shared" / "data" for place in Path(__file__).parents if (place / "shared" / "data").is_dir()), None
+    (
+        place / "shared" / "data"
+        for place in Path(__file__).parents
+        if (place / "shared" / "data").is_dir()
+    ),
+    None,
 )
 USER = {"role": "user", "content": "a"}
 QUESTIONS = [{"question_id": n, "turns": [f"def add_{n}("], "category": "code"} for n in range(2)]
@@ -41,7 +46,11 @@ def test_published_files_are_known(name: str) -> None:
     assert found.published == PUBLISHED[found.rows_sha256].what and found.max_new_tokens == 1024
     if name == "gsm8k":
         (whole,) = find_suites([f"gsm8k={DATA / 'gsm8k' / 'test.jsonl'}"], None)
-        assert "1,319" in str(whole.published) and whole.layouts == ["gsm8k_boxed"] and whole.max_new_tokens == 2048
+        assert (
+            "1,319" in str(whole.published)
+            and whole.layouts == ["gsm8k_boxed"]
+            and whole.max_new_tokens == 2048
+        )
 
 
 def test_rows_are_known_by_what_they_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +64,9 @@ def test_rows_are_known_by_what_they_ask(tmp_path: Path, monkeypatch: pytest.Mon
     other = write(tmp_path / "two" / "q.jsonl", renamed)
     (known,) = find_suites([f"humaneval={other}"], None)
     assert (known.published, known.max_new_tokens) == ("ours", 7)
-    with pytest.raises(ValueError, match=r"suite gsm8k: .*q.jsonl holds ours, which is suite humaneval"):
+    with pytest.raises(
+        ValueError, match=r"suite gsm8k: .*q.jsonl holds ours, which is suite humaneval"
+    ):
         find_suites([f"gsm8k={other}"], None)
     write(other, renamed[::-1])
     assert (
@@ -100,7 +111,10 @@ def test_rows_in_the_hub_s_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["nine", "gsm8k"], "suite gsm8k is asked for twice"),
         (["nine=a.jsonl"], "write NAME=FILE, with the name of one set"),
         (["spec_bench"], "there is no spec_bench.jsonl in .*; give spec_bench=FILE$"),
-        (["mbpp"], "there is no mbpp.jsonl in .*; give mbpp=FILE, or leave --suite_dir out for the Hub's rows"),
+        (
+            ["mbpp"],
+            "there is no mbpp.jsonl in .*; give mbpp=FILE, or leave --suite_dir out for the Hub's rows",
+        ),
         (["gsm8k=none.jsonl"], "none.jsonl"),
         (["gsm8k=none.txt"], "must be .jsonl, .ndjson, .jsonlines, .json, .parquet or hub:"),
     ],
@@ -111,7 +125,9 @@ def test_what_is_not_to_be_had_is_refused(tmp_path: Path, asked: list[str], mess
 
 
 def test_what_the_hub_does_not_have_is_told_from_where_to_get() -> None:
-    with pytest.raises(ValueError, match=r"speed_bench=FILE \(nemo_skills/dataset/speed-bench/prepare.py"):
+    with pytest.raises(
+        ValueError, match=r"speed_bench=FILE \(nemo_skills/dataset/speed-bench/prepare.py"
+    ):
         find_suites(["speed_bench"], None)
 
 
@@ -119,7 +135,9 @@ def test_what_the_hub_does_not_have_is_told_from_where_to_get() -> None:
 def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> list[str]:
     chats = tmp_path / "chats"
     shutil.copytree(target_directory, chats)
-    (chats / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    (chats / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
     write(tmp_path / "sets" / "humaneval.jsonl", QUESTIONS)
     write(tmp_path / "sets" / "mt_bench.jsonl", QUESTIONS[:1])
     return [
@@ -137,16 +155,26 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_every_suite_and_temperature_has_a_folder_and_all_of_them_a_table(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    arguments: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     out = tmp_path / "out"
     assert main([*arguments, "--out", str(out)]) == 0
-    parts = [f"{name}-t{temperature}" for name in ("humaneval", "mt_bench") for temperature in (0, 1)]
-    assert sorted(path.name for path in out.iterdir()) == sorted([*parts, "SHA256SUMS", "table.md", "table.tex"])
+    parts = [
+        f"{name}-t{temperature}" for name in ("humaneval", "mt_bench") for temperature in (0, 1)
+    ]
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        [*parts, "SHA256SUMS", "table.md", "table.tex"]
+    )
     found = [json.loads((out / part / "metrics.json").read_text()) for part in parts]
     assert [one["settings"]["sampling"]["temperature"] for one in found] == [0, 1, 0, 1]
     assert [one["results"][0]["prompts"] for one in found] == [2, 2, 1, 1]
-    assert found[0]["settings"]["suite"]["published"] is None and "not known as published" in caplog.text
+    assert (
+        found[0]["settings"]["suite"]["published"] is None
+        and "not known as published" in caplog.text
+    )
     text = (out / "table.md").read_text()
     cells = [cell.strip() for cell in text.splitlines()[5].strip("|").split("|")]
     of = {part: one["results"][0] for part, one in zip(parts, found, strict=True)}
@@ -157,7 +185,10 @@ def test_every_suite_and_temperature_has_a_folder_and_all_of_them_a_table(
         f"{lengths[1]:.2f}", f"{sum(speeds) / 2:.2f}", f"{sum(lengths) / 2:.2f}",
     ]  # fmt: skip
     tex = (out / "table.tex").read_text()
-    assert "\\multicolumn{2}{c}{HumanEval} & \\multicolumn{2}{c}{MT-bench} & \\multicolumn{2}{c}{Mean}" in tex
+    assert (
+        "\\multicolumn{2}{c}{HumanEval} & \\multicolumn{2}{c}{MT-bench} & \\multicolumn{2}{c}{Mean}"
+        in tex
+    )
     assert tex.count("\\midrule") == 2 and "chain of 2" in tex
 
     # what is there is kept, and what is not of these settings is refused
@@ -165,11 +196,16 @@ def test_every_suite_and_temperature_has_a_folder_and_all_of_them_a_table(
     (out / parts[3]).rename(tmp_path / "gone")
     before = (out / parts[0] / "metrics.json").stat().st_mtime_ns
     assert main([*arguments, "--out", str(out)]) == 0
-    assert (out / parts[0] / "metrics.json").stat().st_mtime_ns == before and (out / parts[3]).is_dir()
+    assert (out / parts[0] / "metrics.json").stat().st_mtime_ns == before and (
+        out / parts[3]
+    ).is_dir()
     assert "is there, and kept" in caplog.text
     capsys.readouterr()
     assert main([*arguments, "--limit", "1", "--out", str(out)]) == 2
-    assert "humaneval-t0: there is one already, of another limit, prompts_sha256; give" in capsys.readouterr().err
+    assert (
+        "humaneval-t0: there is one already, of another limit, prompts_sha256; give"
+        in capsys.readouterr().err
+    )
 
     # the table of several, and their comparison
     assert main(["table", "--runs", str(out), "--out", str(tmp_path / "both")]) == 0

@@ -17,7 +17,12 @@ def make(tmp_path: Path) -> Make:
     """Writes what a table reads of an evaluation on ``gsm8k``, with changes of its settings."""
 
     def make(
-        name: str, drafter: str, length: float = 2.0, speedup: float | None = None, target: str = "t", **changes: Any
+        name: str,
+        drafter: str,
+        length: float = 2.0,
+        speedup: float | None = None,
+        target: str = "t",
+        **changes: Any,
     ) -> Path:
         about = {"directory": drafter, "label": Path(drafter).name, "weights_sha256": drafter}
         settings = {
@@ -42,15 +47,29 @@ def make(tmp_path: Path) -> Make:
 
 
 def test_a_run_s_best_drafter_has_the_run_s_name(make: Make, tmp_path: Path) -> None:
-    write_table(tmp_path, [make("a", "runs/x/drafter"), make("b", "runs/x/drafter_best", 2.5), make("c", "other")])
-    rows = [line.split("|")[2].strip() for line in (tmp_path / "table.md").read_text().splitlines() if "chain" in line]
+    write_table(
+        tmp_path,
+        [make("a", "runs/x/drafter"), make("b", "runs/x/drafter_best", 2.5), make("c", "other")],
+    )
+    rows = [
+        line.split("|")[2].strip()
+        for line in (tmp_path / "table.md").read_text().splitlines()
+        if "chain" in line
+    ]
     assert rows == ["x, chain of 2", "x (best), chain of 2", "other, chain of 2"]
 
 
 def test_one_drafter_has_a_row_for_every_verifier(make: Make, tmp_path: Path) -> None:
-    runs = [make("a", "runs/x/drafter"), make("b", "runs/x/drafter", target="tuned", dtype="bfloat16")]
+    runs = [
+        make("a", "runs/x/drafter"),
+        make("b", "runs/x/drafter", target="tuned", dtype="bfloat16"),
+    ]
     write_table(tmp_path, runs)
-    rows = [line.split("|")[2].strip() for line in (tmp_path / "table.md").read_text().splitlines() if "chain" in line]
+    rows = [
+        line.split("|")[2].strip()
+        for line in (tmp_path / "table.md").read_text().splitlines()
+        if "chain" in line
+    ]
     assert rows == ["x for t in float32, chain of 2", "x for tuned in bfloat16, chain of 2"]
     with pytest.raises(ValueError, match="several targets and several drafters"):
         write_table(tmp_path, [*runs, make("c", "runs/y/drafter")])
@@ -58,9 +77,15 @@ def test_one_drafter_has_a_row_for_every_verifier(make: Make, tmp_path: Path) ->
 
 def test_speed_up_is_spoken_of_where_it_was_timed(make: Make, tmp_path: Path) -> None:
     write_table(tmp_path, [make("a", "one")])
-    assert "Measured on a processor" in (text := (tmp_path / "table.md").read_text()) and "Speed-up over" not in text
+    assert (
+        "Measured on a processor" in (text := (tmp_path / "table.md").read_text())
+        and "Speed-up over" not in text
+    )
     write_table(tmp_path, [make("b", "one", speedup=1.5)])
-    assert "Speed-up over plain decoding in the same process, on a processor" in (tmp_path / "table.md").read_text()
+    assert (
+        "Speed-up over plain decoding in the same process, on a processor"
+        in (tmp_path / "table.md").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +97,9 @@ def test_speed_up_is_spoken_of_where_it_was_timed(make: Make, tmp_path: Path) ->
         ({"batch_size": 8}, "c and .*b: both are of two, chain of 2 on gsm8k"),
     ],
 )
-def test_what_no_column_can_hold_is_refused(make: Make, changes: dict[str, Any], message: str) -> None:
+def test_what_no_column_can_hold_is_refused(
+    make: Make, changes: dict[str, Any], message: str
+) -> None:
     places = [make("a", "one"), make("b", "two"), make("c", "two", **changes)]
     with pytest.raises(ValueError, match=message):
         write_table(None, places)

@@ -30,21 +30,35 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
 
 
 def test_it_recommends_checks_and_writes(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert main(arguments) == 0
     out = tmp_path / "out"
-    assert {path.name for path in out.iterdir()} == {"tune.json", "schedule.json", "report.md", SUMS}
+    assert {path.name for path in out.iterdir()} == {
+        "tune.json",
+        "schedule.json",
+        "report.md",
+        SUMS,
+    }
     found = json.loads((out / "tune.json").read_text())
     fastest = {}
     for batch in found["batches"]:
-        chains = [one["shape"] for one in batch["results"] if one["shape"] in SHAPES[:2] and one["speedup"] > 1]
+        chains = [
+            one["shape"]
+            for one in batch["results"]
+            if one["shape"] in SHAPES[:2] and one["speedup"] > 1
+        ]
         fastest[batch["batch"]] = int(chains[0][-1]) if chains else 0
     assert json.loads((out / "schedule.json").read_text()) == tune.schedules(fastest)
     assert [batch["batch"] for batch in found["batches"]] == [1, 2]
     for batch in found["batches"]:
         speeds = [one["speedup"] for one in batch["results"]]
-        assert speeds == sorted(speeds, reverse=True) and {one["shape"] for one in batch["results"]} == {*SHAPES}
+        assert speeds == sorted(speeds, reverse=True) and {
+            one["shape"] for one in batch["results"]
+        } == {*SHAPES}
         assert batch["recommended"] == (batch["results"][0]["shape"] if speeds[0] > 1 else None)
         assert all(one["prompts"] == 2 and one["identical_outputs"] > 0 for one in batch["results"])
     assert [one["prompt_id"] for one in found["skipped"]] == ["line-3"]
@@ -57,7 +71,10 @@ def test_it_recommends_checks_and_writes(
     def sped(speedup: float) -> Any:
         return lambda *args: summary(*args) | {"speedup": speedup}
 
-    for name, speedup, said in (("slow", 0.9, "Batch size 2: plain decoding"), ("fast", 1.1, "2: --shape chain:")):
+    for name, speedup, said in (
+        ("slow", 0.9, "Batch size 2: plain decoding"),
+        ("fast", 1.1, "2: --shape chain:"),
+    ):
         monkeypatch.setattr(tune, "summary", sped(speedup))
         assert main([*arguments[:-1], str(tmp_path / name), "--batch_sizes", "2"]) == 0
         told = capsys.readouterr().out
@@ -67,7 +84,10 @@ def test_it_recommends_checks_and_writes(
 def test_what_engines_are_told() -> None:
     """vLLM wants ranges from 1 on without a gap, and goes on with the last; it reads the file's own numbers."""
     found = tune.schedules({16: 0, 1: 5, 4: 3})
-    vllm = {"num_speculative_tokens": 5, "num_speculative_tokens_per_batch_size": [[1, 3, 5], [4, 15, 3], [16, 16, 0]]}
+    vllm = {
+        "num_speculative_tokens": 5,
+        "num_speculative_tokens_per_batch_size": [[1, 3, 5], [4, 15, 3], [16, 16, 0]],
+    }
     sglang = {size: {"candidate_steps": [steps]} for size, steps in (("1", 5), ("4", 3), ("16", 0))}
     assert found == {"vllm": vllm, "sglang": sglang}
     assert tune.schedules({8: 2})["vllm"]["num_speculative_tokens_per_batch_size"] == [[1, 8, 2]]

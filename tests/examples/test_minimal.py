@@ -59,7 +59,9 @@ def specdec_name(name: str) -> str:
 
 def twin(drafter: Drafter, target: Target) -> Any:
     """minimal's drafter with the weights of specdec's."""
-    other = minimal.Drafter(target.config, drafter.vocab.target_ids_D).to(drafter.lm_head.weight.dtype)
+    other = minimal.Drafter(target.config, drafter.vocab.target_ids_D).to(
+        drafter.lm_head.weight.dtype
+    )
     assert other.aux_layers == list(drafter.config.aux_layers)
     weights = published(drafter)
     assert set(weights) == {f"{name}.weight" for name in NAMES.values()}
@@ -80,7 +82,11 @@ def test_it_is_short_and_stands_alone() -> None:
         name.split(".")[0]
         for node in tree
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+        )
     }
     assert imported - sys.stdlib_module_names == {"torch", "transformers"}
     assert "importlib" not in imported and "__import__" not in source
@@ -114,7 +120,9 @@ def trained_by_specdec(drafter: Drafter, target: Target, batch: Batch, steps: in
     return TrainStep(drafter, objective)(batch, target_outputs(target, drafter, batch, objective))
 
 
-def trained_by_minimal(drafter: Any, target: Target, batch: Batch, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+def trained_by_minimal(
+    drafter: Any, target: Target, batch: Batch, steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
     said = minimal.read(target.model, drafter, batch.ids_BT)
     return minimal.ttt_loss(drafter, batch.ids_BT, batch.loss_mask_BT, *said, steps, DECAY)
 
@@ -131,14 +139,17 @@ def test_losses_of_every_step_and_their_gradients_are_equal(seed: int) -> None:
     loss, sums, counts = trained_by_minimal(other, target, batch, K)
     assert out.counts is not None
     supervised, rows = out.counts.supervised_K, out.counts.rows_K
-    assert 0 < float(rows.sum()) < float(supervised.sum())  # the draft vocabulary lacks some favourites
+    # the draft vocabulary lacks some favourites
+    assert 0 < float(rows.sum()) < float(supervised.sum())
     assert counts.tolist() == rows.tolist()
     torch.testing.assert_close(sums, out.counts.loss_KN[:, 0], rtol=1e-12, atol=0)
     torch.testing.assert_close(loss, out.loss, rtol=1e-12, atol=0)
 
     out.loss.backward()
     loss.backward()
-    theirs = tensors.published({name: gradient(x) for name, x in drafter.named_parameters()}, drafter.config)
+    theirs = tensors.published(
+        {name: gradient(x) for name, x in drafter.named_parameters()}, drafter.config
+    )
     for name, parameter in other.named_parameters():
         wanted = theirs[specdec_name(name)]
         assert (name == "embed_tokens.weight") == (not wanted.any()), name
@@ -155,8 +166,11 @@ def test_where_nothing_is_supervised_the_loss_is_zero() -> None:
     empty = batch._replace(loss_mask_BT=torch.zeros_like(batch.loss_mask_BT))
     loss, _, counts = trained_by_minimal(other, target, empty, K)
     assert loss.item() == 0 and not counts.any()
-    loss, _, counts = trained_by_minimal(other, target, batch._replace(loss_mask_BT=batch.documents_BT >= 0), T + 3)
-    assert loss.isfinite() and counts[T - 2 :].tolist() == [0] * 5  # more steps than the rows have tokens
+    loss, _, counts = trained_by_minimal(
+        other, target, batch._replace(loss_mask_BT=batch.documents_BT >= 0), T + 3
+    )
+    # more steps than the rows have tokens
+    assert loss.isfinite() and counts[T - 2 :].tolist() == [0] * 5
 
 
 def test_a_drafter_starts_as_specdecs_does() -> None:
@@ -173,7 +187,9 @@ def test_a_drafter_starts_as_specdecs_does() -> None:
         ("norm", wanted.norms.output),
     ):
         assert torch.equal(made.get_submodule(name).weight, module.weight), name
-    assert [name for name, x in made.named_parameters() if not x.requires_grad] == ["embed_tokens.weight"]
+    assert [name for name, x in made.named_parameters() if not x.requires_grad] == [
+        "embed_tokens.weight"
+    ]
     assert made.fc.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
@@ -202,13 +218,17 @@ def pair(kind: str, seed: int) -> tuple[Target, Drafter]:
     if kind == "random":
         return tiny_target(seed), tiny_drafter(presets()["eagle3_1"], seed)
     target = markov_target(context=0.45 if kind == "noisy" else 0.0, seed=seed)
-    spec = dataclasses.replace(presets()["eagle3_1"], draft_vocab_size=50 if kind == "noisy" else "all")
+    spec = dataclasses.replace(
+        presets()["eagle3_1"], draft_vocab_size=50 if kind == "noisy" else "all"
+    )
     drafter = perfect_drafter(target, spec, seed)
     return target, disturb(drafter, 0.3, seed) if kind == "noisy" else drafter
 
 
 @pytest.mark.parametrize(("kind", "depth"), [("random", 1), ("noisy", 4), ("perfect", 4)])
-def test_chains_and_texts_are_specdecs_token_for_token(kind: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_and_texts_are_specdecs_token_for_token(
+    kind: str, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passes: Counter[int] = Counter()
     drafts: list[list[int]] = []
     draft = minimal.draft
@@ -222,7 +242,9 @@ def test_chains_and_texts_are_specdecs_token_for_token(kind: str, depth: int, mo
     for seed, length in ((0, 1), (1, 9)):
         target, drafter = pair(kind, seed)
         other, decoder = twin(drafter, target), Recording(target, drafter, Chain(depth))
-        prompt = torch.randint(0, VOCAB, (1, length), generator=torch.Generator().manual_seed(length))
+        prompt = torch.randint(
+            0, VOCAB, (1, length), generator=torch.Generator().manual_seed(length)
+        )
         plain = PlainDecoder(target).generate(prompt[0].tolist(), 18).ids
         for end in (set[int](), {plain[7], plain[9]}):
             wanted = decoder.generate(prompt[0].tolist(), 18, end)
@@ -243,7 +265,18 @@ def test_chains_and_texts_are_specdecs_token_for_token(kind: str, depth: int, mo
 # ------------------------------------------------------------------------------------------------ the command
 
 
-SMALL = ["--batch_size", "4", "--seq_len", "48", "--lr", "1e-2", "--prompts", "2", "--new_tokens", "20"]
+SMALL = [
+    "--batch_size",
+    "4",
+    "--seq_len",
+    "48",
+    "--lr",
+    "1e-2",
+    "--prompts",
+    "2",
+    "--new_tokens",
+    "20",
+]
 SMALL += ["--steps", "31", "--ttt_steps", "3", "--draft_vocab", "200", "--device", "cpu"]
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
@@ -265,8 +298,15 @@ def chat_target(target_directory: Path, tmp_path: Path) -> Path:
 def chats(tmp_path: Path) -> Path:
     """Conversations of two turns."""
     path = tmp_path / "chats.jsonl"
-    turns = [("user", "add {n}"), ("assistant", "return a + {n}"), ("user", "and b?"), ("assistant", "return b")]
-    rows = [[{"role": role, "content": text.format(n=n)} for role, text in turns] for n in range(20)]
+    turns = [
+        ("user", "add {n}"),
+        ("assistant", "return a + {n}"),
+        ("user", "and b?"),
+        ("assistant", "return b"),
+    ]
+    rows = [
+        [{"role": role, "content": text.format(n=n)} for role, text in turns] for n in range(20)
+    ]
     path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in rows))
     return path
 
@@ -291,24 +331,36 @@ def test_of_a_chat_the_assistants_turns_are_supervised(chat_target: Path, chats:
     assert len(rows) == 20
     for n, (ids, mask) in enumerate(rows):
         assert tokenizer.decode(ids[mask]) == f"return a + {n}</s>return b</s>"
-        assert tokenizer.decode(ids[~mask]) == f"<user>add {n}</s><assistant><user>and b?</s><assistant>"
+        assert (
+            tokenizer.decode(ids[~mask])
+            == f"<user>add {n}</s><assistant><user>and b?</s><assistant>"
+        )
     assert minimal.chat_rows(tokenizer, chats, 3) == []  # cut before an answer begins
 
 
 def test_a_text_becomes_rows_that_begin_as_texts_do(chat_target: Path, text_file: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(chat_target)
     rows = minimal.text_rows(tokenizer, [text_file, text_file], 32)
-    assert all(len(ids) == 32 and ids[0] == tokenizer.bos_token_id and mask.all() for ids, mask in rows)
+    assert all(
+        len(ids) == 32 and ids[0] == tokenizer.bos_token_id and mask.all() for ids, mask in rows
+    )
     text = "".join(tokenizer.decode(ids[1:]) for ids, _ in rows)
     assert len(rows) > 20 and (2 * text_file.read_text()).startswith(text)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"prompts": "9999"}, "none is left to train on"), ({"target": "shallow"}, "fewer than 7 layers")],
+    [
+        ({"prompts": "9999"}, "none is left to train on"),
+        ({"target": "shallow"}, "fewer than 7 layers"),
+    ],
 )
 def test_what_cannot_be_is_said_in_a_line(
-    change: dict[str, str], message: str, chat_target: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, str],
+    message: str,
+    chat_target: Path,
+    text_file: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if "target" in change:
         config = json.loads((chat_target / "config.json").read_text())

@@ -40,7 +40,9 @@ class Hub:
                 path = urlsplit(self.path).path
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 hub.asked.append(f"{self.command} {path}")
-                status, content, headers = hub.refuse(self.command, path, self.headers.get("Authorization"), body)
+                status, content, headers = hub.refuse(
+                    self.command, path, self.headers.get("Authorization"), body
+                )
                 if not status:
                     self.close_connection = True
                     return
@@ -59,7 +61,9 @@ class Hub:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
-    def refuse(self, method: str, path: str, token: str | None, body: bytes) -> tuple[int, bytes, dict[str, str]]:
+    def refuse(
+        self, method: str, path: str, token: str | None, body: bytes
+    ) -> tuple[int, bytes, dict[str, str]]:
         """Status, content and headers: of ``fail``, of a token that is not known, or of what was asked."""
         status = self.fail(method, path)
         if status is not None:
@@ -93,8 +97,13 @@ class Hub:
             content = self.repos[name][revision.replace("0" * 40, "main")].get(file)
             if content is None:
                 return 404, {"X-Error-Code": "EntryNotFound"}
-            return content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": "0" * 40}
-        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|preupload|commit|branch|tree)/([^/]+))?", path)
+            return content, {
+                "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
+                "X-Repo-Commit": "0" * 40,
+            }
+        found = re.fullmatch(
+            r"/api/models/([^/]+/[^/]+)(?:/(revision|preupload|commit|branch|tree)/([^/]+))?", path
+        )
         assert found, path
         name, what, revision = found[1], found[2], (found[3] or "main").replace("0" * 40, "main")
         if name not in self.repos:
@@ -122,7 +131,13 @@ class Hub:
 
     def sibling(self, path: str, content: bytes) -> dict[str, Any]:
         """A file as the Hub lists it."""
-        large = {"lfs": {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 9}}
+        large = {
+            "lfs": {
+                "sha256": hashlib.sha256(content).hexdigest(),
+                "size": len(content),
+                "pointerSize": 9,
+            }
+        }
         found = {"rfilename": path, "size": len(content), "blobId": git_hash(content)}
         return found | (large if path.endswith(".safetensors") else {})
 

@@ -12,7 +12,12 @@ from specdec.target import Target
 
 
 def made_drafter(
-    spec: DrafterSpec, target: Target, *, seed: int = 0, own_embedding: bool = False, bias: bool = False
+    spec: DrafterSpec,
+    target: Target,
+    *,
+    seed: int = 0,
+    own_embedding: bool = False,
+    bias: bool = False,
 ) -> Drafter:
     """A random drafter of a target; what it has of the target's is the target's.
 
@@ -21,7 +26,11 @@ def made_drafter(
     """
     torch.manual_seed(seed)
     config = DrafterConfig.for_target(
-        spec, target.config, vocab_size=target.vocab_size, num_target_layers=target.num_layers, identity=target.identity
+        spec,
+        target.config,
+        vocab_size=target.vocab_size,
+        num_target_layers=target.num_layers,
+        identity=target.identity,
     )
     ids_D = torch.randperm(target.vocab_size)[: config.draft_vocab_size].sort().values
     drafter = Drafter(config, ids_D).to(target.dtype).requires_grad_(False)
@@ -49,7 +58,9 @@ def same_state(one: Drafter, two: Drafter) -> bool:
 
 
 def _bits(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(a.contiguous().view(torch.uint8).eq(b.contiguous().view(torch.uint8)).all())
+    return a.shape == b.shape and bool(
+        a.contiguous().view(torch.uint8).eq(b.contiguous().view(torch.uint8)).all()
+    )
 
 
 def names(directory: Path) -> list[str]:
@@ -57,7 +68,9 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def evaluation(directory: Path, drafter: dict[str, Any], fingerprint: object, **settings: object) -> Path:
+def evaluation(
+    directory: Path, drafter: dict[str, Any], fingerprint: object, **settings: object
+) -> Path:
     """A directory with what ``specdec evaluate`` writes of a drafter's config and the hash of its weights."""
     result = {
         "shape": "chain of 5", "shape_config": {"class": "Chain", "depth": 5}, "prompts": 80, "passes": 1234,

@@ -51,7 +51,12 @@ def test_figures_come_back_as_they_were_measured(
     quoted(tmp_path / "a", drafter)  # in the folder around it: found without being named
     away = tmp_path / "away"
     away.mkdir()
-    drawn = quoted(away / "b", drafter, prompts=["hub:openai/gsm8k@v1:main:test"], sampling={"temperature": 0.7})
+    drawn = quoted(
+        away / "b",
+        drafter,
+        prompts=["hub:openai/gsm8k@v1:main:test"],
+        sampling={"temperature": 0.7},
+    )
     card = pushed(directory, capsys)
     length, speed, single = card.data.eval_results
     conditions = {
@@ -64,11 +69,22 @@ def test_figures_come_back_as_they_were_measured(
         metric_name="Acceptance length, bonus token included, chain of 5 [2.10, 2.60]",
         metric_args={"shape": {"class": "Chain", "depth": 5}, "prompts": 80, "low": 2.1, "high": 2.6, **conditions},
     )  # fmt: skip
-    assert (speed.metric_type, speed.metric_value, speed.metric_args["high"]) == ("speedup", 1.72, 1.9)
-    assert single.metric_value == 3.0 and "low" not in single.metric_args and "[" not in single.metric_name
+    assert (speed.metric_type, speed.metric_value, speed.metric_args["high"]) == (
+        "speedup",
+        1.72,
+        1.9,
+    )
+    assert (
+        single.metric_value == 3.0
+        and "low" not in single.metric_args
+        and "[" not in single.metric_name
+    )
     front = card.data.to_dict()
     assert model_index_to_eval_results(front["model-index"]) == ("small", card.data.eval_results)
-    assert "intervals are wide" in card.text and "| 1 | 0 | tree | 3.00 | - | not compared | 10% | 2.10 [" in card.text
+    assert (
+        "intervals are wide" in card.text
+        and "| 1 | 0 | tree | 3.00 | - | not compared | 10% | 2.10 [" in card.text
+    )
     assert "Warning: up to 10% of the answers repeat themselves" in card.text
     suite = {"title": "GSM8K", "published": "EAGLE's 80 questions of GSM8K", "rows_sha256": "1"}
     of_suite = quoted(away / "c", drafter, suite=suite)
@@ -79,10 +95,23 @@ def test_figures_come_back_as_they_were_measured(
     one = both.data.eval_results[3]
     of_hub = one.dataset_type, one.dataset_config, one.dataset_split, one.dataset_revision
     assert of_hub == ("openai/gsm8k", "main", "test", "v1") and "temperature 0.7" in one.metric_name
-    other = quoted(tmp_path / "other", made_drafter(DrafterSpec(draft_vocab_size=200), target, seed=1))
+    other = quoted(
+        tmp_path / "other", made_drafter(DrafterSpec(draft_vocab_size=200), target, seed=1)
+    )
     assert pushed(directory, capsys).data.eval_results == card.data.eval_results  # of other weights
-    argv = ["push", "--drafter", str(directory), "--repo", REPO, "--dry_run", "--evaluation", str(other)]
-    assert main(argv) == 2 and "not an evaluation of this drafter's weights" in capsys.readouterr().err
+    argv = [
+        "push",
+        "--drafter",
+        str(directory),
+        "--repo",
+        REPO,
+        "--dry_run",
+        "--evaluation",
+        str(other),
+    ]
+    assert (
+        main(argv) == 2 and "not an evaluation of this drafter's weights" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +125,12 @@ def test_figures_come_back_as_they_were_measured(
     ],
 )
 def test_what_it_is(
-    spec: DrafterSpec, name: str, tags: list[str], target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spec: DrafterSpec,
+    name: str,
+    tags: list[str],
+    target: Target,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     directory = save_drafter(made_drafter(spec, target), tmp_path / "drafter")
     card = pushed(directory, capsys, "--license", "apache-2.0", "--base_model", "org/target")
@@ -114,17 +148,28 @@ def test_what_it_is(
 def test_an_export_keeps_all_that_its_card_needs(
     target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drafter, served = made_drafter(DrafterSpec(draft_vocab_size=200), target), TargetSource("org/target", "v2")
+    drafter, served = (
+        made_drafter(DrafterSpec(draft_vocab_size=200), target),
+        TargetSource("org/target", "v2"),
+    )
     made = quoted(tmp_path / "a", drafter)
     out = tmp_path / "served" / "out"
-    exported = export_drafter(drafter, target, out, draft_tokens=5, served=served, evaluation=[made])
+    exported = export_drafter(
+        drafter, target, out, draft_tokens=5, served=served, evaluation=[made]
+    )
     own = ModelCard.load(out / "README.md")
-    assert own.data.base_model == "org/target" and exported.command in own.text and own.data.model_name == "out"
+    assert (
+        own.data.base_model == "org/target"
+        and exported.command in own.text
+        and own.data.model_name == "out"
+    )
     card = pushed(out, capsys)
     assert card.data.eval_results == own.data.eval_results and card.data.model_name == "small"
     assert exported.command.replace(str(out), REPO) in card.text and "--revision v2" in card.text
     assert card.data.tags[-1] == "vllm" and f"specdec import --checkpoint {REPO}" in card.text
-    later = pushed(out, capsys, "--evaluation", str(quoted(tmp_path / "b", drafter, max_new_tokens=9)))
+    later = pushed(
+        out, capsys, "--evaluation", str(quoted(tmp_path / "b", drafter, max_new_tokens=9))
+    )
     assert {one.metric_args["max_new_tokens"] for one in later.data.eval_results} == {9}
 
 
@@ -132,19 +177,33 @@ TOKENS = 3 * 2 * 2 * 32
 
 
 @pytest.fixture
-def run(target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(
+    target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """The directory of a run of three steps, each of two batches of two rows of 32 tokens."""
     monkeypatch.setattr(sys, "argv", ["specdec"])
-    small = {"trainer__max_steps": 3, "trainer__log_every_n_steps": 1, "trainer__limit_val_batches": 0}
-    argv = ["fit", *short_run(target_directory, text_file, trainer__accumulate_grad_batches=2, **small)]
+    small = {
+        "trainer__max_steps": 3,
+        "trainer__log_every_n_steps": 1,
+        "trainer__limit_val_batches": 0,
+    }
+    argv = [
+        "fit",
+        *short_run(target_directory, text_file, trainer__accumulate_grad_batches=2, **small),
+    ]
     assert main([*argv, "--seed_everything", "5", "--out", str(tmp_path / "run")]) == 0
     return tmp_path / "run"
 
 
-def test_a_run_tells_how_it_was_trained(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_tells_how_it_was_trained(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     card = pushed(run / "drafter", capsys)
     assert f"3 steps, {TOKENS} tokens with padding, on functions.txt; 2 unrolled steps" in card.text
-    assert re.search(r"loss SoftCrossEntropy\S*, seed 5\. 20", card.text) and "\nspecdec fit --model" in card.text
+    assert (
+        re.search(r"loss SoftCrossEntropy\S*, seed 5\. 20", card.text)
+        and "\nspecdec fit --model" in card.text
+    )
     (run / "DONE.json").unlink()  # a run that was interrupted
     assert "an unknown number of steps, on functions.txt" in pushed(run / "drafter", capsys).text
     best = shutil.copytree(run / "drafter", run / "drafter_best")
@@ -153,7 +212,10 @@ def test_a_run_tells_how_it_was_trained(run: Path, tmp_path: Path, capsys: pytes
     (best / "config.json").write_text(json.dumps(stored | {"chosen_by": chosen}))
     (best / "SHA256SUMS").unlink()
     text = pushed(best, capsys).text
-    assert f"2 steps, {TOKENS * 2 // 3} tokens" in text and "acceptance length 2.31 [2.10, 2.50]" in text
+    assert (
+        f"2 steps, {TOKENS * 2 // 3} tokens" in text
+        and "acceptance length 2.31 [2.10, 2.50]" in text
+    )
     for wrong in ("best", {"step": 2}, {"step": 2, "mean": "2"}):
         (best / "config.json").write_text(json.dumps(stored | {"chosen_by": wrong}))
         with pytest.raises(ValueError, match="chosen_by is not as specdec fit writes it"):
@@ -165,19 +227,38 @@ def test_a_run_tells_how_it_was_trained(run: Path, tmp_path: Path, capsys: pytes
 def test_a_run_its_evaluation_and_its_export_say_the_same(
     run: Path, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts, of = tmp_path / "p.txt", ["--target", str(target_directory), "--drafter", str(run / "drafter")]
+    prompts, of = (
+        tmp_path / "p.txt",
+        ["--target", str(target_directory), "--drafter", str(run / "drafter")],
+    )
     prompts.write_text("def add_3(a, b):\n    return\ndef add_4(a,\n")
-    measured = ["evaluate", *of, "--shape", "chain", "--prompts", str(prompts), "--max_new_tokens", "6"]
+    measured = [
+        "evaluate",
+        *of,
+        "--shape",
+        "chain",
+        "--prompts",
+        str(prompts),
+        "--max_new_tokens",
+        "6",
+    ]
     assert main([*measured, "--compile", "off", "--out", str(run / "measured")]) == 0
     card = pushed(run / "drafter", capsys)
     metrics: dict[str, Any] = json.loads((run / "measured" / "metrics.json").read_text())
     (found,) = (one for one in card.data.eval_results if one.metric_type == "acceptance_length")
     length = metrics["results"][0]["acceptance_length"]
-    assert found.metric_value == round(length["mean"], 4) and found.metric_args["low"] == round(length["low"], 4)
-    assert found.dataset_name == "p.txt" and found.metric_args["shape"] == metrics["results"][0]["shape_config"]
+    assert found.metric_value == round(length["mean"], 4) and found.metric_args["low"] == round(
+        length["low"], 4
+    )
+    assert (
+        found.dataset_name == "p.txt"
+        and found.metric_args["shape"] == metrics["results"][0]["shape_config"]
+    )
     assert main(["export", *of, "--out", str(tmp_path / "served")]) == 0
     exported = pushed(tmp_path / "served", capsys)
-    assert exported.data.eval_results == card.data.eval_results and f"{TOKENS} tokens" in exported.text
+    assert (
+        exported.data.eval_results == card.data.eval_results and f"{TOKENS} tokens" in exported.text
+    )
 
 
 def test_what_is_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

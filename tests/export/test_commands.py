@@ -53,7 +53,9 @@ def test_out_and_in_again(
     assert layout.startswith("EAGLE-3, an export of specdec's")
     assert boundaries.startswith(", ".join(map(str, again.config.aux_layers)))
     assert " on; " in switches and switches.endswith(" off")
-    assert vocabulary.startswith(f"200 of {again.config.vocab_size:,} tokens") and "d2t" in vocabulary
+    assert (
+        vocabulary.startswith(f"200 of {again.config.vocab_size:,} tokens") and "d2t" in vocabulary
+    )
 
 
 @pytest.mark.slow
@@ -95,7 +97,21 @@ def test_the_stored_dtype_is_kept(drafter: Drafter, target_directory: Path, tmp_
     save_drafter(drafter.to(torch.bfloat16), tmp_path / "half")
     of = ["--target", str(target_directory)]
     out = str(tmp_path / "out")
-    assert main(["export", "--drafter", str(tmp_path / "half"), *of, "--out", out, "--format", "speculators"]) == 0
+    assert (
+        main(
+            [
+                "export",
+                "--drafter",
+                str(tmp_path / "half"),
+                *of,
+                "--out",
+                out,
+                "--format",
+                "speculators",
+            ]
+        )
+        == 0
+    )
     tensors = read.read_checkpoint(tmp_path / "out").tensors
     assert tensors["lm_head.weight"].dtype == torch.bfloat16
     assert main(["import", "--checkpoint", out, *of, "--out", str(tmp_path / "back")]) == 0
@@ -106,16 +122,24 @@ def test_mistakes_are_one_line(
     drafter: Drafter, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of = ["--target", str(target_directory)]
-    save_drafter(made_drafter(DrafterSpec(ScalarMix()), Target.load(target_directory)), tmp_path / "sum")
+    save_drafter(
+        made_drafter(DrafterSpec(ScalarMix()), Target.load(target_directory)), tmp_path / "sum"
+    )
     here, out = str(tmp_path / "drafter"), str(tmp_path / "out")
     for argv, message in (
         (["export", "--drafter", here, *of, "--out", here], "exists already"),
-        (["export", "--drafter", here, *of, "--out", out, "--format", "onnx"], "unknown format 'onnx'"),
+        (
+            ["export", "--drafter", here, *of, "--out", out, "--format", "onnx"],
+            "unknown format 'onnx'",
+        ),
         (["export", "--drafter", "nowhere", *of, "--out", out], "no such drafter directory"),
         (["export", "--drafter", str(tmp_path / "sum"), *of, "--out", out], "fusion ScalarMix"),
         (["export", "--drafter", here, *of], "out"),
         (["import", "--checkpoint", here, *of, "--out", here], "exists already"),
-        (["import", "--checkpoint", here, *of, "--out", out], "specdec's own, which needs no import"),
+        (
+            ["import", "--checkpoint", here, *of, "--out", out],
+            "specdec's own, which needs no import",
+        ),
     ):
         assert main(argv) == 2
         error = capsys.readouterr().err
@@ -144,6 +168,8 @@ def test_a_checkpoint_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         raise LocalEntryNotFoundError("offline")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", gone)
-    with pytest.raises(ValueError, match=r"org/drafter: no such directory, nor to be had .*offline"):
+    with pytest.raises(
+        ValueError, match=r"org/drafter: no such directory, nor to be had .*offline"
+    ):
         read.fetch("org/drafter", None)
     assert read.fetch(str(tmp_path), None) == tmp_path

@@ -15,8 +15,18 @@ from specdec.utils.files import SUMS
 from tests.export.made import same_state
 from tests.tiny import llama_config, presets
 
-SIZES = {key: value for key, value in llama_config().to_dict().items() if key.startswith(("num_", "vocab", "max_pos"))}
-SIZES |= {"hidden_size": 32, "intermediate_size": 48, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+SIZES = {
+    key: value
+    for key, value in llama_config().to_dict().items()
+    if key.startswith(("num_", "vocab", "max_pos"))
+}
+SIZES |= {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 TARGETS = {
     0.125: lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0)),
     0.0625: lambda: Cohere2ForCausalLM(Cohere2Config(**SIZES, logit_scale=0.0625)),
@@ -38,7 +48,9 @@ def test_the_scale_goes_into_the_checkpoint_and_comes_back(scale: float, tmp_pat
 def test_a_scale_that_is_none_is_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     target = Target(TARGETS[0.125]())
-    export_drafter(new_drafter(target, presets()["eagle1"]).requires_grad_(False), target, tmp_path / "made")
+    export_drafter(
+        new_drafter(target, presets()["eagle1"]).requires_grad_(False), target, tmp_path / "made"
+    )
     (tmp_path / "made" / SUMS).unlink()
     path = tmp_path / "made" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"logit_scale": -1}))

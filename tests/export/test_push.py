@@ -35,7 +35,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 @pytest.fixture
 def exported(drafter_directory: Path, target_directory: Path, tmp_path: Path) -> Path:
     target = Target.load(target_directory)
-    return export_drafter(load_drafter(drafter_directory, dtype=None), target, tmp_path / "served").directory
+    return export_drafter(
+        load_drafter(drafter_directory, dtype=None), target, tmp_path / "served"
+    ).directory
 
 
 def push(directory: Path, *more: str, repo: str = REPO) -> int:
@@ -43,7 +45,11 @@ def push(directory: Path, *more: str, repo: str = REPO) -> int:
 
 
 def uploaded(hub: Hub, repo: str = REPO, branch: str = "main") -> dict[str, bytes]:
-    return {name: content for name, content in hub.repos[repo][branch].items() if name != ".gitattributes"}
+    return {
+        name: content
+        for name, content in hub.repos[repo][branch].items()
+        if name != ".gitattributes"
+    }
 
 
 def whole(directory: Path) -> dict[str, bytes]:
@@ -63,8 +69,13 @@ def test_every_byte_arrives_in_one_commit(
     assert {name: content for name, content in there.items() if name != "README.md"} == {
         name: content for name, content in before.items() if name != "README.md"
     }
-    assert len(hub.commits) == 1 and hub.commits[0]["parentCommit"] == "0" * 40 and hub.private[REPO]
-    assert f"me/{Path(REPO).name}" in there["README.md"].decode() and "mit" in there["README.md"].decode()
+    assert (
+        len(hub.commits) == 1 and hub.commits[0]["parentCommit"] == "0" * 40 and hub.private[REPO]
+    )
+    assert (
+        f"me/{Path(REPO).name}" in there["README.md"].decode()
+        and "mit" in there["README.md"].decode()
+    )
     assert str(directory) not in ModelCard(there["README.md"].decode()).text
     assert whole(directory) == before
 
@@ -81,7 +92,11 @@ def test_what_does_not_belong_stays_here(drafter_directory: Path, hub: Hub) -> N
 
 
 def test_it_is_loaded_from_the_hub_and_checked(
-    drafter_directory: Path, target_directory: Path, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    drafter_directory: Path,
+    target_directory: Path,
+    hub: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert push(drafter_directory) == 0 and push(drafter_directory, "--revision", "v1") == 0
     hub.repos[REPO]["main"]["README.md"] += b"edited on the Hub"
@@ -89,19 +104,43 @@ def test_it_is_loaded_from_the_hub_and_checked(
         load_drafter(f"{REPO}@v1"), load_drafter(REPO)
     )
     FromDrafter(REPO).check()
-    with pytest.raises(ValueError, match=r"model\.start: me/nowhere: no such directory, nor to be had"):
+    with pytest.raises(
+        ValueError, match=r"model\.start: me/nowhere: no such directory, nor to be had"
+    ):
         FromDrafter("me/nowhere").check()
     (code,) = re.findall(r"```python\n(.*?)```", uploaded(hub)["README.md"].decode(), re.DOTALL)
     exec(code, card := {})  # what the card says of its use
-    assert card["made"].acceptance_length >= 1 and same_state(card["decoder"].drafter, load_drafter(REPO))
+    assert card["made"].acceptance_length >= 1 and same_state(
+        card["decoder"].drafter, load_drafter(REPO)
+    )
     prompts = tmp_path / "p.txt"
     prompts.write_text("def add_3(a, b):\n")
-    argv = ["evaluate", "--target", str(target_directory), "--drafter", REPO, "--prompts", str(prompts)]
-    argv += ["--shape", "chain:depth=2", "--max_new_tokens", "4", "--compile", "off", "--out", str(tmp_path / "out")]
+    argv = [
+        "evaluate",
+        "--target",
+        str(target_directory),
+        "--drafter",
+        REPO,
+        "--prompts",
+        str(prompts),
+    ]
+    argv += [
+        "--shape",
+        "chain:depth=2",
+        "--max_new_tokens",
+        "4",
+        "--compile",
+        "off",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(argv) == 0
     of = json.loads((tmp_path / "out" / "metrics.json").read_text())["drafter"]
     assert (of["directory"], of["label"]) == (REPO, Path(REPO).name)
-    assert of["weights_sha256"] == json.loads((drafter_directory / "config.json").read_text())["weights_sha256"]
+    assert (
+        of["weights_sha256"]
+        == json.loads((drafter_directory / "config.json").read_text())["weights_sha256"]
+    )
     config = located(REPO) / "config.json"
     config.write_text(config.read_text() + " ")
     with pytest.raises(ValueError, match=r"config\.json: its SHA-256 is not that in SHA256SUMS"):
@@ -120,16 +159,27 @@ def test_it_is_loaded_from_the_hub_and_checked(
 
 
 def test_nothing_there_is_replaced_unasked(
-    drafter_directory: Path, exported: Path, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    drafter_directory: Path,
+    exported: Path,
+    hub: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert push(exported) == 0
     assert push(exported) == 0  # the same once more
     before = uploaded(hub)
-    target = Target.load(json.loads((drafter_directory / "config.json").read_text())["drafter"]["target"]["source"])
-    other = save_drafter(made_drafter(DrafterSpec(draft_vocab_size=200), target, seed=5), tmp_path / "other")
+    target = Target.load(
+        json.loads((drafter_directory / "config.json").read_text())["drafter"]["target"]["source"]
+    )
+    other = save_drafter(
+        made_drafter(DrafterSpec(draft_vocab_size=200), target, seed=5), tmp_path / "other"
+    )
     assert push(other) == 2
     error = capsys.readouterr().err
-    assert "holds other files than these, README.md, SHA256SUMS, config.json, model.safetensors, specdec.json" in error
+    assert (
+        "holds other files than these, README.md, SHA256SUMS, config.json, model.safetensors, specdec.json"
+        in error
+    )
     assert uploaded(hub) == before
     assert push(other, "--overwrite", "true") == 0
     assert sorted(uploaded(hub)) == FILES  # no record of the export is left
@@ -139,10 +189,14 @@ def test_nothing_there_is_replaced_unasked(
     assert push(other, repo="me/quantised") == 2 and "model.gguf" in capsys.readouterr().err
     assert push(other, "--private", "--overwrite", repo="me/quantised") == 2
     assert "there already and public" in capsys.readouterr().err
-    assert push(other, "--overwrite", repo="me/quantised") == 0 and "model.gguf" in uploaded(hub, "me/quantised")
+    assert push(other, "--overwrite", repo="me/quantised") == 0 and "model.gguf" in uploaded(
+        hub, "me/quantised"
+    )
 
 
-def test_a_branch_of_its_own(drafter_directory: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_branch_of_its_own(
+    drafter_directory: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert push(drafter_directory, "--revision", "v1") == 0
     assert capsys.readouterr().out == f"{hub.url}/{REPO}/tree/v1\n"
     assert sorted(uploaded(hub, branch="v1")) == FILES and uploaded(hub) == {}
@@ -158,9 +212,12 @@ def test_a_dry_run_prints_the_card_and_asks_nobody(
     printed = capsys.readouterr().out
     assert ModelCard(printed).data.library_name == "specdec" and hub.asked == []
     assert all(name in caplog.text for name in FILES) and "--license NAME" in caplog.text
-    (drafter_directory / "README.md").write_text(printed.replace(MARK, "").replace("## Limits", "## My limits"))
+    (drafter_directory / "README.md").write_text(
+        printed.replace(MARK, "").replace("## Limits", "## My limits")
+    )
     assert push(drafter_directory, "--dry_run") == 0
-    assert capsys.readouterr().out == (drafter_directory / "README.md").read_text()  # one's own is kept
+    # one's own is kept
+    assert capsys.readouterr().out == (drafter_directory / "README.md").read_text()
     assert push(drafter_directory, "--dry_run", "--license", "mit") == 2
     assert "your own card" in capsys.readouterr().err
 
@@ -168,9 +225,19 @@ def test_a_dry_run_prints_the_card_and_asks_nobody(
 @pytest.mark.parametrize(
     ("method", "path", "status", "message"),
     [
-        ("GET", "/api/models/", 401, "log in anew with hf auth login, or set HF_TOKEN (status 401)"),
+        (
+            "GET",
+            "/api/models/",
+            401,
+            "log in anew with hf auth login, or set HF_TOKEN (status 401)",
+        ),
         ("POST", "/api/repos/create", 403, "this token may not do that"),
-        ("POST", "/preupload/", 404, "there is no such repository or revision, or this token may not see it"),
+        (
+            "POST",
+            "/preupload/",
+            404,
+            "there is no such repository or revision, or this token may not see it",
+        ),
         ("POST", "/validate-yaml", 400, "Invalid metadata in README.md"),
         ("PUT", "/upload/", 403, "this token may not do that"),
         ("POST", "/commit/", 412, "it was changed meanwhile: try again"),
@@ -186,7 +253,9 @@ def test_a_refusal_is_one_line_and_nothing_is_lost(
     hub.fail = lambda asked, where: status if asked == method and path in where else None
     assert push(drafter_directory) == 2
     out, error = capfd.readouterr()
-    assert message in error.splitlines()[-1] and error.splitlines()[-1].startswith("specdec push: error: ")
+    assert message in error.splitlines()[-1] and error.splitlines()[-1].startswith(
+        "specdec push: error: "
+    )
     assert out == "" and "Traceback" not in error and TOKEN not in error + caplog.text
     assert whole(drafter_directory) == before and hub.commits == []
     assert REPO not in hub.repos or uploaded(hub) == {}
@@ -209,7 +278,9 @@ def test_mistakes_are_told_before_the_hub_is_asked(
     refused("as USER/small", repo="small")
     record = json.loads((exported / "specdec.json").read_text())
     (exported / "SHA256SUMS").unlink()
-    (exported / "specdec.json").write_text(json.dumps({k: v for k, v in record.items() if k != "evaluations"}))
+    (exported / "specdec.json").write_text(
+        json.dumps({k: v for k, v in record.items() if k != "evaluations"})
+    )
     refused("export it again", exported)
     for directory in (drafter_directory, exported):
         weights = directory / "model.safetensors"
@@ -222,25 +293,44 @@ def test_mistakes_are_told_before_the_hub_is_asked(
 
 
 def test_export_pushes_what_it_wrote(
-    drafter_directory: Path, target_directory: Path, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    drafter_directory: Path,
+    target_directory: Path,
+    hub: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = ["export", "--drafter", str(drafter_directory), "--target", str(target_directory)]
-    assert main([*argv, "--out", str(tmp_path / "out"), "--push", "me"]) == 2 and not (tmp_path / "out").exists()
+    assert (
+        main([*argv, "--out", str(tmp_path / "out"), "--push", "me"]) == 2
+        and not (tmp_path / "out").exists()
+    )
     assert main([*argv, "--out", str(tmp_path / "out"), "--push", REPO]) == 0
     line, url = capsys.readouterr().out.splitlines()
     assert str(tmp_path / "out") in line and url == f"{hub.url}/{REPO}"
     there = uploaded(hub)
     assert there["specdec.json"] == (tmp_path / "out" / "specdec.json").read_bytes()
     assert line.replace(str(tmp_path / "out"), REPO) in there["README.md"].decode()
-    back = ["import", "--checkpoint", REPO, "--target", str(target_directory), "--out", str(tmp_path / "back")]
-    assert main(back) == 0 and same_state(load_drafter(tmp_path / "back"), load_drafter(drafter_directory))
+    back = [
+        "import",
+        "--checkpoint",
+        REPO,
+        "--target",
+        str(target_directory),
+        "--out",
+        str(tmp_path / "back"),
+    ]
+    assert main(back) == 0 and same_state(
+        load_drafter(tmp_path / "back"), load_drafter(drafter_directory)
+    )
     hub.fail = lambda method, path: 403 if "create" in path else None
     assert main([*argv, "--out", str(tmp_path / "kept"), "--push", "them/x"]) == 2
     assert names(tmp_path / "kept") == names(tmp_path / "out")  # the export stays
 
 
 @pytest.mark.slow
-def test_the_real_command_asks_where_hf_endpoint_says(drafter_directory: Path, hub: Hub, tmp_path: Path) -> None:
+def test_the_real_command_asks_where_hf_endpoint_says(
+    drafter_directory: Path, hub: Hub, tmp_path: Path
+) -> None:
     environment: dict[str, Any] = {
         **os.environ,
         "HF_ENDPOINT": hub.url,
@@ -248,12 +338,27 @@ def test_the_real_command_asks_where_hf_endpoint_says(drafter_directory: Path, h
         "HF_HUB_OFFLINE": "0",
     }
     environment |= {"HF_HOME": str(tmp_path / "home"), "HF_TOKEN": TOKEN}
-    argv = [sys.executable, "-m", "specdec", "push", "--drafter", str(drafter_directory), "--repo", REPO]
+    argv = [
+        sys.executable,
+        "-m",
+        "specdec",
+        "push",
+        "--drafter",
+        str(drafter_directory),
+        "--repo",
+        REPO,
+    ]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{hub.url}/{REPO}\n"), done.stderr
-    assert uploaded(hub)["model.safetensors"] == (drafter_directory / "model.safetensors").read_bytes()
+    assert (
+        uploaded(hub)["model.safetensors"] == (drafter_directory / "model.safetensors").read_bytes()
+    )
     assert TOKEN not in done.stderr
     hub.server.shutdown()
     hub.server.server_close()
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "cannot be reached" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and "cannot be reached" in done.stderr
+        and "Traceback" not in done.stderr
+    )

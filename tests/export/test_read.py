@@ -63,7 +63,9 @@ def vocabulary(ids_D: Tensor) -> dict[str, Tensor]:
 def eagle3(layer: str = "midlayer.", states: int = 3) -> dict[str, Tensor]:
     """SafeAILab's EAGLE-3, which SpecForge and TorchSpec follow; the embedding is left out."""
     torch.manual_seed(3)
-    parts = block(2 * H) | {f"{name}.weight": torch.randn(H) for name in ("hidden_norm", "input_layernorm")}
+    parts = block(2 * H) | {
+        f"{name}.weight": torch.randn(H) for name in ("hidden_norm", "input_layernorm")
+    }
     ids_D = torch.randperm(VOCAB)[:D].sort().values
     return {f"{layer}{name}": value for name, value in parts.items()} | {
         "fc.weight": torch.randn(H, states * H),
@@ -107,7 +109,12 @@ def nested(**more: Any) -> dict[str, Any]:
         "draft_vocab_size": D,
         "target_hidden_size": None,
         "norm_before_residual": True,
-        "transformer_layer_config": {"model_type": "llama", **SIZES, "rope_theta": 1e4, "attention_bias": False},
+        "transformer_layer_config": {
+            "model_type": "llama",
+            **SIZES,
+            "rope_theta": 1e4,
+            "attention_bias": False,
+        },
         "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "x"}},
         **more,
     }
@@ -172,7 +179,10 @@ def test_specforge_and_torchspec_number_outputs(tmp_path: Path, target: Target) 
 
 def test_automodel_prefixes_and_has_eagle_3_1(tmp_path: Path, target: Target) -> None:
     tensors = eagle3("layers.0.") | {f"fc_norm.{n}.weight": torch.randn(H) for n in range(3)}
-    tensors = {name if name in ("d2t", "t2d", "lm_head.weight") else f"model.{name}": x for name, x in tensors.items()}
+    tensors = {
+        name if name in ("d2t", "t2d", "lm_head.weight") else f"model.{name}": x
+        for name, x in tensors.items()
+    }
     config = flat(fc_norm=True, norm_output=True, eagle_config={IDS: [0, 2, 4]})
     drafter = check(written(tmp_path / "x", config, tensors), target)
     assert drafter.config.norms.aux == "each" and drafter.config.recurrence == PostNorm()
@@ -185,8 +195,15 @@ def test_nvidia_orders_by_frequency_and_names_boundaries(tmp_path: Path, target:
     ids_D = torch.randperm(VOCAB)[:D]
     tensors["d2t"] = ids_D - torch.arange(D)
     del tensors["t2d"]
-    inner = {IDS: [3, 5, LAYERS], "use_aux_hidden_state": True, "norm_before_fc": True, "use_last_layernorm": True}
-    drafter = import_checkpoint(read_checkpoint(written(tmp_path / "x", flat(eagle_config=inner), tensors)), target)
+    inner = {
+        IDS: [3, 5, LAYERS],
+        "use_aux_hidden_state": True,
+        "norm_before_fc": True,
+        "use_last_layernorm": True,
+    }
+    drafter = import_checkpoint(
+        read_checkpoint(written(tmp_path / "x", flat(eagle_config=inner), tensors)), target
+    )
     assert drafter.config.aux_layers == (3, 5, LAYERS) and drafter.config.norms.aux == "concat"
     assert drafter.vocab.target_ids_D.tolist() == sorted(ids_D.tolist())
     for row, token in enumerate(ids_D.tolist()):
@@ -209,7 +226,9 @@ def test_safeailab_eagle1(tmp_path: Path, target: Target) -> None:
     config = {**flat(bias=True), "architectures": ["LlamaForCausalLM"]}
     del config["draft_vocab_size"], config["rope_theta"]
     drafter = import_checkpoint(read_checkpoint(written(tmp_path / "x", config, tensors)), target)
-    assert drafter.config.norms == presets()["eagle1"].norms and drafter.config.entry == Narrow(bias=True)
+    assert drafter.config.norms == presets()["eagle1"].norms and drafter.config.entry == Narrow(
+        bias=True
+    )
     assert drafter.config.head == "target" and drafter.config.rope["rope_theta"] == 1e4
     assert torch.equal(drafter.entry.token_fc.weight, tensors["fc.weight"][:, :H])
     assert torch.equal(drafter.entry.feature_fc.weight, tensors["fc.weight"][:, H:])
@@ -248,29 +267,49 @@ def test_a_second_layer_under_either_engines_name(tmp_path: Path, target: Target
         assert drafter.layers.input_norms[0].weight.eq(0.5).all()
     tensors["layers.1.input_layernorm.weight"] = torch.ones(H)
     with pytest.raises(ValueError, match="differ: engines take one or the other"):
-        import_checkpoint(read_checkpoint(written(tmp_path / "both", flat(num_hidden_layers=2), tensors)), target)
+        import_checkpoint(
+            read_checkpoint(written(tmp_path / "both", flat(num_hidden_layers=2), tensors)), target
+        )
 
 
 @pytest.mark.parametrize(
     ("config", "layer", "said"),
     [
         (flat(), "midlayer.", "layout: EAGLE-3, SafeAILab; its layer is called midlayer.*"),
-        (flat(eagle_config={IDS: [1, 2, 4]}), "midlayer.", "layout: EAGLE-3, SpecForge or TorchSpec; "),
+        (
+            flat(eagle_config={IDS: [1, 2, 4]}),
+            "midlayer.",
+            "layout: EAGLE-3, SpecForge or TorchSpec; ",
+        ),
         (flat(eagle_config={IDS: [1, 2, 4]}), "model.layers.0.", "layout: EAGLE-3, Automodel; "),
-        (flat(eagle_config={IDS: [2, 3, 5], "use_last_layernorm": True}), "layers.0.", "layout: EAGLE-3, NVIDIA; "),
+        (
+            flat(eagle_config={IDS: [2, 3, 5], "use_last_layernorm": True}),
+            "layers.0.",
+            "layout: EAGLE-3, NVIDIA; ",
+        ),
         (nested(), "layers.0.", "layout: EAGLE-3, speculators; its layer is called layers.0.*"),
         (flat(), "layers.0.", "layout: EAGLE-3, vLLM; "),
     ],
 )
 def test_whose_layout_it_is_and_what_it_says(
-    config: dict[str, Any], layer: str, said: str, tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture
+    config: dict[str, Any],
+    layer: str,
+    said: str,
+    tmp_path: Path,
+    target: Target,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="specdec")
     drafter = import_drafter(written(tmp_path / "x", config, eagle3(layer)), target)
-    layout, boundaries, switches, vocabulary = (record.getMessage() for record in caplog.records[-4:])
+    layout, boundaries, switches, vocabulary = (
+        record.getMessage() for record in caplog.records[-4:]
+    )
     assert layout.startswith(said)
     why = "of its config" if IDS in str(config) else "its config names none: EAGLE-3's own"
-    assert boundaries == f"boundaries: {', '.join(map(str, drafter.config.aux_layers))} of {LAYERS} ({why})"
+    assert (
+        boundaries
+        == f"boundaries: {', '.join(map(str, drafter.config.aux_layers))} of {LAYERS} ({why})"
+    )
     assert switches.startswith("switches: ") and "fc_norm" in switches.rpartition(" on; ")[2]
     share = f"{D} of {VOCAB} tokens ({100 * D / VOCAB:.1f} %)"
     assert vocabulary == f"draft vocabulary: {share}, d2t and t2d; the target's embedding"
@@ -285,7 +324,9 @@ def test_a_layer_under_another_name_is_guessed(tmp_path: Path, target: Target) -
 
 def test_attention_with_biases(tmp_path: Path, target: Target) -> None:
     sizes = {"q": 48, "k": 24, "v": 24, "o": H}
-    biases = {f"midlayer.self_attn.{name}_proj.bias": torch.randn(size) for name, size in sizes.items()}
+    biases = {
+        f"midlayer.self_attn.{name}_proj.bias": torch.randn(size) for name, size in sizes.items()
+    }
     drafter = check(written(tmp_path / "x", flat(attention_bias=True), eagle3() | biases), target)
     attention = drafter.layers.layers[0].attention
     joined = torch.cat([biases[f"midlayer.self_attn.{name}_proj.bias"] for name in "qkv"])
@@ -317,52 +358,103 @@ Change = Callable[[dict[str, Any], dict[str, Tensor]], Any]
 BROKEN: dict[str, tuple[Change, str]] = {
     "no layer": (lambda c, t: t.pop("midlayer.self_attn.q_proj.weight"), "no drafter: it lacks"),
     "no fc": (lambda c, t: t.pop("fc.weight"), "no drafter: it lacks"),
-    "no norm": (lambda c, t: t.pop("midlayer.hidden_norm.weight"), "it lacks layers.0.hidden_norm.weight"),
+    "no norm": (
+        lambda c, t: t.pop("midlayer.hidden_norm.weight"),
+        "it lacks layers.0.hidden_norm.weight",
+    ),
     "no map": (lambda c, t: t.pop("d2t"), "it lacks d2t"),
     "no head": (lambda c, t: t.pop("lm_head.weight"), "it lacks lm_head.weight"),
-    "absolute ids": (lambda c, t: t.update(d2t=t["d2t"] + torch.arange(D)), "d2t rises with every token"),
+    "absolute ids": (
+        lambda c, t: t.update(d2t=t["d2t"] + torch.arange(D)),
+        "d2t rises with every token",
+    ),
     "ids that fit": (lambda c, t: few(c, t), "d2t rises with every token"),
     "offsets beyond": (lambda c, t: t.update(d2t=t["d2t"] + 40), "d2t must hold offsets"),
-    "half offsets": (lambda c, t: t.update(d2t=t["d2t"] + 0.7), "d2t is torch.float32, wanted integers"),
-    "a NaN": (lambda c, t: t["fc.weight"][3, 4].fill_(torch.nan), "the weights fc.weight are not all finite"),
-    "an infinity": (lambda c, t: t["norm.weight"][3].fill_(torch.inf), "the weights norm.weight are not all finite"),
-    "outputs at the top": (lambda c, t: c.update({IDS: [1, 2, 3]}), r"EAGLE-3's \[2, 3, 4\], if it were"),
+    "half offsets": (
+        lambda c, t: t.update(d2t=t["d2t"] + 0.7),
+        "d2t is torch.float32, wanted integers",
+    ),
+    "a NaN": (
+        lambda c, t: t["fc.weight"][3, 4].fill_(torch.nan),
+        "the weights fc.weight are not all finite",
+    ),
+    "an infinity": (
+        lambda c, t: t["norm.weight"][3].fill_(torch.inf),
+        "the weights norm.weight are not all finite",
+    ),
+    "outputs at the top": (
+        lambda c, t: c.update({IDS: [1, 2, 3]}),
+        r"EAGLE-3's \[2, 3, 4\], if it were",
+    ),
     "boundaries inside": (lambda c, t: c.update(eagle_config={IDS: [2, 3, 4]}), "EAGLE-3's"),
     "one id": (lambda c, t: c.update({IDS: 5}), "is 5, wanted a list of whole numbers"),
     "half an id": (lambda c, t: c.update({IDS: [2.5, 3, 5]}), "wanted a list of whole numbers"),
-    "a true id": (lambda c, t: c.update(eagle_config={IDS: [True, 3, 5]}), "wanted a list of whole numbers"),
-    "a list for a table": (lambda c, t: c.update(eagle_config=[2, 3]), r"eagle_config is \[2, 3\], wanted a table"),
-    "a word for a switch": (lambda c, t: c.update(norm_output="false"), "norm_output is 'false', wanted true or false"),
+    "a true id": (
+        lambda c, t: c.update(eagle_config={IDS: [True, 3, 5]}),
+        "wanted a list of whole numbers",
+    ),
+    "a list for a table": (
+        lambda c, t: c.update(eagle_config=[2, 3]),
+        r"eagle_config is \[2, 3\], wanted a table",
+    ),
+    "a word for a switch": (
+        lambda c, t: c.update(norm_output="false"),
+        "norm_output is 'false', wanted true or false",
+    ),
     "no heads": (lambda c, t: c.update(num_attention_heads=0), "not one that transformers reads"),
-    "no groups": (lambda c, t: c.update(num_key_value_heads=-2), "num_key_value_heads is -2, wanted a number above 0"),
+    "no groups": (
+        lambda c, t: c.update(num_key_value_heads=-2),
+        "num_key_value_heads is -2, wanted a number above 0",
+    ),
     "a vector": (
         lambda c, t: t.update({"midlayer.self_attn.q_proj.weight": torch.ones(48)}),
         "it lacks a matrix",
     ),
     "a number": (lambda c, t: t.update({"fc.weight": torch.tensor(1.0)}), "it lacks a matrix"),
     "a layer too many": (
-        lambda c, t: (c.update(num_hidden_layers=2), t.update({"layers.1.input_layernorm.weight": torch.ones(H)})),
+        lambda c, t: (
+            c.update(num_hidden_layers=2),
+            t.update({"layers.1.input_layernorm.weight": torch.ones(H)}),
+        ),
         "it lacks layers.1.self_attn.q_proj.weight .48, 32. and 7 more",
     ),
-    "another map": (lambda c, t: t.update(t2d=t["t2d"].flip(0)), "t2d and d2t name different tokens"),
+    "another map": (
+        lambda c, t: t.update(t2d=t["t2d"].flip(0)),
+        "t2d and d2t name different tokens",
+    ),
     "a short map": (lambda c, t: t.update(d2t=t["d2t"][:-1].clone()), r"d2t has shape \[39\]"),
-    "norms too many": (lambda c, t: t.update({"fc_norm.0.weight": torch.ones(H)}), "without a place: fc_norm.0"),
+    "norms too many": (
+        lambda c, t: t.update({"fc_norm.0.weight": torch.ones(H)}),
+        "without a place: fc_norm.0",
+    ),
     "norms too few": (lambda c, t: c.update(fc_norm=True), "it lacks fc_norm.0.weight"),
     "both norms": (lambda c, t: c.update(fc_norm=True, norm_before_fc=True), "both on"),
     "a bias": (
         lambda c, t: t.update({"midlayer.self_attn.q_proj.bias": torch.ones(48)}),
         "neither attention_bias nor qkv_bias",
     ),
-    "parallel": (lambda c, t: t.update(mask_hidden=torch.ones(1, 3 * H)), "it lacks mask_token_id in config.json"),
+    "parallel": (
+        lambda c, t: t.update(mask_hidden=torch.ones(1, 3 * H)),
+        "it lacks mask_token_id in config.json",
+    ),
     "a mask, no state": (lambda c, t: c.update(pard_token=7), "it lacks the tensor mask_hidden"),
-    "no such mask": (lambda c, t: (c.update(ptd_token_id=99), t.update(mask_hidden=torch.ones(3 * H))), "none of the"),
-    "an odd mask": (lambda c, t: c.update(dflash_config={"mask_token_id": "x"}), "mask_token_id is 'x'"),
+    "no such mask": (
+        lambda c, t: (c.update(ptd_token_id=99), t.update(mask_hidden=torch.ones(3 * H))),
+        "none of the",
+    ),
+    "an odd mask": (
+        lambda c, t: c.update(dflash_config={"mask_token_id": "x"}),
+        "mask_token_id is 'x'",
+    ),
     "latent": (
         lambda c, t: t.update({"midlayer.self_attn.kv_a_proj_with_mqa.weight": torch.ones(8, H)}),
         "it lacks kv_lora_rank in config.json",
     ),
     "half a bias": (
-        lambda c, t: (c.update(attention_bias=True), t.update({"midlayer.self_attn.q_proj.bias": torch.ones(48)})),
+        lambda c, t: (
+            c.update(attention_bias=True),
+            t.update({"midlayer.self_attn.q_proj.bias": torch.ones(48)}),
+        ),
         "it lacks layers.0.self_attn.k_proj.bias",
     ),
     "a word for a bias": (lambda c, t: c.update(attention_bias="yes"), "attention_bias"),
@@ -370,29 +462,62 @@ BROKEN: dict[str, tuple[Change, str]] = {
         lambda c, t: c.update(intermediate_size=50),
         r"gate_proj.weight is \[48, 32\], the config says \[50, 32\]",
     ),
-    "a long head": (lambda c, t: t.update({"lm_head.weight": torch.ones(D + 1, H)}), r"lm_head.weight is \[41, 32\]"),
-    "a wide key": (lambda c, t: t.update({"midlayer.self_attn.k_proj.weight": torch.ones(24, 3 * H)}), "k_proj"),
-    "a narrow key": (lambda c, t: t.update({"midlayer.self_attn.k_proj.weight": torch.ones(24, H)}), "k_proj"),
+    "a long head": (
+        lambda c, t: t.update({"lm_head.weight": torch.ones(D + 1, H)}),
+        r"lm_head.weight is \[41, 32\]",
+    ),
+    "a wide key": (
+        lambda c, t: t.update({"midlayer.self_attn.k_proj.weight": torch.ones(24, 3 * H)}),
+        "k_proj",
+    ),
+    "a narrow key": (
+        lambda c, t: t.update({"midlayer.self_attn.k_proj.weight": torch.ones(24, H)}),
+        "k_proj",
+    ),
     "another act": (lambda c, t: c.update(hidden_act="gelu"), "hidden_act is 'gelu'"),
     "another target": (lambda c, t: c.update(vocab_size=100), "target of vocab_size 100"),
-    "another width": (lambda c, t: c.update(target_hidden_size=64), "target of target_hidden_size 64"),
-    "two lists": (lambda c, t: c.update({IDS: [2, 3, 5], "eagle_config": {IDS: [2, 3, 5]}}), "--aux_layers"),
+    "another width": (
+        lambda c, t: c.update(target_hidden_size=64),
+        "target of target_hidden_size 64",
+    ),
+    "two lists": (
+        lambda c, t: c.update({IDS: [2, 3, 5], "eagle_config": {IDS: [2, 3, 5]}}),
+        "--aux_layers",
+    ),
     "no such layer": (lambda c, t: c.update({IDS: [2, 3, 9]}), r"in 0\.\.7"),
-    "no states": (lambda c, t: c.update(eagle_config={"use_aux_hidden_state": False}), "engines drop: remove one"),
-    "a word for no states": (lambda c, t: c.update(eagle_config={"use_aux_hidden_state": "no"}), "wanted true or"),
+    "no states": (
+        lambda c, t: c.update(eagle_config={"use_aux_hidden_state": False}),
+        "engines drop: remove one",
+    ),
+    "a word for no states": (
+        lambda c, t: c.update(eagle_config={"use_aux_hidden_state": "no"}),
+        "wanted true or",
+    ),
     "a gap in the layers": (
-        lambda c, t: (c.update(num_hidden_layers=3), t.update({"layers.2.input_layernorm.weight": torch.ones(H)})),
+        lambda c, t: (
+            c.update(num_hidden_layers=3),
+            t.update({"layers.2.input_layernorm.weight": torch.ones(H)}),
+        ),
         "it lacks layers.1.self_attn.q_proj.weight",
     ),
     "a tied head over some": (
         lambda c, t: (c.update(tie_word_embeddings=True), t.pop("lm_head.weight")),
         "is no head over 40",
     ),
-    "a bias on the output alone": (lambda c, t: c.update(attention_bias=True, qkv_bias=False), "on the output alone"),
-    "integers": (lambda c, t: t.update({"fc.weight": torch.ones(H, 3 * H, dtype=torch.int8)}), "only unquantised"),
+    "a bias on the output alone": (
+        lambda c, t: c.update(attention_bias=True, qkv_bias=False),
+        "on the output alone",
+    ),
+    "integers": (
+        lambda c, t: t.update({"fc.weight": torch.ones(H, 3 * H, dtype=torch.int8)}),
+        "only unquantised",
+    ),
     "twice": (lambda c, t: t.update({"layers.0.hidden_norm.weight": torch.ones(H)}), "twice"),
     "mixed layers": (lambda c, t: c.update(layer_types=["a", "b"]), "one kind for all layers"),
-    "odd rope": (lambda c, t: c.update(rope_scaling={"rope_type": "spiral"}), "unknown rope_type 'spiral'"),
+    "odd rope": (
+        lambda c, t: c.update(rope_scaling={"rope_type": "spiral"}),
+        "unknown rope_type 'spiral'",
+    ),
     "no number": (lambda c, t: c.update(rms_norm_eps="small"), "rms_norm_eps"),
 }
 
@@ -415,10 +540,14 @@ def test_what_is_wrong_is_told_in_one_line(name: str, tmp_path: Path, target: Ta
         ({"transformer_layer_config": None}, "transformer_layer_config is missing"),
     ],
 )
-def test_speculators_that_cannot_be_read(change: dict[str, Any], message: str, tmp_path: Path, target: Target) -> None:
+def test_speculators_that_cannot_be_read(
+    change: dict[str, Any], message: str, tmp_path: Path, target: Target
+) -> None:
     config = {key: value for key, value in nested(**change).items() if value is not None}
     with pytest.raises(ValueError, match=message):
-        import_checkpoint(read_checkpoint(written(tmp_path / "x", config, eagle3("layers.0."))), target)
+        import_checkpoint(
+            read_checkpoint(written(tmp_path / "x", config, eagle3("layers.0."))), target
+        )
 
 
 def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
@@ -442,7 +571,11 @@ def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
     (directory / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"no model\.safetensors"):
         read_checkpoint(directory)
-    for content in ([torch.ones(1)], {1: torch.ones(1)}, {"fc.weight": torch.ones(2, 2).to_sparse()}):
+    for content in (
+        [torch.ones(1)],
+        {1: torch.ones(1)},
+        {"fc.weight": torch.ones(2, 2).to_sparse()},
+    ):
         torch.save(content, directory / "pytorch_model.bin")
         with pytest.raises(ValueError, match="not a table of tensors"):
             read_checkpoint(directory)
@@ -489,7 +622,8 @@ def test_a_shallow_target_has_no_usual_boundaries() -> None:
         ({IDS: [0, 36]}, (0, 36)),
         ({IDS: None, "eagle_config": None}, (2, 18, 33)),
         ({"eagle_config": {IDS: [1, 17, 32]}}, (2, 18, 33)),
-        ({"eagle_config": {IDS: [24, 30, 36]}}, (24, 30, 36)),  # NVIDIA's: the last can be no layer's output
+        # NVIDIA's: the last can be no layer's output
+        ({"eagle_config": {IDS: [24, 30, 36]}}, (24, 30, 36)),
         ({"eagle_config": {"layer_ids": [2, 18, 33]}}, (2, 18, 33)),
         ({IDS: [2, 18, 33], "eagle_config": {IDS: [1, 17, 32]}}, (2, 18, 33)),
     ],
@@ -512,13 +646,21 @@ def test_what_it_may_not_say(raw: dict[str, object], message: str) -> None:
         boundaries(raw, L)
 
 
-def test_boundaries_that_are_given_decide_whatever_the_lists_say(tmp_path: Path, target: Target) -> None:
+def test_boundaries_that_are_given_decide_whatever_the_lists_say(
+    tmp_path: Path, target: Target
+) -> None:
     """As the refusal tells to: contradictory lists, and EAGLE-3's own in the other numbering."""
-    for n, names in enumerate(({IDS: [2, 3, 5], "eagle_config": {IDS: [2, 3, 5]}}, {"eagle_config": {IDS: [2, 3, 4]}})):
+    for n, names in enumerate(
+        ({IDS: [2, 3, 5], "eagle_config": {IDS: [2, 3, 5]}}, {"eagle_config": {IDS: [2, 3, 4]}})
+    ):
         directory = written(tmp_path / str(n), flat(**names), eagle3())
         with pytest.raises(ValueError, match="--aux_layers"):
             import_drafter(directory, target)
-        assert import_drafter(directory, target, aux_layers=[1, 3, 6]).config.aux_layers == (1, 3, 6)
+        assert import_drafter(directory, target, aux_layers=[1, 3, 6]).config.aux_layers == (
+            1,
+            3,
+            6,
+        )
 
 
 def test_the_list_of_outputs_is_one_less_and_has_no_embeddings() -> None:

@@ -33,18 +33,32 @@ CONFIG = {
 def tensors(q_rank: int) -> dict[str, Tensor]:
     """Every name that vLLM's class loads."""
     torch.manual_seed(3)
-    queries = {"q_a_proj": (q_rank, 2 * H), "q_a_layernorm": (q_rank,), "q_b_proj": (HEADS * (PLAIN + TURNED), q_rank)}
+    queries = {
+        "q_a_proj": (q_rank, 2 * H),
+        "q_a_layernorm": (q_rank,),
+        "q_b_proj": (HEADS * (PLAIN + TURNED), q_rank),
+    }
     attention: dict[str, tuple[int, ...]] = {
         **(queries if q_rank else {"q_proj": (HEADS * (PLAIN + TURNED), 2 * H)}),
         "kv_a_proj_with_mqa": (KV + TURNED, 2 * H), "kv_a_layernorm": (KV,),
         "kv_b_proj": (HEADS * (PLAIN + VALUES), KV), "o_proj": (H, HEADS * VALUES),
     }  # fmt: skip
-    layer: dict[str, tuple[int, ...]] = {f"self_attn.{name}": shape for name, shape in attention.items()}
+    layer: dict[str, tuple[int, ...]] = {
+        f"self_attn.{name}": shape for name, shape in attention.items()
+    }
     layer |= {"mlp.gate_proj": (48, H), "mlp.up_proj": (48, H), "mlp.down_proj": (H, 48)}
     layer |= dict.fromkeys(("input_layernorm", "hidden_norm", "post_attention_layernorm"), (H,))
     shapes = {f"midlayer.{name}": shape for name, shape in layer.items()}
-    shapes |= {"fc": (H, 3 * H), "norm": (H,), "lm_head": (D, H), **{f"fc_norm.{n}": (H,) for n in range(3)}}
-    made = {f"{name}.weight": torch.randn(shape) * (len(shape) > 1 or 0.3) for name, shape in shapes.items()}
+    shapes |= {
+        "fc": (H, 3 * H),
+        "norm": (H,),
+        "lm_head": (D, H),
+        **{f"fc_norm.{n}": (H,) for n in range(3)},
+    }
+    made = {
+        f"{name}.weight": torch.randn(shape) * (len(shape) > 1 or 0.3)
+        for name, shape in shapes.items()
+    }
     ids_D = torch.randperm(VOCAB)[:D].sort().values
     members_V = torch.zeros(VOCAB, dtype=torch.bool)
     members_V[ids_D] = True
@@ -74,11 +88,19 @@ def test_every_tensor_has_its_place(q_rank: int, tmp_path: Path) -> None:
     found = compare(target, drafter, [text, text], 4, tmp_path / "again")
     assert found.equal and found.not_compared is None, found
     config = json.loads((tmp_path / "again" / "config.json").read_text())
-    for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+    for key in (
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+    ):
         assert config[key] == CONFIG[key]
     # as the engine would refuse or misread it
     (tmp_path / "again" / "config.json").write_text(json.dumps(config | {"norm_before_fc": True}))
-    assert "norm_before_fc" in str(compare(target, drafter, [text, text], 4, tmp_path / "again").not_compared)
+    assert "norm_before_fc" in str(
+        compare(target, drafter, [text, text], 4, tmp_path / "again").not_compared
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +114,9 @@ def test_every_tensor_has_its_place(q_rank: int, tmp_path: Path) -> None:
         ({"qk_nope_head_dim": 7}, r"q_b_proj.weight is \[280, 10\], the config says \[284, 10\]"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(change: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_told_in_one_line(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
     save_file(tensors(Q), tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=message) as caught:
@@ -101,7 +125,9 @@ def test_what_is_wrong_is_told_in_one_line(change: dict[str, object], message: s
 
 
 def test_sizes_without_tensors_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "kv_lora_rank"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: v for k, v in CONFIG.items() if k != "kv_lora_rank"})
+    )
     save_file(tensors(Q), tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="it lacks kv_lora_rank"):
         import_drafter(tmp_path, tiny_target(dtype=torch.float32))

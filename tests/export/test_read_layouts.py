@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from specdec.drafter import Concat, Drafter, DrafterSpec, LastLayer, Narrow, Norms, PreNorm, Wide
-from specdec.export import NotServable, export_drafter, import_checkpoint, import_drafter, read_checkpoint
+from specdec.export import (
+    NotServable,
+    export_drafter,
+    import_checkpoint,
+    import_drafter,
+    read_checkpoint,
+)
 from specdec.export.keys import IDS, reaching
 from specdec.target import Target
 from tests.export.made import made_drafter, same_state
@@ -46,7 +52,10 @@ def test_eagle1_of_qwen2(tmp_path: Path, target: Target) -> None:
     drafter = import_drafter(written(tmp_path / "x", config, eagle1() | own), target)
     assert drafter.config.attention_bias == "qkv" and drafter.config.entry == Narrow(bias=True)
     attention = drafter.layers.layers[0].attention
-    assert torch.equal(attention.qkv_proj.bias, torch.cat([*own.values()])) and attention.o_proj.bias is None
+    assert (
+        torch.equal(attention.qkv_proj.bias, torch.cat([*own.values()]))
+        and attention.o_proj.bias is None
+    )
     with torch.no_grad():
         drafter.entry.feature_fc.bias.zero_()
     raw = again(drafter, target, tmp_path / "again")
@@ -55,9 +64,16 @@ def test_eagle1_of_qwen2(tmp_path: Path, target: Target) -> None:
 
 @pytest.mark.parametrize("query_key", [False, True])
 @pytest.mark.parametrize("format", ["vllm", "speculators"])
-def test_three_biases_of_eagle3(query_key: bool, format: str, tmp_path: Path, target: Target) -> None:
+def test_three_biases_of_eagle3(
+    query_key: bool, format: str, tmp_path: Path, target: Target
+) -> None:
     """vLLM's Llama class has a bias on the output as well, which is written as zeros; its Qwen3 class has none."""
-    spec = DrafterSpec(norms=Norms(query_key=query_key), recurrence=PreNorm(), draft_vocab_size=D, attention_bias="qkv")
+    spec = DrafterSpec(
+        norms=Norms(query_key=query_key),
+        recurrence=PreNorm(),
+        draft_vocab_size=D,
+        attention_bias="qkv",
+    )
     drafter = made_drafter(spec, target)
     assert again(drafter, target, tmp_path / "out", format) is not None
     tensors = read_checkpoint(tmp_path / "out").tensors
@@ -68,7 +84,9 @@ def test_three_biases_of_eagle3(query_key: bool, format: str, tmp_path: Path, ta
 
 
 def test_a_file_of_three_biases_under_the_flag_of_four(tmp_path: Path, target: Target) -> None:
-    drafter = import_drafter(written(tmp_path / "x", flat(attention_bias=True), eagle3() | biases("midlayer.")), target)
+    drafter = import_drafter(
+        written(tmp_path / "x", flat(attention_bias=True), eagle3() | biases("midlayer.")), target
+    )
     assert drafter.config.attention_bias == "qkv"
 
 
@@ -87,12 +105,19 @@ def test_a_bias_on_the_output_is_not_taken_for_none(tmp_path: Path, target: Targ
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 def test_rope_of_several_dimensions(key: str, tmp_path: Path, target: Target) -> None:
     block = {key: "mrope", "mrope_section": [2, 2, 2]}
-    drafter = import_drafter(written(tmp_path / "x", flat(rope_theta=5e5, rope_scaling=block), eagle3()), target)
+    drafter = import_drafter(
+        written(tmp_path / "x", flat(rope_theta=5e5, rope_scaling=block), eagle3()), target
+    )
     assert drafter.config.rope == {"rope_type": "default", "rope_theta": 5e5}
-    assert again(drafter, target, tmp_path / "y")["rope_parameters"] == {"rope_type": "default", "rope_theta": 5e5}
+    assert again(drafter, target, tmp_path / "y")["rope_parameters"] == {
+        "rope_type": "default",
+        "rope_theta": 5e5,
+    }
 
 
-def test_a_drafter_without_fc(tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_without_fc(
+    tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
     """NVIDIA's for throughput: EAGLE-3's layer on the target's last state."""
     tensors = eagle3("layers.0.")
     del tensors["fc.weight"]
@@ -103,10 +128,16 @@ def test_a_drafter_without_fc(tmp_path: Path, target: Target, caplog: pytest.Log
     assert drafter.config.fusion == LastLayer() and drafter.config.entry == Wide()
     assert drafter.config.aux_layers == (LAYERS,) and drafter.config.norms == Norms()
     raw = again(drafter, target, tmp_path / "y")
-    assert raw["eagle_config"] == {"use_aux_hidden_state": False} and not {IDS, "num_aux_hidden_states"} & set(raw)
+    assert raw["eagle_config"] == {"use_aux_hidden_state": False} and not {
+        IDS,
+        "num_aux_hidden_states",
+    } & set(raw)
     line = json.loads((tmp_path / "y" / "specdec.json").read_text())["serve"]
     assert line.startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve") and '"method": "eagle3"' in line
-    for format, reason in (("speculators", "no drafter without fc"), ("sglang", "was not compared")):
+    for format, reason in (
+        ("speculators", "no drafter without fc"),
+        ("sglang", "was not compared"),
+    ):
         with pytest.raises(NotServable, match=reason):
             export_drafter(drafter, target, tmp_path / format, format)
     with pytest.raises(ValueError, match="leave out --aux_layers"):
@@ -138,9 +169,15 @@ def test_more_layers_in_the_config_than_in_the_file(
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_tied_head(own: bool, tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tied_head(
+    own: bool, tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
     """The embedding is the head, which SGLang makes of it; vLLM would take the target's, and is not to."""
-    tensors = {name: value for name, value in eagle3().items() if name not in ("lm_head.weight", "d2t", "t2d")}
+    tensors = {
+        name: value
+        for name, value in eagle3().items()
+        if name not in ("lm_head.weight", "d2t", "t2d")
+    }
     embedding = torch.randn(VOCAB, H) if own else target.embedding_weight()
     tensors |= {"embed_tokens.weight": embedding} if own else {}
     config = flat(tie_word_embeddings=True, draft_vocab_size=VOCAB)
@@ -152,21 +189,33 @@ def test_a_tied_head(own: bool, tmp_path: Path, target: Target, caplog: pytest.L
 
 
 def warnings_of_reading(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [made for made in caplog.records if made.levelno >= logging.WARNING and made.name == "specdec.export.read"]
+    return [
+        made
+        for made in caplog.records
+        if made.levelno >= logging.WARNING and made.name == "specdec.export.read"
+    ]
 
 
 def test_a_tied_head_that_is_the_targets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     of = tiny_target(dtype=torch.float32, tie_word_embeddings=True)
-    tensors = {name: value for name, value in eagle3().items() if name not in ("lm_head.weight", "d2t", "t2d")}
+    tensors = {
+        name: value
+        for name, value in eagle3().items()
+        if name not in ("lm_head.weight", "d2t", "t2d")
+    }
     config = flat(tie_word_embeddings=True, draft_vocab_size=VOCAB)
     drafter = import_drafter(written(tmp_path / "x", config, tensors), of)
     assert drafter.config.head == "target" and torch.equal(drafter.lm_head.weight, of.head_weight())
     assert not warnings_of_reading(caplog)
 
 
-def test_short_positions_are_raised(tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture) -> None:
+def test_short_positions_are_raised(
+    tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
-        drafter = import_drafter(written(tmp_path / "x", flat(max_position_embeddings=128), eagle3()), target)
+        drafter = import_drafter(
+            written(tmp_path / "x", flat(max_position_embeddings=128), eagle3()), target
+        )
     assert "positions: 128 in its config, raised to the target's 512" in caplog.text
     assert again(drafter, target, tmp_path / "y")["max_position_embeddings"] == 512
 
@@ -177,7 +226,9 @@ def test_short_positions_of_a_rope_that_depends_on_them(
     config = flat(max_position_embeddings=128, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
     drafter = import_drafter(written(tmp_path / "x", config, eagle3()), target)
     assert drafter.config.max_position_embeddings == 128 and "then rotate otherwise" in caplog.text
-    with pytest.raises(NotServable, match="its rope dynamic then rotates otherwise than in training"):
+    with pytest.raises(
+        NotServable, match="its rope dynamic then rotates otherwise than in training"
+    ):
         export_drafter(drafter, target, tmp_path / "y")
 
 
@@ -202,9 +253,13 @@ def test_which_ropes_reach_further(rope: dict[str, Any], raised: bool) -> None:
     assert reaching(config, 16) == config
 
 
-def test_defaults_less_one_in_speculators(tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture) -> None:
+def test_defaults_less_one_in_speculators(
+    tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its layout has one numbering: an export of these boundaries is read back; a stranger's is read with a warning."""
-    spec = DrafterSpec(norms=Norms(), recurrence=PreNorm(), draft_vocab_size=D, aux_layers=[1, 2, 3])
+    spec = DrafterSpec(
+        norms=Norms(), recurrence=PreNorm(), draft_vocab_size=D, aux_layers=[1, 2, 3]
+    )
     again(made_drafter(spec, target), target, tmp_path / "x", "speculators")
     assert not warnings_of_reading(caplog)
     config = nested(**{IDS: [1, 2, 3]})
@@ -212,5 +267,9 @@ def test_defaults_less_one_in_speculators(tmp_path: Path, target: Target, caplog
     assert drafter.config.aux_layers == (1, 2, 3) and drafter.config.fusion == Concat()
     assert "give --aux_layers [2, 3, 4]" in caplog.text
     caplog.clear()
-    assert import_drafter(tmp_path / "y", target, aux_layers=[2, 3, 4]).config.aux_layers == (2, 3, 4)
+    assert import_drafter(tmp_path / "y", target, aux_layers=[2, 3, 4]).config.aux_layers == (
+        2,
+        3,
+        4,
+    )
     assert not warnings_of_reading(caplog)

@@ -59,9 +59,13 @@ VALUES: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in VALUES.items() for value in values])
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in VALUES.items() for value in values]
+)
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_no_value_of_the_config_is_trusted(key: str, value: Any, kind: str, tmp_path: Path, target: Target) -> None:
+def test_no_value_of_the_config_is_trusted(
+    key: str, value: Any, kind: str, tmp_path: Path, target: Target
+) -> None:
     harmless = (None, []) if key in ("rope_scaling", "hidden_size", "layer_types") else (None,)
     if value in harmless and value is not None:
         pytest.skip("as if it were absent")
@@ -73,9 +77,13 @@ def test_no_value_of_the_config_is_trusted(key: str, value: Any, kind: str, tmp_
 def test_whatever_stands_in_a_config_is_a_drafter_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, target: Target, data: st.DataObject
 ) -> None:
-    raw, tensors = data.draw(st.sampled_from([(flat(), eagle3()), (nested(), eagle3("layers.0.")), (flat(), eagle1())]))
+    raw, tensors = data.draw(
+        st.sampled_from([(flat(), eagle3()), (nested(), eagle3("layers.0.")), (flat(), eagle1())])
+    )
     place: Any = raw
-    key = data.draw(st.sampled_from(sorted([*raw, "rope_scaling", "head_dim", "fc_norm", "layer_types"])))
+    key = data.draw(
+        st.sampled_from(sorted([*raw, "rope_scaling", "head_dim", "fc_norm", "layer_types"]))
+    )
     if isinstance(raw.get(key), dict) and data.draw(st.booleans()):
         place, key = raw[key], data.draw(st.sampled_from(sorted(raw[key])))
     place[key], said = data.draw(JSON), ""
@@ -157,7 +165,9 @@ def test_an_archive_whose_numbers_are_not_there(tmp_path: Path, target: Target) 
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in members.items():
             longer = pickle.BININT1 + bytes([7])
-            archive.writestr(name, content.replace(longer, pickle.BININT + (2**31 - 1).to_bytes(4, "little")))
+            archive.writestr(
+                name, content.replace(longer, pickle.BININT + (2**31 - 1).to_bytes(4, "little"))
+            )
     refused(directory, target, "no file of plain weights")
 
 
@@ -165,12 +175,20 @@ def test_the_format_before_archives_is_told_apart(tmp_path: Path, target: Target
     directory = checkpoint(tmp_path / "x", flat(), eagle3())
     (directory / "model.safetensors").unlink()
     torch.save(eagle3(), directory / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    refused(directory, target, r"no file of plain weights, which is all that is read \(File is not a zip file\)")
+    refused(
+        directory,
+        target,
+        r"no file of plain weights, which is all that is read \(File is not a zip file\)",
+    )
 
 
 def test_one_tensor_for_embedding_and_head_is_no_repetition(tmp_path: Path, target: Target) -> None:
     directory = checkpoint(tmp_path / "x", flat(draft_vocab_size=61), eagle3())
-    tensors = {name: value for name, value in eagle3().items() if name not in ("d2t", "t2d", "lm_head.weight")}
+    tensors = {
+        name: value
+        for name, value in eagle3().items()
+        if name not in ("d2t", "t2d", "lm_head.weight")
+    }
     tied = torch.randn(61, 32)
     pickled(directory, tensors | {"lm_head.weight": tied, "embed_tokens.weight": tied})
     drafter = import_checkpoint(read_checkpoint(directory), target)

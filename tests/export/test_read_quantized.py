@@ -51,7 +51,9 @@ def by_matrix(weight_rc: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
 @pytest.mark.parametrize("quantize", [by_block, by_row, by_matrix], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", ["eagle3_1", "mla", "dflash"])
 def test_it_is_the_drafter_of_the_numbers_that_are_meant(
-    name: str, quantize: Callable[[Tensor], tuple[Tensor, dict[str, Tensor], Tensor]], tmp_path: Path
+    name: str,
+    quantize: Callable[[Tensor], tuple[Tensor, dict[str, Tensor], Tensor]],
+    tmp_path: Path,
 ) -> None:
     """Projections in FP8, and the rest as it was, in two shards; scales of activations are left aside."""
     drafter = made_drafter((presets() | variants())[name], TARGET)
@@ -64,28 +66,50 @@ def test_it_is_the_drafter_of_the_numbers_that_are_meant(
             shards[number % 2][tensor] = value
             continue
         small, scales, stands_for = quantize(value)
-        shards[number % 2] |= {tensor: small, tensor.replace("weight", "input_scale"): torch.ones(1)}
-        shards[1 - number % 2] |= {tensor + end: scale for end, scale in scales.items()}  # in the other file
+        shards[number % 2] |= {
+            tensor: small,
+            tensor.replace("weight", "input_scale"): torch.ones(1),
+        }
+        # in the other file
+        shards[1 - number % 2] |= {tensor + end: scale for end, scale in scales.items()}
         plain[tensor] = stands_for.bfloat16().float()
     for directory in (meant, tmp_path / "small"):
         directory.mkdir()
         block = {"quantization_config": {"quant_method": "fp8", "weight_block_size": BLOCK}}
-        (directory / "config.json").write_text(json.dumps(config | (block if directory != meant else {})))
+        (directory / "config.json").write_text(
+            json.dumps(config | (block if directory != meant else {}))
+        )
     save_file(plain, meant / "model.safetensors")
     for number, shard in enumerate(shards):
         save_file(shard, tmp_path / "small" / f"model-0000{number + 1}-of-00002.safetensors")
     wanted = import_checkpoint(read_checkpoint(meant), TARGET).state_dict()
     found = import_checkpoint(read_checkpoint(tmp_path / "small"), TARGET).state_dict()
-    assert all(torch.equal(found[key], value) for key, value in wanted.items()) and found.keys() == wanted.keys()
-    assert not any(torch.equal(value, drafter.state_dict()[key]) for key, value in found.items() if "o_proj" in key)
+    assert (
+        all(torch.equal(found[key], value) for key, value in wanted.items())
+        and found.keys() == wanted.keys()
+    )
+    assert not any(
+        torch.equal(value, drafter.state_dict()[key])
+        for key, value in found.items()
+        if "o_proj" in key
+    )
 
 
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"a.weight": torch.ones(4, 4).to(FP8)}, "float8_e4m3fn of shape .4, 4., without a.weight_scale_inv"),
-        ({"a.weight": torch.ones(4).to(FP8), "a.weight_scale": torch.ones(1)}, "of shape .4., without"),
-        ({"a.weight": torch.ones(4, 4).to(FP8), "a.weight_scale_inv": torch.ones(3, 2)}, "fit neither its rows nor"),
+        (
+            {"a.weight": torch.ones(4, 4).to(FP8)},
+            "float8_e4m3fn of shape .4, 4., without a.weight_scale_inv",
+        ),
+        (
+            {"a.weight": torch.ones(4).to(FP8), "a.weight_scale": torch.ones(1)},
+            "of shape .4., without",
+        ),
+        (
+            {"a.weight": torch.ones(4, 4).to(FP8), "a.weight_scale_inv": torch.ones(3, 2)},
+            "fit neither its rows nor",
+        ),
     ],
 )
 def test_scales_that_do_not_fit(tensors: dict[str, Tensor], message: str) -> None:
@@ -96,13 +120,21 @@ def test_scales_that_do_not_fit(tensors: dict[str, Tensor], message: str) -> Non
 def test_a_block_of_no_size(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     for size in ([0, 128], [128], "128"):
-        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"weight_block_size": size}}))
+        (tmp_path / "config.json").write_text(
+            json.dumps({"quantization_config": {"weight_block_size": size}})
+        )
         with pytest.raises(ValueError, match=r"a block is .*, wanted two whole numbers"):
             read_checkpoint(tmp_path)
 
 
 def test_where_a_block_stands() -> None:
-    groups = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "block_structure": [64, 32]}}}}
+    groups = {
+        "config_groups": {"group_0": {"weights": {"num_bits": 8, "block_structure": [64, 32]}}}
+    }
     assert fp8_block({"quantization_config": groups}) == (64, 32)
     assert fp8_block({"quantization_config": {"weight_block_size": [8, 16]}}) == (8, 16)
-    assert fp8_block({}) == fp8_block({"quantization_config": {"config_groups": {"group_0": None}}}) == (128, 128)
+    assert (
+        fp8_block({})
+        == fp8_block({"quantization_config": {"config_groups": {"group_0": None}}})
+        == (128, 128)
+    )

@@ -11,7 +11,14 @@ from jsonargparse import ArgumentParser
 from transformers import LlamaForCausalLM
 
 from specdec.drafter import Concat, Drafter, DrafterSpec, LastLayer, Narrow, Norms, PreNorm, Wide
-from specdec.export import FORMATS, NotServable, export_drafter, import_checkpoint, read_checkpoint, subject_of
+from specdec.export import (
+    FORMATS,
+    NotServable,
+    export_drafter,
+    import_checkpoint,
+    read_checkpoint,
+    subject_of,
+)
 from specdec.export.read import contradictions
 from specdec.export.switches import lint
 from specdec.target import Target
@@ -23,12 +30,27 @@ PRESETS = sorted((Path(__file__).parents[2] / "conf" / "drafter").glob("*.yaml")
 REFUSED = {  # of the presets, by format
     "vllm": {"narrow_fusion", "weighted_sum", "mtp"},
     "speculators": {"narrow_fusion", "weighted_sum", "eagle1", "eagle2", "hass", "mla", "mtp"},
-    "sglang": {"narrow_fusion", "weighted_sum", "qwen3", "speculators", "peagle", "peagle_3_1", "dflash", "mtp"},
+    "sglang": {
+        "narrow_fusion",
+        "weighted_sum",
+        "qwen3",
+        "speculators",
+        "peagle",
+        "peagle_3_1",
+        "dflash",
+        "mtp",
+    },
 }
 ROPES = (
     None,
     {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
-    {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 16.0},
+    {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 16.0,
+    },
     {
         "rope_type": "llama3",
         "rope_theta": 5e5,
@@ -52,7 +74,9 @@ def target(rope: int = 0, dtype: torch.dtype = torch.float32) -> Target:
 def preset(path: Path) -> DrafterSpec:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--drafter", type=DrafterSpec)
-    return parser.instantiate(parser.parse_args(["--drafter", str(path), "--drafter.draft_vocab_size", "40"])).drafter
+    return parser.instantiate(
+        parser.parse_args(["--drafter", str(path), "--drafter.draft_vocab_size", "40"])
+    ).drafter
 
 
 def comes_back(drafter: Drafter, of: Target, directory: Path, format: str) -> None:
@@ -99,7 +123,9 @@ def random_cases(count: int) -> list[tuple[int, DrafterSpec]]:
     while len(cases) < count:
         spec = chance.choice(specs)
         if chance.random() < 0.3:  # most of the product is served nowhere
-            norms = dataclasses.replace(spec.norms, embed=True, hidden=True, input=False, output=True)
+            norms = dataclasses.replace(
+                spec.norms, embed=True, hidden=True, input=False, output=True
+            )
             spec = dataclasses.replace(spec, fusion=Concat(), entry=Wide(), norms=norms)
         elif chance.random() < 0.2:
             spec = dataclasses.replace(eagle1, num_layers=spec.num_layers)
@@ -108,7 +134,9 @@ def random_cases(count: int) -> list[tuple[int, DrafterSpec]]:
             changes["entry"] = Narrow(bias=chance.random() < 0.5)
         if isinstance(spec.fusion, LastLayer):
             own = chance.random() < 0.3
-            changes |= {"head": "own" if own else "target"} | ({} if own else {"draft_vocab_size": "all"})
+            changes |= {"head": "own" if own else "target"} | (
+                {} if own else {"draft_vocab_size": "all"}
+            )
         else:
             layers = chance.sample(range(LAYERS + 1), chance.randint(1, 5))
             changes |= {"aux_layers": sorted(layers), "hidden_size": chance.choice(["target", 24])}

@@ -59,10 +59,14 @@ def subject(
     mixed_heads: tuple[int, int] | None = None,
     **changes: object,
 ) -> Subject:
-    spec = dataclasses.replace(spec, **{name: changes.pop(name) for name in list(changes) if hasattr(spec, name)})
+    spec = dataclasses.replace(
+        spec, **{name: changes.pop(name) for name in list(changes) if hasattr(spec, name)}
+    )
     config = dataclasses.replace(tiny_config(spec), **changes)
     head = own_head and config.head == "own"
-    return Subject(config, own_embedding, head, entry_bias, architecture, target_window, mixed_heads)
+    return Subject(
+        config, own_embedding, head, entry_bias, architecture, target_window, mixed_heads
+    )
 
 
 def norms(base: Norms, **changes: object) -> Norms:
@@ -80,7 +84,8 @@ def rope(**block: object) -> dict[str, object]:
 
 YARN = rope(rope_type="yarn", factor=2.0)
 LONG = rope(rope_type="longrope", factor=2.0, short_factor=[1.0] * 6, long_factor=[2.0] * 6)
-CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it, and which engines serve that
+# by a switch, a drafter that uses it, and which engines serve that
+CASES: dict[str, tuple[Subject, str]] = {
     "fusion LastLayer with entry Wide": (subject(fusion=LastLayer()), "V"),
     "entry.bias=true, the bias not zero": (subject(EAGLE1, entry_bias=True), "S"),
     "norms.embed, with method eagle": (subject(EAGLE1, norms=norms(BARE, embed=True)), ""),
@@ -185,19 +190,33 @@ def test_who_serves_what(name: str) -> None:
     case, wanted = CASES[name]
     row = row_of(name)
     assert row.used(case)
-    apart = ("norms.query_key, with method eagle3", "attention_bias") if " with norms.query_key" in name else ()
+    apart = (
+        ("norms.query_key, with method eagle3", "attention_bias")
+        if " with norms.query_key" in name
+        else ()
+    )
     if "with method dflash" in name:
-        apart += tuple({row_of("method dflash: ").name, "num_layers above 1, with method dflash"} - {name})
-    apart += ("norms.query_key=false, with method dflash",) if name == "attention MLA, with method dflash" else ()
+        apart += tuple(
+            {row_of("method dflash: ").name, "num_layers above 1, with method dflash"} - {name}
+        )
+    apart += (
+        ("norms.query_key=false, with method dflash",)
+        if name == "attention MLA, with method dflash"
+        else ()
+    )
     apart += ("recurrence MaskConstant (P-EAGLE)",) if "MLA with" in name else ()
     if name == "a boundary 0 in aux_layers, the target through":
         apart += ("a boundary 0 in aux_layers",)
     if name in ("a rope with the target's", "an embedding that is scaled"):
         apart += (row_of("method eagle, target of a class").name,)
     found = {
-        engine: [switch.name for switch, _ in lint(case, engine) if switch.name not in apart] for engine in ENGINES
+        engine: [switch.name for switch, _ in lint(case, engine) if switch.name not in apart]
+        for engine in ENGINES
     }
-    assert found == {engine: [] if letter in wanted else [row.name] for engine, letter in ((VLLM, "V"), (SGLANG, "S"))}
+    assert found == {
+        engine: [] if letter in wanted else [row.name]
+        for engine, letter in ((VLLM, "V"), (SGLANG, "S"))
+    }
 
 
 def test_every_row_is_tried() -> None:
@@ -207,7 +226,12 @@ def test_every_row_is_tried() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_row_is_used_by_the_plain_ones_but_their_own(name: str) -> None:
-    plain = {"method eagle: ", "method eagle3: ", "rope_type default", "draft_vocab_size below the target's"}
+    plain = {
+        "method eagle: ",
+        "method eagle3: ",
+        "rope_type default",
+        "draft_vocab_size below the target's",
+    }
     if name not in plain:
         row = row_of(name)
         assert not row.used(subject()) and not row.used(subject(EAGLE1))
@@ -232,8 +256,14 @@ def test_the_page_shows_the_table_that_the_exporter_goes_by() -> None:
 
 def test_a_cell_says_its_verdict_and_its_evidence() -> None:
     assert row_of("norms.aux=each").cell(VLLM).words == "yes, since 0.22.0 (run)"
-    assert row_of("partial_rotary_factor").cell(SGLANG).words.startswith("**no**: it reads the factor")
-    assert row_of("recurrence PostNorm").cell(LLAMA_CPP).words.startswith("**dropped in silence**: it never reads it")
+    assert (
+        row_of("partial_rotary_factor").cell(SGLANG).words.startswith("**no**: it reads the factor")
+    )
+    assert (
+        row_of("recurrence PostNorm")
+        .cell(LLAMA_CPP)
+        .words.startswith("**dropped in silence**: it never reads it")
+    )
     assert row_of("method dflash: ").cell(SGLANG).words.endswith("(not checked)")
     assert row_of("parts of your own").cell(OPENVINO).words == "not checked"
     for row in SWITCHES:
@@ -265,7 +295,11 @@ def test_the_export_names_the_engines_that_would_draft_otherwise(
     for name, spec in presets().items():
         caplog.clear()
         export_drafter(made_drafter(spec, target), target, tmp_path / name)
-        said = [record.getMessage() for record in caplog.records if "report no error" in record.getMessage()]
+        said = [
+            record.getMessage()
+            for record in caplog.records
+            if "report no error" in record.getMessage()
+        ]
         assert bool(said) == (name == "eagle3_1")
     llama, *_ = (line for line in said if LLAMA_CPP in line)
     assert MLX_VLM in llama and "norm_output" in llama and "fc_norm" not in llama
@@ -284,7 +318,9 @@ def test_a_block_drafter_of_several_layers_is_exported_with_a_warning(
 
 
 def test_sglang_refuses_a_target_whose_class_would_end_the_server(tmp_path: Path) -> None:
-    with pytest.raises(NotServable, match="its class for MixtralForCausalLM has no set_eagle3_layers_to_capture"):
+    with pytest.raises(
+        NotServable, match="its class for MixtralForCausalLM has no set_eagle3_layers_to_capture"
+    ):
         FORMATS["sglang"].check(subject(architecture="MixtralForCausalLM"))
     with pytest.raises(NotServable, match="its class for CohereForCausalLM hands over no head"):
         FORMATS["sglang"].check(subject(EAGLE1, architecture="CohereForCausalLM"))
@@ -293,8 +329,12 @@ def test_sglang_refuses_a_target_whose_class_would_end_the_server(tmp_path: Path
 
 
 def test_kimis_class_is_named_as_sglang_knows_it_where_it_drafts_the_same() -> None:
-    assert FORMATS["sglang"].architectures(subject(attention=LATENT)) == ["Eagle3DeepseekV2ForCausalLM"]
-    assert FORMATS["vllm"].architectures(subject(attention=LATENT)) == ["Eagle3DeepseekV2ForCausalLM"]
+    assert FORMATS["sglang"].architectures(subject(attention=LATENT)) == [
+        "Eagle3DeepseekV2ForCausalLM"
+    ]
+    assert FORMATS["vllm"].architectures(subject(attention=LATENT)) == [
+        "Eagle3DeepseekV2ForCausalLM"
+    ]
     two = subject(attention=LATENT, num_layers=2)
     assert FORMATS["vllm"].architectures(two) == ["Eagle3DeepseekV3ForCausalLM"]  # of vLLM alone
 
@@ -308,10 +348,17 @@ def test_the_classes_are_those_of_the_vllm_that_the_table_names() -> None:
     if not VLLM.endswith(place.version.partition("+")[0]):
         pytest.skip(f"this is vLLM {place.version}, the table is of {VLLM}")
     others = {name.replace("ForConditionalGeneration", "ForCausalLM") for name in EAGLE3_TARGETS}
-    native = {"MixtralForCausalLM", "Gemma2ForCausalLM", "CohereForCausalLM", "GlmOcrForConditionalGeneration"}
+    native = {
+        "MixtralForCausalLM",
+        "Gemma2ForCausalLM",
+        "CohereForCausalLM",
+        "GlmOcrForConditionalGeneration",
+    }
     for architecture in {*EAGLE3_TARGETS, *others, *native}:
         said = hands_over_states(python, architecture)
-        assert said == (architecture in EAGLE3_TARGETS) or (said and target_flags(architecture, "eagle3")), architecture
+        assert said == (architecture in EAGLE3_TARGETS) or (
+            said and target_flags(architecture, "eagle3")
+        ), architecture
 
 
 def test_what_is_the_targets_own_is_seen() -> None:
@@ -334,14 +381,22 @@ def test_what_is_the_targets_own_is_seen() -> None:
         (hf.MistralConfig(sliding_window=0), None),
         (hf.Phi3Config(sliding_window=7), 7),
         (hf.Starcoder2Config(sliding_window=9), 9),
-        (hf.LlamaConfig(sliding_window=3), 3),  # a stray key, which the family ignores and vLLM does not
-        (hf.Gemma3TextConfig(num_hidden_layers=2, layer_types=["sliding_attention"] * 2, sliding_window=6), 6),
+        # a stray key, which the family ignores and vLLM does not
+        (hf.LlamaConfig(sliding_window=3), 3),
+        (
+            hf.Gemma3TextConfig(
+                num_hidden_layers=2, layer_types=["sliding_attention"] * 2, sliding_window=6
+            ),
+            6,
+        ),
         (hf.Gemma3TextConfig(sliding_window=6), None),
         (hf.Qwen2Config(use_sliding_window=False), None),
         (hf.LlamaConfig(), None),
     ],
 )
-def test_the_window_that_a_drafter_would_be_given(config: hf.PretrainedConfig, window: int | None) -> None:
+def test_the_window_that_a_drafter_would_be_given(
+    config: hf.PretrainedConfig, window: int | None
+) -> None:
     assert window_of_all_layers(config) == window
 
 

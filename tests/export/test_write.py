@@ -24,7 +24,17 @@ from specdec.utils.files import sha256
 from tests.export.made import evaluation, made_drafter, same_state
 from tests.export.made import names as files
 from tests.perfect import markov_target
-from tests.tiny import HIDDEN, LAYERS, VOCAB, biased, largest_file, llama_config, presets, tiny_target, variants
+from tests.tiny import (
+    HIDDEN,
+    LAYERS,
+    VOCAB,
+    biased,
+    largest_file,
+    llama_config,
+    presets,
+    tiny_target,
+    variants,
+)
 
 H = HIDDEN
 SPEC = DrafterSpec(draft_vocab_size=40)
@@ -92,20 +102,34 @@ def config_of(directory: Path) -> dict[str, Any]:
 def test_every_key_and_tensor_of_eagle_3_1(tmp_path: Path, target: Target) -> None:
     drafter = made_drafter(SPEC, target)
     out = tmp_path / "out"
-    exported = export_drafter(drafter, target, out, served=TargetSource("org/target"), draft_tokens=5)
+    exported = export_drafter(
+        drafter, target, out, served=TargetSource("org/target"), draft_tokens=5
+    )
     assert config_of(out) == EAGLE3_1
     tensors = load_file(out / "model.safetensors")
     assert {name: tuple(x.shape) for name, x in tensors.items()} == SHAPES
     ids_D = drafter.vocab.target_ids_D
-    assert tensors["d2t"].dtype == torch.int64 and torch.equal(tensors["d2t"] + torch.arange(40), ids_D)
+    assert tensors["d2t"].dtype == torch.int64 and torch.equal(
+        tensors["d2t"] + torch.arange(40), ids_D
+    )
     assert tensors["t2d"].dtype == torch.bool and torch.equal(tensors["t2d"].nonzero()[:, 0], ids_D)
     with safe_open(out / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
-    assert files(out) == ["README.md", "SHA256SUMS", "config.json", "model.safetensors", "specdec.json"]
+    assert files(out) == [
+        "README.md",
+        "SHA256SUMS",
+        "config.json",
+        "model.safetensors",
+        "specdec.json",
+    ]
     assert exported.checkpoint.method == "eagle3" and exported.directory == out
     words = shlex.split(exported.command)
     assert words[:4] == ["vllm", "serve", "org/target", "--speculative-config"]
-    assert json.loads(words[4]) == {"method": "eagle3", "model": str(out), "num_speculative_tokens": 5}
+    assert json.loads(words[4]) == {
+        "method": "eagle3",
+        "model": str(out),
+        "num_speculative_tokens": 5,
+    }
 
 
 def test_a_block_is_served_with_all_of_its_masks(tmp_path: Path, target: Target) -> None:
@@ -118,7 +142,9 @@ def test_a_block_is_served_with_all_of_its_masks(tmp_path: Path, target: Target)
         config = config_of(out)
         assert config["block_size"] == 8 and exported.checkpoint.drafts(None) == 7
         (out / "SHA256SUMS").unlink()
-        (out / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "block_size"}))
+        (out / "config.json").write_text(
+            json.dumps({k: v for k, v in config.items() if k != "block_size"})
+        )
         with pytest.raises(ValueError, match="block_size is None, wanted the nodes of a block"):
             import_checkpoint(read_checkpoint(out), target)
 
@@ -129,16 +155,24 @@ def test_our_own_record(tmp_path: Path, target: Target) -> None:
     record = json.loads((tmp_path / "out" / "specdec.json").read_text())
     assert record["weights_sha256"] == sha256(tmp_path / "out" / "model.safetensors")
     assert DrafterConfig.from_json(record["drafter"]) == drafter.config
-    assert (record["method"], record["engine"], record["serve"]) == ("eagle3", "vLLM 0.32.0", exported.command)
+    assert (record["method"], record["engine"], record["serve"]) == (
+        "eagle3",
+        "vLLM 0.32.0",
+        exported.command,
+    )
     assert "command" in record["provenance"]
 
 
 @pytest.mark.parametrize("spec", [presets()["eagle1"], biased()], ids=["no bias", "a bias of zero"])
-def test_eagle1_carries_neither_head_nor_norms(spec: DrafterSpec, tmp_path: Path, target: Target) -> None:
+def test_eagle1_carries_neither_head_nor_norms(
+    spec: DrafterSpec, tmp_path: Path, target: Target
+) -> None:
     drafter = made_drafter(spec, target)
     exported = export_drafter(drafter, target, tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert {name for name in tensors if not name.startswith("layers.0.")} - {"fc.bias"} == {"fc.weight"}
+    assert {name for name in tensors if not name.startswith("layers.0.")} - {"fc.bias"} == {
+        "fc.weight"
+    }
     assert ("fc.bias" in tensors) == spec.entry.bias
     assert not any("layernorm" in name and "post" not in name for name in tensors)
     assert config_of(tmp_path / "out")["architectures"] == ["EagleLlamaForCausalLM"]
@@ -173,7 +207,8 @@ def test_a_window_and_further_layers(tmp_path: Path, target: Target) -> None:
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert tensors["layers.1.self_attn.q_proj.weight"].shape == (48, H)
     assert "layers.1.input_layernorm.weight" in tensors and not {"d2t", "t2d"} & set(tensors)
-    assert config["architectures"] == ["Eagle3LlamaForCausalLM"]  # SGLang does not read the window there
+    # SGLang does not read the window there
+    assert config["architectures"] == ["Eagle3LlamaForCausalLM"]
     windowed = made_drafter(DrafterSpec(attention_window=16), target)
     line = export_drafter(windowed, target, tmp_path / "sglang", "sglang").command
     assert "--speculative-draft-window-size 16" in line
@@ -222,7 +257,9 @@ def test_a_drafter_keeps_its_own_window_where_every_layer_of_the_target_slides(
 
 def test_a_window_of_method_eagle_is_written_for_any_target(tmp_path: Path, target: Target) -> None:
     export_drafter(made_drafter(presets()["eagle1"], target), target, tmp_path / "full")
-    assert not {"layer_types", "sliding_window", "target_layer_count"} & set(config_of(tmp_path / "full"))
+    assert not {"layer_types", "sliding_window", "target_layer_count"} & set(
+        config_of(tmp_path / "full")
+    )
     spec = dataclasses.replace(presets()["eagle1"], attention_window=16)
     export_drafter(made_drafter(spec, target), target, tmp_path / "windowed")
     config = config_of(tmp_path / "windowed")
@@ -231,48 +268,86 @@ def test_a_window_of_method_eagle_is_written_for_any_target(tmp_path: Path, targ
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("spec", [SPEC, presets()["eagle1"], variants()["dflash"]], ids=["eagle3", "eagle", "dflash"])
+@pytest.mark.parametrize(
+    "spec", [SPEC, presets()["eagle1"], variants()["dflash"]], ids=["eagle3", "eagle", "dflash"]
+)
 @pytest.mark.parametrize("format", ["vllm", "speculators"])
-def test_the_rope_is_not_the_one_that_the_targets_class_changes(spec: DrafterSpec, format: str, tmp_path: Path) -> None:
+def test_the_rope_is_not_the_one_that_the_targets_class_changes(
+    spec: DrafterSpec, format: str, tmp_path: Path
+) -> None:
     """vLLM's ERNIE-4.5 sets the style of a rope that get_rope hands to all who ask by the same parameters."""
     if format == "speculators" and spec == presets()["eagle1"]:
         pytest.skip("that format has no method eagle")
     sizes = llama_config().to_dict() | {"architectures": ["Ernie4_5ForCausalLM"]}
-    known = {key: sizes[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "head_dim")}
+    known = {
+        key: sizes[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "head_dim")
+    }
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
-    target = Target(Ernie4_5ForCausalLM(Ernie4_5Config(**known, **heads, tie_word_embeddings=False)).float())
+    target = Target(
+        Ernie4_5ForCausalLM(Ernie4_5Config(**known, **heads, tie_word_embeddings=False)).float()
+    )
     drafter = made_drafter(spec, target)
     export_drafter(drafter, target, tmp_path / "out", format)
     rope = drafter_layer(tmp_path / "out")["rope_parameters"]
-    assert rope == {**drafter.config.rope, "owner": "drafter"} and rope != target.config.rope_parameters
-    assert import_checkpoint(read_checkpoint(tmp_path / "out"), target).config.rope == drafter.config.rope
+    assert (
+        rope == {**drafter.config.rope, "owner": "drafter"}
+        and rope != target.config.rope_parameters
+    )
+    assert (
+        import_checkpoint(read_checkpoint(tmp_path / "out"), target).config.rope
+        == drafter.config.rope
+    )
 
 
 def test_sglang_gets_what_it_would_leave_at_random(tmp_path: Path, target: Target) -> None:
-    exported = export_drafter(made_drafter(DrafterSpec(num_layers=2), target), target, tmp_path / "two", "sglang")
+    exported = export_drafter(
+        made_drafter(DrafterSpec(num_layers=2), target), target, tmp_path / "two", "sglang"
+    )
     tensors = load_file(tmp_path / "two" / "model.safetensors")
-    assert torch.equal(tensors["layers.1.hidden_norm.weight"], tensors["layers.1.input_layernorm.weight"])
+    assert torch.equal(
+        tensors["layers.1.hidden_norm.weight"], tensors["layers.1.input_layernorm.weight"]
+    )
     words = shlex.split(exported.command)
     assert words[words.index("--speculative-algorithm") + 1] == "EAGLE3"
     assert words[words.index("--speculative-num-draft-tokens") + 1] == "4"
     export_drafter(made_drafter(presets()["eagle1"], target), target, tmp_path / "one", "sglang")
     assert not load_file(tmp_path / "one" / "model.safetensors")["fc.bias"].any()
-    assert config_of(tmp_path / "one")["architectures"] == ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
+    assert config_of(tmp_path / "one")["architectures"] == [
+        "LlamaForCausalLMEagle",
+        "LlamaForCausalLM",
+    ]
 
 
 def test_speculators_nests_the_layer(tmp_path: Path, target: Target) -> None:
     exported = export_drafter(
-        made_drafter(SPEC, target), target, tmp_path / "out", "speculators", served=TargetSource("org/t")
+        made_drafter(SPEC, target),
+        target,
+        tmp_path / "out",
+        "speculators",
+        served=TargetSource("org/t"),
     )
     config = config_of(tmp_path / "out")
     assert "model_type" not in config  # vLLM refuses it there
     assert "eagle_config" not in config["transformer_layer_config"]  # SGLang's numbers
     layer = config["transformer_layer_config"]
-    assert (layer["model_type"], layer["num_aux_hidden_states"], layer["vocab_size"]) == ("llama", 3, VOCAB)
-    assert config["speculators_config"]["verifier"] == {"name_or_path": "org/t", "architectures": ["LlamaForCausalLM"]}
+    assert (layer["model_type"], layer["num_aux_hidden_states"], layer["vocab_size"]) == (
+        "llama",
+        3,
+        VOCAB,
+    )
+    assert config["speculators_config"]["verifier"] == {
+        "name_or_path": "org/t",
+        "architectures": ["LlamaForCausalLM"],
+    }
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
-    assert config["norm_before_residual"] is False and config["fc_norm"] is True and config["norm_output"] is True
-    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4] and config["draft_vocab_size"] == 40
+    assert (
+        config["norm_before_residual"] is False
+        and config["fc_norm"] is True
+        and config["norm_output"] is True
+    )
+    assert (
+        config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4] and config["draft_vocab_size"] == 40
+    )
     assert exported.command == f"vllm serve {tmp_path / 'out'}"
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert "layers.0.self_attn.q_proj.weight" in tensors
@@ -280,7 +355,9 @@ def test_speculators_nests_the_layer(tmp_path: Path, target: Target) -> None:
     assert torch.equal(tensors["embed_tokens.weight"], target.embedding_weight())
     target.model.save_pretrained(tmp_path / "target")
     here = TargetSource(os.path.relpath(tmp_path / "target"))
-    export_drafter(made_drafter(SPEC, target), target, tmp_path / "here", "speculators", served=here)
+    export_drafter(
+        made_drafter(SPEC, target), target, tmp_path / "here", "speculators", served=here
+    )
     verifier = config_of(tmp_path / "here")["speculators_config"]["verifier"]
     assert verifier["name_or_path"] == str(tmp_path / "target")
 
@@ -300,10 +377,14 @@ def test_the_line_has_the_flags_that_the_family_needs(
     target = Target(target.model.float())
     for format in ("vllm", "speculators"):
         exported = export_drafter(made_drafter(spec, target), target, tmp_path / format, format)
-        assert exported.command.endswith(flags) and ("--model-impl" in exported.command) == bool(flags)
+        assert exported.command.endswith(flags) and ("--model-impl" in exported.command) == bool(
+            flags
+        )
 
 
-def test_a_scaled_embedding_is_not_shared_with_a_drafter_that_has_no_norm_for_it(tmp_path: Path) -> None:
+def test_a_scaled_embedding_is_not_shared_with_a_drafter_that_has_no_norm_for_it(
+    tmp_path: Path,
+) -> None:
     gemma = Target(markov_target("gemma2").model.float())
     drafter = made_drafter(presets()["eagle1"], gemma)
     with pytest.raises(NotServable, match=r"with the scale in it.* train an EAGLE-3 drafter"):
@@ -317,7 +398,9 @@ def test_the_line_names_a_local_target_for_every_working_directory(
     monkeypatch.chdir(tmp_path)
     for format in ("vllm", "sglang"):
         drafter = made_drafter(SPEC, target)
-        line = export_drafter(drafter, target, Path(format), format, served=TargetSource("target")).command
+        line = export_drafter(
+            drafter, target, Path(format), format, served=TargetSource("target")
+        ).command
         named = [word for word in shlex.split(line) if word.endswith("target")]
         assert named == [str(tmp_path / "target")] and str(tmp_path / format) in line
 
@@ -331,7 +414,9 @@ def test_the_embedding_that_eagles_own_code_would_not_load(tmp_path: Path, targe
         assert ("embed_tokens.weight" in load_file(tmp_path / name / "model.safetensors")) == held
 
 
-def test_the_card_quotes_an_evaluation_of_this_drafter_alone(tmp_path: Path, target: Target) -> None:
+def test_the_card_quotes_an_evaluation_of_this_drafter_alone(
+    tmp_path: Path, target: Target
+) -> None:
     drafter = made_drafter(SPEC, target)
     fingerprint = target.identity["fingerprint"]
     stored = drafter.config.to_json() | {"weights_sha256": weights_sha256(drafter)}
@@ -342,14 +427,22 @@ def test_the_card_quotes_an_evaluation_of_this_drafter_alone(tmp_path: Path, tar
     assert f"| mt_bench.jsonl | 80 | 0 | chain of 5 | {quoted}" in card
     for name, wrong, message in (
         ("a", evaluation(tmp_path / "a", stored, "other"), "not an evaluation of this target"),
-        ("b", evaluation(tmp_path / "b", stored | {"num_layers": 2}, fingerprint), "of this drafter"),
+        (
+            "b",
+            evaluation(tmp_path / "b", stored | {"num_layers": 2}, fingerprint),
+            "of this drafter",
+        ),
         ("c", tmp_path / "nowhere", "no such file"),
         (
             "e",
             evaluation(tmp_path / "e", stored | {"weights_sha256": "0" * 64}, fingerprint),
             "of this drafter's weights",
         ),
-        ("f", evaluation(tmp_path / "f", drafter.config.to_json(), fingerprint), "of this drafter's weights"),
+        (
+            "f",
+            evaluation(tmp_path / "f", drafter.config.to_json(), fingerprint),
+            "of this drafter's weights",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             export_drafter(drafter, target, tmp_path / f"out-{name}", evaluation=[wrong])
@@ -419,7 +512,12 @@ def trained(name: str, target: Target) -> Drafter:
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize(("then", "now"), [(BF16, F32), (F32, BF16), (F32, F64)])
 def test_it_stays_with_the_target_in_whatever_dtype_that_is(
-    name: str, then: torch.dtype, now: torch.dtype, format: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str,
+    then: torch.dtype,
+    now: torch.dtype,
+    format: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     drafter, target = trained(name, loaded(then)), loaded(now)
     export_drafter(drafter, target, tmp_path / "out", format)
@@ -435,20 +533,26 @@ def test_it_stays_with_the_target_in_whatever_dtype_that_is(
     said = " and ".join(f"{key} to {DTYPES[then]}" for key in SHARED[name])
     told = [record.message for record in caplog.records if "rounded" in record.message]
     assert len(told) == lost and all(f"rounded, {said}: an engine reads" in line for line in told)
-    assert ("another target" in caplog.text) is (then == F16)  # fingerprints are of bfloat16, not of float16 in it
+    # fingerprints are of bfloat16, not of float16 in it
+    assert ("another target" in caplog.text) is (then == F16)
     assert same_state(back, drafter) is (then == now or (then, now) == (F32, F64))
 
 
 @pytest.mark.parametrize(("then", "now"), [(F32, F32), (BF16, F32), (BF16, BF16), (F16, F32)])
 @pytest.mark.parametrize("share", [5e-3, 1.0])
-def test_trained_weights_are_the_drafters_own(then: torch.dtype, now: torch.dtype, share: float) -> None:
+def test_trained_weights_are_the_drafters_own(
+    then: torch.dtype, now: torch.dtype, share: float
+) -> None:
     """However little they moved, a few of them or all: by far less than bfloat16 tells apart.
 
     Only where the target itself is loaded in bfloat16 is such a difference none that an engine could serve.
     """
     target, drafter = loaded(now), trained("eagle1", loaded(then))
     assert subject_of(drafter, target)[1:3] == (False, False)
-    chosen = torch.rand(drafter.embed_tokens.weight.shape, generator=torch.Generator().manual_seed(0)) < share
+    chosen = (
+        torch.rand(drafter.embed_tokens.weight.shape, generator=torch.Generator().manual_seed(0))
+        < share
+    )
     assert chosen.any()
     by = 1e-2 if now == BF16 else 1e-5
     for weight in (drafter.embed_tokens.weight, drafter.lm_head.weight):
@@ -469,7 +573,11 @@ def test_fit_in_bfloat16_then_export_import_and_parity(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["specdec"])
-    text, of, half = str(text_file), ["--target", str(target_directory)], ["--target.dtype", "bfloat16"]
+    text, of, half = (
+        str(text_file),
+        ["--target", str(target_directory)],
+        ["--target.dtype", "bfloat16"],
+    )
     run, served, back = (str(tmp_path / name) for name in ("run", "served", "back"))
     fit = [
         "fit", "--config", "conf/train/eagle1.yaml", "--data", "TextData", "--data.train", text, "--data.val", text,
@@ -480,7 +588,11 @@ def test_fit_in_bfloat16_then_export_import_and_parity(
     assert main(fit) == 0
     assert main(["export", "--drafter", f"{run}/drafter", *of, "--out", served]) == 0
     assert main(["import", "--checkpoint", served, *of, "--out", back]) == 0
-    one, two, target = load_drafter(f"{run}/drafter"), load_drafter(back), Target.load(target_directory)
+    one, two, target = (
+        load_drafter(f"{run}/drafter"),
+        load_drafter(back),
+        Target.load(target_directory),
+    )
     assert torch.equal(one.embed_tokens.weight, target.embedding_weight().bfloat16().float())
     assert torch.equal(two.embed_tokens.weight, target.embedding_weight())
     assert torch.equal(two.lm_head.weight, target.head_weight()) and two.config == one.config

@@ -19,7 +19,9 @@ LAYERS = [2, 3, 4]
 class Texts(TokenData):
     """Random documents of 1 to 25 tokens, some of them twice, cut and packed into rows of 32."""
 
-    def __init__(self, texts: int = 30, seq_len: int = 32, batch_size: int = 3, seed: int = 0) -> None:
+    def __init__(
+        self, texts: int = 30, seq_len: int = 32, batch_size: int = 3, seed: int = 0
+    ) -> None:
         super().__init__(seq_len, batch_size, seed=seed)
         self.texts = texts
 
@@ -43,7 +45,9 @@ def target_of(directory: Path) -> Target:
     return Target.load(directory)
 
 
-def contract_of(target: Target, data: TokenData, layers: list[int] = LAYERS, dtype: str = "target") -> Contract:
+def contract_of(
+    target: Target, data: TokenData, layers: list[int] = LAYERS, dtype: str = "target"
+) -> Contract:
     data.prepare(None)
     return Contract.of(target, data, layers, dtype, "tests")
 
@@ -59,7 +63,9 @@ def fill(
     """A cache of several shards."""
     contract = contract_of(target, data, layers, dtype)
     with CacheWriter.building(directory, contract, shard_bytes) as writer:
-        for row, aux, final in TransformersEngine(target, contract.layers, "any").states(rows_of(data)):
+        for row, aux, final in TransformersEngine(target, contract.layers, "any").states(
+            rows_of(data)
+        ):
             if row.key not in writer.known:
                 writer.add(row, aux, final)
     return directory

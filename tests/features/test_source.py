@@ -31,7 +31,9 @@ class Losses(pl.Callback):
     def __init__(self) -> None:
         self.found: list[float] = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.found.append(float(outputs["loss"]))
 
 
@@ -45,13 +47,20 @@ def train(
         optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=1e-3),
     )  # fmt: skip
     losses = Losses()
-    given: dict[str, Any] = {"callbacks": [losses], "precision": "32-true", "max_epochs": -1, "max_steps": steps}
+    given: dict[str, Any] = {
+        "callbacks": [losses],
+        "precision": "32-true",
+        "max_epochs": -1,
+        "max_steps": steps,
+    }
     trainer(**given).fit(module, datamodule=Texts(**more))
     return losses.found, module
 
 
 @pytest.mark.parametrize("preset", ["eagle1", "eagle3_1"])
-def test_losses_are_those_of_the_fly_to_the_last_bit(preset: str, whole: Path, target_directory: Path) -> None:
+def test_losses_are_those_of_the_fly_to_the_last_bit(
+    preset: str, whole: Path, target_directory: Path
+) -> None:
     """Shuffled rows of several documents, three in a batch, fewer in an epoch's last; several epochs."""
     fly, one = train(target_directory, preset, OnTheFly(rows=1))
     cached, other = train(target_directory, preset, Cached(str(whole)))
@@ -69,31 +78,51 @@ def test_parts_of_a_target_whose_layers_are_gone(
     want, one = train(target_directory, preset, Cached(str(whole)))
     parts = Path(shutil.copytree(target_directory, tmp_path / "parts"))
     tensors = load_file(file := parts / "model.safetensors")
-    save_file({name: x for name, x in tensors.items() if "layers." not in name}, file, metadata={"format": "pt"})
+    save_file(
+        {name: x for name, x in tensors.items() if "layers." not in name},
+        file,
+        metadata={"format": "pt"},
+    )
     found, other = train(parts, preset, Cached(str(whole)), parts=True)
     assert found == want and found[0] != found[-1]
-    assert all(torch.equal(a, b) for a, b in zip(one.drafter.parameters(), other.drafter.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(one.drafter.parameters(), other.drafter.parameters(), strict=True)
+    )
     assert other.drafter.config == dataclasses.replace(
         one.drafter.config, target=dict(one.drafter.config.target) | {"source": str(parts)}
     )
     written = [
-        export_drafter(module.drafter, module.target, tmp_path / name, served=TargetSource("org/target")).directory
+        export_drafter(
+            module.drafter, module.target, tmp_path / name, served=TargetSource("org/target")
+        ).directory
         for name, module in (("whole", one), ("of_parts", other))
     ]
-    assert (written[0] / "model.safetensors").read_bytes() == (written[1] / "model.safetensors").read_bytes()
+    assert (written[0] / "model.safetensors").read_bytes() == (
+        written[1] / "model.safetensors"
+    ).read_bytes()
     assert (written[0] / "config.json").read_bytes() == (written[1] / "config.json").read_bytes()
-    records = [json.loads((one / "specdec.json").read_text())["target"]["fingerprint"] for one in written]
+    records = [
+        json.loads((one / "specdec.json").read_text())["target"]["fingerprint"] for one in written
+    ]
     assert records[0] == records[1] == one.target.identity["fingerprint"]
     again = import_drafter(written[1], Target.load(parts, parts=True))
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), one.drafter.parameters(), strict=True))
-    with pytest.raises(ValueError, match=r"model\.target\.parts: features OnTheFly run the target's layers"):
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.parameters(), one.drafter.parameters(), strict=True)
+    )
+    with pytest.raises(
+        ValueError, match=r"model\.target\.parts: features OnTheFly run the target's layers"
+    ):
         train(parts, preset, OnTheFly(), parts=True)
 
 
 def test_no_thread_is_left_of_a_run(whole: Path, target_directory: Path) -> None:
     before = {thread for thread in threading.enumerate() if thread.name.startswith("features")}
     _, module = train(target_directory, "eagle3", Cached(str(whole)), steps=2)
-    assert not {thread for thread in threading.enumerate() if thread.name.startswith("features")} - before
+    assert (
+        not {thread for thread in threading.enumerate() if thread.name.startswith("features")}
+        - before
+    )
     data = Texts()
     data.prepare(None)
     batch = data.splits.validation
@@ -123,7 +152,9 @@ def test_features_on_the_fly_are_the_targets(rows: Any, target: Target) -> None:
     assert not real.all()
 
 
-def test_what_is_announced_is_read_once(whole: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_announced_is_read_once(
+    whole: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = Texts()
     data.prepare(None)
     source = Cached(str(whole)).open(target, data, LAYERS, False)
@@ -146,8 +177,14 @@ def changed(cache: Path, **more: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"target": {"source": "other/model", "fingerprint": "a" * 64}}, "made with another target, other/model"),
-        ({"target_dtype": "bfloat16"}, "made with the target in bfloat16, which runs in float32 here: set model.targ"),
+        (
+            {"target": {"source": "other/model", "fingerprint": "a" * 64}},
+            "made with another target, other/model",
+        ),
+        (
+            {"target_dtype": "bfloat16"},
+            "made with the target in bfloat16, which runs in float32 here: set model.targ",
+        ),
         (
             {"layers": [1, 3, 4]},
             r"boundaries \[2\] are not stored, only \[1, 3, 4\]: run .* --layers 1 2 3 4 into",
@@ -171,7 +208,9 @@ def test_taps_that_are_off_by_one_are_caught_before_the_first_step(
     """The layers are stored right, and the index says of them that they are their neighbours."""
     cache = fill(tmp_path / "cache", target, Texts(), layers=[1, 2, 3])
     changed(cache, layers=LAYERS)
-    with pytest.raises(ValueError, match=r"boundary 2 is not the target's .* nearest is boundary 1"):
+    with pytest.raises(
+        ValueError, match=r"boundary 2 is not the target's .* nearest is boundary 1"
+    ):
         train(target_directory, "eagle3", Cached(str(cache)), steps=1)
 
 
@@ -199,7 +238,9 @@ def test_a_final_state_before_the_norm_is_caught(
         (Uncut(), "class was tests.features.made.Texts, is tests.features.test_source.Uncut"),
     ],
 )
-def test_other_data_is_told_by_what_differs(other: Texts, reason: str, whole: Path, target: Target) -> None:
+def test_other_data_is_told_by_what_differs(
+    other: Texts, reason: str, whole: Path, target: Target
+) -> None:
     other.prepare(None)
     with pytest.raises(ValueError, match=reason) as caught:
         Cached(str(whole)).open(target, other, LAYERS, False)
@@ -213,7 +254,9 @@ def test_narrower_states_are_said_to_be_rounded(
     cache = fill(tmp_path / "cache", target, data, dtype="bfloat16")
     source = Cached(str(cache)).open(target, data, LAYERS, False)
     assert "rounded to bfloat16" in caplog.text
-    found, true = (one(target, data.splits.train, LAYERS, False) for one in (source, OnTheFly(rows=1)))
+    found, true = (
+        one(target, data.splits.train, LAYERS, False) for one in (source, OnTheFly(rows=1))
+    )
     assert found.aux_BTNH.dtype == torch.float32
     assert torch.equal(found.aux_BTNH, true.aux_BTNH.bfloat16().float())
 
@@ -226,7 +269,9 @@ def test_eight_bits_have_a_scale_for_every_state(
     cache = fill(tmp_path / "cache", target, data, dtype="float8_e4m3fn")
     source = Cached(str(cache)).open(target, data, LAYERS, False)
     assert "rounded to float8_e4m3fn" in caplog.text
-    found, true = (one(target, data.splits.train.int64(), LAYERS, False) for one in (source, OnTheFly(rows=1)))
+    found, true = (
+        one(target, data.splits.train.int64(), LAYERS, False) for one in (source, OnTheFly(rows=1))
+    )
     for ours, own in zip(found, true, strict=True):
         assert ours.dtype == torch.float32 and not torch.equal(ours, own)
         largest = own.abs().amax(-1, keepdim=True)

@@ -38,7 +38,8 @@ def test_any_flipped_bit_of_a_shard_is_refused_by_name(copied: Callable[[], Path
     for _ in range(FLIPS):
         shard = draw.choice(shards)
         good = shard.read_bytes()
-        at = draw.choice([draw.randrange(len(good)), draw.randrange(1200)])  # half of them in header and keys
+        # half of them in header and keys
+        at = draw.choice([draw.randrange(len(good)), draw.randrange(1200)])
         bad = bytearray(good)
         bad[at] ^= 1 << draw.randrange(8)
         shard.write_bytes(bad)
@@ -69,11 +70,15 @@ def test_a_shard_that_is_cut_off_is_refused_by_name(size: int, copied: Callable[
     cache = copied()
     shard = cache / "shard-00001.safetensors"
     os.truncate(shard, size if size >= 0 else shard.stat().st_size - 1)
-    with pytest.raises(ValueError, match=r"shard-00001\.safetensors.*run the same specdec cache command"):
+    with pytest.raises(
+        ValueError, match=r"shard-00001\.safetensors.*run the same specdec cache command"
+    ):
         use(cache)
 
 
-def test_an_unfinished_cache_and_none_are_told_apart(copied: Callable[[], Path], tmp_path: Path) -> None:
+def test_an_unfinished_cache_and_none_are_told_apart(
+    copied: Callable[[], Path], tmp_path: Path
+) -> None:
     cache = copied()
     (cache / "index.json").rename(cache / "building.json")
     with pytest.raises(ValueError, match="not finished: run the same specdec cache command again"):
@@ -83,24 +88,34 @@ def test_an_unfinished_cache_and_none_are_told_apart(copied: Callable[[], Path],
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_states_that_are_no_numbers_are_not_written(value: float, target: Target, tmp_path: Path) -> None:
+def test_states_that_are_no_numbers_are_not_written(
+    value: float, target: Target, tmp_path: Path
+) -> None:
     data = Texts()
     contract = contract_of(target, data)
     engine, rows = TransformersEngine(target, contract.layers, "any"), rows_of(data)
     row, aux, final = next(engine.states(rows))
     aux[2, 1, 5] = value
     with (
-        pytest.raises(ValueError, match="the target's boundary 3 holds NaN or infinity: run it in a wider dtype"),
+        pytest.raises(
+            ValueError,
+            match="the target's boundary 3 holds NaN or infinity: run it in a wider dtype",
+        ),
         CacheWriter.building(tmp_path, contract, 30_000) as writer,
     ):
         writer.add(row, aux, final)
     assert not (tmp_path / "index.json").exists()
 
 
-def test_a_full_disk_is_told_and_costs_no_whole_shard(target: Target, whole: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_and_costs_no_whole_shard(
+    target: Target, whole: Path, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     fill(tmp_path / "other", target, Texts(texts=4))  # all is imported
-    with largest_file(10_000), pytest.raises(ValueError, match=r"shard-00000\.safetensors: .*(File too large|space)"):
+    with (
+        largest_file(10_000),
+        pytest.raises(ValueError, match=r"shard-00000\.safetensors: .*(File too large|space)"),
+    ):
         fill(cache, target, Texts())
     assert not list(cache.glob(".tmp-*")) and not list(cache.glob("shard-*"))
     fill(cache, target, Texts())
@@ -110,11 +125,15 @@ def test_a_full_disk_is_told_and_costs_no_whole_shard(target: Target, whole: Pat
 def same(one: Path, other: Path) -> bool:
     """Whether two caches are equal, byte by byte."""
     names = [sorted(p.name for p in cache.glob("*") if p.name != ".lock") for cache in (one, other)]
-    return names[0] == names[1] and all((one / n).read_bytes() == (other / n).read_bytes() for n in names[0])
+    return names[0] == names[1] and all(
+        (one / n).read_bytes() == (other / n).read_bytes() for n in names[0]
+    )
 
 
 @pytest.mark.parametrize("damage", ["vanished", "flipped", "unfinished", "stale"])
-def test_the_same_command_mends_a_cache(damage: str, copied: Callable[[], Path], whole: Path, target: Target) -> None:
+def test_the_same_command_mends_a_cache(
+    damage: str, copied: Callable[[], Path], whole: Path, target: Target
+) -> None:
     cache = copied()
     shard = cache / "shard-00001.safetensors"
     if damage == "vanished":
@@ -134,14 +153,22 @@ def test_the_same_command_mends_a_cache(damage: str, copied: Callable[[], Path],
     assert same(cache, whole)
 
 
-def test_a_cache_of_something_else_is_not_gone_on_with(copied: Callable[[], Path], target: Target) -> None:
-    with pytest.raises(ValueError, match=r"made for something else: .*seq_len was 32, is 24; choose another --out"):
+def test_a_cache_of_something_else_is_not_gone_on_with(
+    copied: Callable[[], Path], target: Target
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"made for something else: .*seq_len was 32, is 24; choose another --out"
+    ):
         fill(copied(), target, Texts(seq_len=24))
 
 
 def row(ids: list[int], documents: list[int]) -> PackedRow:
     (found,) = packed_rows(
-        Batch(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool), torch.tensor([documents]))
+        Batch(
+            torch.tensor([ids]),
+            torch.ones(1, len(ids), dtype=torch.bool),
+            torch.tensor([documents]),
+        )
     )
     return found
 
@@ -154,7 +181,9 @@ def test_a_key_is_of_ids_and_borders_alone() -> None:
     assert row([0, 0], [-1, -1]).tokens == 0
 
 
-def test_a_shard_that_changes_while_a_cache_is_used_is_refused_by_name(copied: Callable[[], Path]) -> None:
+def test_a_shard_that_changes_while_a_cache_is_used_is_refused_by_name(
+    copied: Callable[[], Path],
+) -> None:
     """Cut off, gone, or another's: none of it is a SIGBUS, which no Python could catch."""
     cache, data = copied(), Texts()
     data.prepare(None)
@@ -164,7 +193,9 @@ def test_a_shard_that_changes_while_a_cache_is_used_is_refused_by_name(copied: C
 
     def read() -> None:
         for row in rows:
-            store.read(row, [0], torch.zeros(len(row.ids_R), 1, 32), torch.zeros(len(row.ids_R), 32))
+            store.read(
+                row, [0], torch.zeros(len(row.ids_R), 1, 32), torch.zeros(len(row.ids_R), 32)
+            )
 
     read()
     os.truncate(shard, 4096)
@@ -174,7 +205,10 @@ def test_a_shard_that_changes_while_a_cache_is_used_is_refused_by_name(copied: C
     read()
     half = len(whole) // 2
     shard.write_bytes(whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :])
-    with pytest.raises(ValueError, match=r"shard-00000\.safetensors: a row's CRC-32 is not the one .*: run the same"):
+    with pytest.raises(
+        ValueError,
+        match=r"shard-00000\.safetensors: a row's CRC-32 is not the one .*: run the same",
+    ):
         read()
     shard.unlink()
     with pytest.raises(ValueError, match=r"shard-00000\.safetensors: no such file"):
@@ -192,7 +226,9 @@ def test_a_cache_holds_no_file_open(copied: Callable[[], Path]) -> None:
 
 @pytest.mark.parametrize("taps", [[], [1], [0, 1, 2], [2, 0]])
 @pytest.mark.parametrize("columns", [0, 1])
-def test_rows_are_read_as_they_were_written(copied: Callable[[], Path], taps: list[int], columns: int) -> None:
+def test_rows_are_read_as_they_were_written(
+    copied: Callable[[], Path], taps: list[int], columns: int
+) -> None:
     """Into a whole batch's row, or into part of its boundaries."""
     cache, data = copied(), Texts()
     data.prepare(None)
@@ -207,5 +243,7 @@ def test_rows_are_read_as_they_were_written(copied: Callable[[], Path], taps: li
         found, end = torch.zeros(T, len(taps) + columns, 32), torch.zeros(T, 32)
         store.read(row, taps, found, end)
         aux_RNH, final_RH = places[row.key]
-        assert torch.equal(found[:R, : len(taps)], aux_RNH[:, taps]) and torch.equal(end[:R], final_RH)
+        assert torch.equal(found[:R, : len(taps)], aux_RNH[:, taps]) and torch.equal(
+            end[:R], final_RH
+        )
         assert not found[R:].any() and not found[:, len(taps) :].any() and not end[R:].any()

@@ -48,9 +48,19 @@ def fit(out: Path, target: Path, text: Path, *more: str) -> list[str]:
 
 
 def started(command: list[str], home: Path) -> "subprocess.Popen[str]":
-    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(home), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+        "HOME": str(home),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     return subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
     )
 
 
@@ -80,16 +90,29 @@ def below(parent: int) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.slow
-def test_losses_are_those_of_the_fly_whatever_dies(target_directory: Path, text_file: Path, tmp_path: Path) -> None:
+def test_losses_are_those_of_the_fly_whatever_dies(
+    target_directory: Path, text_file: Path, tmp_path: Path
+) -> None:
     """Two producers and two processes of DDP; a producer, the ledger and the trainer get SIGKILL."""
     fly, out = tmp_path / "fly", tmp_path / "streamed"
-    ran(fit(fly, target_directory, text_file, "--model.features=OnTheFly", "--model.features.rows=1"), tmp_path)
+    ran(
+        fit(
+            fly, target_directory, text_file, "--model.features=OnTheFly", "--model.features.rows=1"
+        ),
+        tmp_path,
+    )
     more = ("--model.features=Streamed", "--model.features.producers=2")
     streamed = fit(out, target_directory, text_file, *more)
     with started(streamed, tmp_path) as process:
         assert process.stderr is not None
-        for victim, step in (("ray::Producer", 20), ("ray::Ledger", 60), (f"{sys.executable} -m specdec", 100)):
-            while process.poll() is None and not (out / "checkpoints" / f"step-{step}.ckpt").exists():
+        for victim, step in (
+            ("ray::Producer", 20),
+            ("ray::Ledger", 60),
+            (f"{sys.executable} -m specdec", 100),
+        ):
+            while (
+                process.poll() is None and not (out / "checkpoints" / f"step-{step}.ckpt").exists()
+            ):
                 time.sleep(0.005)
             assert process.poll() is None, process.stderr.read()[-3000:]
             found = dict(below(process.pid))
@@ -99,8 +122,13 @@ def test_losses_are_those_of_the_fly_whatever_dies(target_directory: Path, text_
         process.kill()  # of two processes the first, which started the cluster
         assert process.wait(timeout=60) == -signal.SIGKILL
     until = time.monotonic() + 60
-    workers = [pid for pid, command in found.items() if command.startswith(("ray::Producer", "ray::Ledger"))]
-    while left := [pid for pid in workers if Path(f"/proc/{pid}").exists()]:  # the cluster ends with its process
+    workers = [
+        pid
+        for pid, command in found.items()
+        if command.startswith(("ray::Producer", "ray::Ledger"))
+    ]
+    # the cluster ends with its process
+    while left := [pid for pid in workers if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < until, [found[pid] for pid in left]
         time.sleep(0.1)
     assert not (out / "DONE.json").exists()
@@ -113,22 +141,36 @@ def test_losses_are_those_of_the_fly_whatever_dies(target_directory: Path, text_
 
 
 @pytest.mark.slow
-def test_parts_of_a_target_train_on_what_is_streamed(target_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_target_train_on_what_is_streamed(
+    target_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The trainer has no layers; the numbers are those of the whole target, and the drafter is of it."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     fly, one = train(target_directory, "eagle1", OnTheFly(rows=1))
     streamed, other = train(target_directory, "eagle1", Streamed(), parts=True)
     assert streamed == fly and fly[0] != fly[-1]
-    assert all(torch.equal(a, b) for a, b in zip(one.drafter.parameters(), other.drafter.parameters(), strict=True))
-    assert other.drafter.config.target == one.drafter.config.target and one.drafter.config.target["fingerprint"]
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(one.drafter.parameters(), other.drafter.parameters(), strict=True)
+    )
+    assert (
+        other.drafter.config.target == one.drafter.config.target
+        and one.drafter.config.target["fingerprint"]
+    )
 
 
 @pytest.mark.slow
-def test_what_is_streamed_is_stored_too(target_directory: Path, text_file: Path, tmp_path: Path) -> None:
+def test_what_is_streamed_is_stored_too(
+    target_directory: Path, text_file: Path, tmp_path: Path
+) -> None:
     """Training stores the rows that it draws, and specdec cache the others: the cache that it makes alone."""
     run = short_run(target_directory, text_file, trainer__max_steps=3, trainer__limit_val_batches=0,
                     trainer__log_every_n_steps=1)  # fmt: skip
-    options = [word for word in run if "trainer" not in word and word not in ("cpu", "false", "3", "0", "1")]
+    options = [
+        word
+        for word in run
+        if "trainer" not in word and word not in ("cpu", "false", "3", "0", "1")
+    ]
     tee, alone = tmp_path / "tee", tmp_path / "alone"
     streamed = ["--model.features=Streamed", f"--model.features.tee={tee}", "--acceptance.count=1"]
     assert main(["fit", *run, *streamed, f"--out={tmp_path / 'run'}"]) == 0
@@ -139,7 +181,9 @@ def test_what_is_streamed_is_stored_too(target_directory: Path, text_file: Path,
     assert (tee / "shard-00000.safetensors").stat().st_mtime_ns == stored
     one, other = FeatureStore(tee, {}), FeatureStore(alone, {})
     assert one.contract == other.contract and one._places.keys() == other._places.keys()
-    assert {place.crc32 for place in one._places.values()} == {place.crc32 for place in other._places.values()}
+    assert {place.crc32 for place in one._places.values()} == {
+        place.crc32 for place in other._places.values()
+    }
 
 
 @pytest.mark.slow
@@ -168,17 +212,24 @@ def test_a_slow_trainer_stalls_a_producer(target: Target, target_directory: Path
             time.sleep(0.5)
             assert done() == window
             assert len(source._announced) == 1 + ahead
-            held = sum(column.nbytes for one in source._announced.values() for column in one.result())
+            held = sum(
+                column.nbytes for one in source._announced.values() for column in one.result()
+            )
             tokens = (1 + ahead) * data.batch_size * data.seq_len
             assert held == tokens * source.contract.token_bytes
-            found, own = source(target, batch, LAYERS, False), OnTheFly(1)(target, batch, LAYERS, False)
+            found, own = (
+                source(target, batch, LAYERS, False),
+                OnTheFly(1)(target, batch, LAYERS, False),
+            )
             real = batch.documents_BT >= 0
             off = (found.aux_BTNH - own.aux_BTNH)[real].norm() / own.aux_BTNH[real].norm()
             assert 0.005 < off < 0.05  # three bits
         batches.close()  # type: ignore[attr-defined]
         assert not source._announced
         # rows that are forgotten before a producer takes them are not made
-        producers = [pid for pid, command in below(os.getpid()) if command.startswith("ray::Producer")]
+        producers = [
+            pid for pid, command in below(os.getpid()) if command.startswith("ray::Producer")
+        ]
         for pid in producers:
             os.kill(pid, signal.SIGSTOP)
         begun, data.reader = done() + LEASES, None
@@ -193,10 +244,12 @@ def test_a_slow_trainer_stalls_a_producer(target: Target, target_directory: Path
             os.kill(pid, signal.SIGCONT)
         time.sleep(2)
         assert count("waiting") == 0
-        assert begun <= done() < begun + data.batch_size  # the thread ends the batch that it has begun
+        # the thread ends the batch that it has begun
+        assert begun <= done() < begun + data.batch_size
         source.close()
         padding = batch._replace(documents_BT=torch.full_like(batch.documents_BT, PAD_DOCUMENT))
-        source.announce(padding)  # starts the producers anew, as where a process of several has no row
+        # starts the producers anew, as where a process of several has no row
+        source.announce(padding)
         assert source._ledger is not None
         again = source(target, batch, LAYERS, False)
         assert torch.equal(again.aux_BTNH[real], found.aux_BTNH[real])
@@ -209,7 +262,10 @@ def test_a_slow_trainer_stalls_a_producer(target: Target, target_directory: Path
     ("given", "message"),
     [
         ({"producers": 0}, "model.features.producers must be at least 1"),
-        ({"dtype": "int8"}, "model.features.dtype=int8: choose target or one of float64, float32, "),
+        (
+            {"dtype": "int8"},
+            "model.features.dtype=int8: choose target or one of float64, float32, ",
+        ),
         ({"vllm_args": {"a": 1}}, "model.features.vllm_args needs model.features.engine=vllm"),
         ({"gpus": 1.0}, "model.features.gpus needs model.features.address: .*ray start --head"),
     ],
@@ -220,7 +276,9 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_tee_into_another_cache_is_refused_before_the_first_row(whole: Path, target_directory: Path) -> None:
+def test_a_tee_into_another_cache_is_refused_before_the_first_row(
+    whole: Path, target_directory: Path
+) -> None:
     data, before = Texts(), {path: path.stat().st_mtime_ns for path in whole.iterdir()}
     data.prepare(None)
     with pytest.raises(ValueError, match=r"model\.features\.tee: .*whole"):
@@ -236,7 +294,8 @@ def test_a_source_that_is_refused_leaves_no_cluster(
         raise ValueError("another target")
 
     monkeypatch.setattr(streamed, "spot_check", other)
-    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda _: SimpleNamespace(free=64 << 20))  # as in a container
+    # as in a container
+    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda _: SimpleNamespace(free=64 << 20))
     data = Texts()
     data.prepare(None)
     with pytest.raises(ValueError, match="another target"):
@@ -249,7 +308,10 @@ def test_a_source_that_is_refused_leaves_no_cluster(
 def test_two_machines_need_a_cluster_of_their_own(tmp_path: Path) -> None:
     launch("tests.features.test_streamed", tmp_path)
     for rank in range(2):
-        assert "node0 and node1" in (said := (tmp_path / f"{rank}.txt").read_text()) and "ray start --head" in said
+        assert (
+            "node0 and node1" in (said := (tmp_path / f"{rank}.txt").read_text())
+            and "ray start --head" in said
+        )
 
 
 if __name__ == "__main__":

@@ -49,8 +49,11 @@ def test_compiled_once_and_only_while_it_is_on(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+# torch's compiler imports what torch deprecates
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU"
+)
 def test_a_fused_norm_is_the_plain_one() -> None:
     """Forward and backward, through torch's own compiler."""
     norm, found = RMSNorm(8, 1e-6).double(), []
@@ -74,12 +77,17 @@ def test_a_fused_norm_is_the_plain_one() -> None:
         ("", True, "torch's default", "highest"),
     ],
 )
-def test_the_processor_decides(monkeypatch: Patch, maker: str, exact: bool, name: str, setting: str) -> None:
+def test_the_processor_decides(
+    monkeypatch: Patch, maker: str, exact: bool, name: str, setting: str
+) -> None:
     monkeypatch.setattr(backend, "multiplies_bfloat16", lambda: not exact)
     monkeypatch.setattr(backend, "_cpu_maker", lambda: maker)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     for wrong in (False, True):  # the setting comes back
-        with pytest.raises(KeyError) if wrong else contextlib.nullcontext(), matmul_backend() as chosen:
+        with (
+            pytest.raises(KeyError) if wrong else contextlib.nullcontext(),
+            matmul_backend() as chosen,
+        ):
             assert chosen == name and torch.get_float32_matmul_precision() == setting
             if wrong:
                 raise KeyError
@@ -98,7 +106,10 @@ def test_the_users_own_setting_stands(monkeypatch: Patch, choice: str) -> None:
 def test_a_processor_tells_its_maker(tmp_path: Path) -> None:
     (tmp_path / "x86").write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: EPYC\n")
     (tmp_path / "arm").write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
-    assert backend._cpu_maker(tmp_path / "x86") == "AuthenticAMD" and backend._cpu_maker(tmp_path / "arm") == ""
+    assert (
+        backend._cpu_maker(tmp_path / "x86") == "AuthenticAMD"
+        and backend._cpu_maker(tmp_path / "arm") == ""
+    )
     assert backend._cpu_maker(tmp_path / "none") == ""
 
 
@@ -124,7 +135,9 @@ def test_pages_are_not_taken_anew() -> None:
     faults = {}
     for keep in (False, True):
         code = COUNT.format(keep=keep)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        )
         faults[keep] = int(done.stdout)
     assert faults[False] > 60_000 and faults[True] < 100
 

@@ -96,12 +96,17 @@ def test_static_cache_equals_no_cache(tree: Tree, prefix: int, data: st.DataObje
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(1, 5), st.integers(0, 99))
-def test_a_batch_of_static_caches_is_each_of_them_alone(prefixes: list[int], new: int, seed: int) -> None:
+def test_a_batch_of_static_caches_is_each_of_them_alone(
+    prefixes: list[int], new: int, seed: int
+) -> None:
     """Sequences of different lengths, and what else is in the slots is nobody's."""
     B, h, g, capacity = len(prefixes), 4, 2, 12
     batched = StaticCache(1, g, capacity, d, torch.float64, batch=B)
     q, k, v = (random(B, heads, new, d, seed=seed + i) for i, heads in enumerate((h, g, g)))
-    old_k, old_v = random(B, g, capacity, d, seed=seed + 3), random(B, g, capacity, d, seed=seed + 4)
+    old_k, old_v = (
+        random(B, g, capacity, d, seed=seed + 3),
+        random(B, g, capacity, d, seed=seed + 4),
+    )
     batched.keys_BgSd[0].copy_(old_k)
     batched.values_BgSd[0].copy_(old_v)
     view = View.chain(torch.tensor(prefixes), new, capacity)
@@ -121,7 +126,9 @@ def test_a_batch_of_static_caches_is_each_of_them_alone(prefixes: list[int], new
 def test_a_row_of_a_static_cache_is_the_same_memory() -> None:
     cache = StaticCache(2, 1, 5, d, torch.float64, batch=3)
     row, view = cache.row(1), View.chain(2, 2, 5)
-    assert row.capacity == 5 and {x.shape for x in row.keys_BgSd + row.values_BgSd} == {(1, 1, 5, d)}
+    assert row.capacity == 5 and {x.shape for x in row.keys_BgSd + row.values_BgSd} == {
+        (1, 1, 5, d)
+    }
     k, v = random(1, 1, 2, d, seed=1), random(1, 1, 2, d, seed=2)
     row.attend(1, random(1, 1, 2, d), k, v, view.visibility, view.slots_BT)
     for buffers, new in ((cache.keys_BgSd, k), (cache.values_BgSd, v)):
@@ -134,7 +141,9 @@ def test_a_row_of_a_static_cache_is_the_same_memory() -> None:
 def test_no_keys_are_copied_for_every_query_head() -> None:
     """Elsewhere than on a CPU, too: a kernel that takes a mask would first make keys of all 16 heads, 4 million."""
     cache = StaticCache(1, 2, 4096, 64, torch.bfloat16, "meta")
-    q, k, v = (torch.empty(1, heads, 5, 64, dtype=torch.bfloat16, device="meta") for heads in (16, 2, 2))
+    q, k, v = (
+        torch.empty(1, heads, 5, 64, dtype=torch.bfloat16, device="meta") for heads in (16, 2, 2)
+    )
     view = View.chain(torch.tensor([9], device="meta"), 5, 4096, cache)  # type: ignore[arg-type]
     with NoPairs(2048):
         assert cache.attend(0, q, k, v, view.visibility, view.slots_BT).shape == q.shape
@@ -147,10 +156,14 @@ def test_few_and_many_queries_meet_keys_alike() -> None:
     q, k, v = random(1, 4, T, d), random(1, 2, T, d, seed=1), random(1, 2, T, d, seed=2)
     whole = StaticCache(1, 2, T + 5, d, torch.float64)
     many = whole.attend(0, q, k, v, view.visibility, view.slots_BT)
-    few = whole.attend(0, q[:, :, :FEW], k, v, view.visibility.of(torch.arange(FEW)[None]), view.slots_BT)
+    few = whole.attend(
+        0, q[:, :, :FEW], k, v, view.visibility.of(torch.arange(FEW)[None]), view.slots_BT
+    )
     torch.testing.assert_close(few, many[:, :, :FEW], rtol=0, atol=1e-12)
     keys, values = (x[0].clone() for x in (whole.keys_BgSd, whole.values_BgSd))
-    torch.testing.assert_close(many, slow_attend(q, keys, values, view.visibility.mask_B1TS[:, 0]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        many, slow_attend(q, keys, values, view.visibility.mask_B1TS[:, 0]), rtol=0, atol=1e-12
+    )
 
 
 def wide_mask(mask_BTT: Tensor, k: int) -> Tensor:
@@ -170,7 +183,9 @@ KERNELS = {
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize(("h", "g"), [(4, 2), (2, 2), (3, 1)])
-@pytest.mark.parametrize("documents", [[[0] * 5], [[0, 0, 1, 1, 1], [0, 1, 1, -1, -1]]], ids=["whole", "packed"])
+@pytest.mark.parametrize(
+    "documents", [[[0] * 5], [[0, 0, 1, 1, 1], [0, 1, 1, -1, -1]]], ids=["whole", "packed"]
+)
 def test_every_kernel_equals_the_dense_oracle(
     h: int, g: int, documents: list[list[int]], kernel: Callable[[], UnrollKernel]
 ) -> None:
@@ -183,7 +198,10 @@ def test_every_kernel_equals_the_dense_oracle(
         shapes = ((B, h, T, d), (B, g, T, d), (B, g, T, d))
         return [
             [
-                tuple(random(*shape, seed=100 * layer + 10 * k + i).requires_grad_() for i, shape in enumerate(shapes))
+                tuple(
+                    random(*shape, seed=100 * layer + 10 * k + i).requires_grad_()
+                    for i, shape in enumerate(shapes)
+                )
                 for k in range(K)
             ]
             for layer in range(2)
@@ -205,7 +223,9 @@ def test_every_kernel_equals_the_dense_oracle(
     flat_ours = [x for layer in ours for step in layer for x in step]
     flat_dense = [x for layer in dense for step in layer for x in step]
     for mine, theirs in zip(
-        torch.autograd.grad(loss_ours, flat_ours), torch.autograd.grad(loss_dense, flat_dense), strict=True
+        torch.autograd.grad(loss_ours, flat_ours),
+        torch.autograd.grad(loss_dense, flat_dense),
+        strict=True,
     ):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
@@ -215,8 +235,14 @@ SCALE, NO_BIAS = d**-0.5, torch.zeros(1, 1, 1, 1)
 heads = pytest.mark.parametrize(("h", "g"), [(4, 4), (4, 2), (6, 1)])
 
 
-def few_parts(h: int, g: int, queries: int = QUERIES, value_width: int = d) -> tuple[Tensor, Tensor, Tensor]:
-    return random(BATCH, h, queries, d), random(BATCH, g, KEYS, d, seed=1), random(BATCH, g, KEYS, value_width, seed=2)
+def few_parts(
+    h: int, g: int, queries: int = QUERIES, value_width: int = d
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        random(BATCH, h, queries, d),
+        random(BATCH, g, KEYS, d, seed=1),
+        random(BATCH, g, KEYS, value_width, seed=2),
+    )
 
 
 def allowed() -> Tensor:
@@ -251,7 +277,9 @@ def test_any_bias_is_added_to_the_scaled_products(h: int, g: int, batch: int) ->
 def test_values_may_be_narrower_than_keys() -> None:
     """As in DeepSeek's latent attention."""
     q, k, v = few_parts(4, 4, value_width=4)
-    torch.testing.assert_close(attend_few(q, k, v, NO_BIAS, SCALE), torchs(q, k, v, None), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        attend_few(q, k, v, NO_BIAS, SCALE), torchs(q, k, v, None), rtol=0, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -288,7 +316,9 @@ def test_any_packed_visibility(visible: Spans, rows: int, causal: bool) -> None:
 def test_whole_documents_are_causal_and_short_ones_share_a_tile() -> None:
     documents = [0] * 600 + [1] * 20 + [2] * 30 + [3] * 700 + [-1] * 10
     found = Pieces.cut(View.packed(torch.tensor([documents, [0] * 1360])).visibility).pieces
-    spans = [(p.sequence, p.rows.start, p.rows.stop, p.keys.start, p.keys.stop, p.causal) for p in found]
+    spans = [
+        (p.sequence, p.rows.start, p.rows.stop, p.keys.start, p.keys.stop, p.causal) for p in found
+    ]
     assert spans == [
         (0, 0, 600, 0, 600, True),
         (0, 600, 650, 600, 650, False),
@@ -299,7 +329,9 @@ def test_whole_documents_are_causal_and_short_ones_share_a_tile() -> None:
 
 
 @pytest.mark.parametrize("kept", [0, nn_cache.KEPT])
-def test_masks_of_pieces_are_made_once_for_all_layers(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_of_pieces_are_made_once_for_all_layers(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As long as they are small together; what comes out is the same."""
     monkeypatch.setattr(nn_cache, "KEPT", kept)
     first_BT = torch.tensor([[0] * 40 + [40] * 30 + [70] * 50] * 2)
@@ -314,7 +346,9 @@ def test_masks_of_pieces_are_made_once_for_all_layers(kept: int, monkeypatch: py
 
 
 def test_a_prompt_is_causal_and_what_follows_a_prefix_is_not() -> None:
-    whole, later = (Pieces.cut(View.chain(prefix, 600, 700).visibility).pieces for prefix in (0, 100))
+    whole, later = (
+        Pieces.cut(View.chain(prefix, 600, 700).visibility).pieces for prefix in (0, 100)
+    )
     assert [(p.keys, p.causal) for p in whole] == [(slice(0, 600), True)]
     assert [(p.rows, p.keys, p.causal) for p in later] == [
         (slice(0, 512), slice(0, 612), False),
@@ -325,7 +359,12 @@ def test_a_prompt_is_causal_and_what_follows_a_prefix_is_not() -> None:
 def test_sinks_join_a_window_s_piece() -> None:
     visible = View.packed(torch.zeros(1, 1100, dtype=torch.int64)).within(20, 3).visibility
     _, _, last = Pieces.cut(visible).pieces
-    assert isinstance(last.keys, Tensor) and last.keys.tolist() == [0, 1, 2, *range(1024 - 19, 1100)]
+    assert isinstance(last.keys, Tensor) and last.keys.tolist() == [
+        0,
+        1,
+        2,
+        *range(1024 - 19, 1100),
+    ]
 
 
 def test_gradients_come_through() -> None:
@@ -334,7 +373,9 @@ def test_gradients_come_through() -> None:
     view = View.packed(torch.tensor([[0] * 1500 + [1] * 600]))
     found = []
     for visible in (view.visibility, Pairs(view.visibility.mask_B1TS, T)):
-        leaves = [random(1, heads, T, 4, seed=i).requires_grad_() for i, heads in enumerate((2, 1, 1))]
+        leaves = [
+            random(1, heads, T, 4, seed=i).requires_grad_() for i, heads in enumerate((2, 1, 1))
+        ]
         out = attend(*leaves, visible)
         found.append([out, *torch.autograd.grad((out * random(1, 2, T, 4, seed=5)).sum(), leaves)])
     for ours, masked in zip(*found, strict=True):

@@ -3,7 +3,10 @@
 import pytest
 import torch
 from transformers import DeepseekV3Config
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3Attention,
+    DeepseekV3RotaryEmbedding,
+)
 
 from specdec.nn.latent import LatentAttention
 from specdec.nn.layers import Rope, rope_scale
@@ -15,7 +18,11 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16,
     "beta_fast": 32.0, "beta_slow": 1.0,
 }  # fmt: skip
-ROPES = {"default": PLAINLY, "yarn": YARN, "stretched": YARN | {"mscale": 0.8, "mscale_all_dim": 1.0}}
+ROPES = {
+    "default": PLAINLY,
+    "yarn": YARN,
+    "stretched": YARN | {"mscale": 0.8, "mscale_all_dim": 1.0},
+}
 
 
 @pytest.mark.parametrize("rope", ROPES)

@@ -6,7 +6,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from specdec.nn import layers as module
@@ -33,7 +37,9 @@ def build(
     heads: int, kv_heads: int, head_dim: int
 ) -> tuple[GroupedAttention, LlamaAttention, Rope, LlamaRotaryEmbedding]:
     torch.manual_seed(0)
-    config = llama_config(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim)
+    config = llama_config(
+        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim
+    )
     config._attn_implementation = "sdpa"  # eager has a float32 softmax
     theirs = LlamaAttention(config, layer_idx=0).double()
     with torch.no_grad():
@@ -50,10 +56,14 @@ def test_equals_llamas(heads: int, kv_heads: int, head_dim: int) -> None:
     ours, theirs, rope, their_rope = build(heads, kv_heads, head_dim)
     view = View.packed(DOCUMENTS)
     x = torch.randn(2, 6, HIDDEN, dtype=torch.float64)
-    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~view.visibility.mask_B1TS, -torch.inf)
+    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(
+        ~view.visibility.mask_B1TS, -torch.inf
+    )
     want, _ = theirs(x, their_rope(x, view.positions_BT), bias)
     assert want.std() > 0.1
-    torch.testing.assert_close(ours(x, view, rope.tables(view.positions_BT)), want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        ours(x, view, rope.tables(view.positions_BT)), want, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_uses_the_cache_of_its_own_layer() -> None:
@@ -71,7 +81,9 @@ def test_uses_the_cache_of_its_own_layer() -> None:
     assert bool((cache.keys_BgSd[0] == 0).all()) and bool((cache.keys_BgSd[1][:, :, :6] != 0).all())
 
 
-def formula(w_W2H: Tensor, o_proj: nn.Linear, x: Tensor, view: View, rope: tuple[Tensor, Tensor]) -> Tensor:
+def formula(
+    w_W2H: Tensor, o_proj: nn.Linear, x: Tensor, view: View, rope: tuple[Tensor, Tensor]
+) -> Tensor:
     """Attention of 4 query and 2 key heads of width 12 with one matrix over the whole input, by plain autograd."""
     q, k, v = (x @ w_W2H.T).split([48, 24, 24], dim=-1)
     q, k, v = (part.unflatten(-1, (-1, 12)).transpose(1, 2) for part in (q, k, v))
@@ -104,15 +116,25 @@ def test_what_comes_beside_is_the_other_half_of_a_wide_matrix(partial: float) ->
     want = formula(wide, attention.o_proj, torch.cat([e, f], dim=-1), view, rope)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
     weight = random(2, 6, HIDDEN, seed=3)
-    by_e, by_f, by_on_e, by_on_f = torch.autograd.grad((got * weight).sum(), [e, f, on_e, attention.qkv_proj.weight])
+    by_e, by_f, by_on_e, by_on_f = torch.autograd.grad(
+        (got * weight).sum(), [e, f, on_e, attention.qkv_proj.weight]
+    )
     want_e, want_f, want_wide = torch.autograd.grad((want * weight).sum(), [e, f, wide])
-    for ours, plain in ((by_e, want_e), (by_f, want_f), (torch.cat([by_on_e, by_on_f], dim=1), want_wide)):
+    for ours, plain in (
+        (by_e, want_e),
+        (by_f, want_f),
+        (torch.cat([by_on_e, by_on_f], dim=1), want_wide),
+    ):
         assert plain.abs().max() > 0.1
         torch.testing.assert_close(ours, plain, rtol=0, atol=1e-11)
 
 
-def split(qkv_BTnd: Tensor, cos: Tensor, sin: Tensor, h: int, g: int) -> tuple[Tensor, Tensor, Tensor]:
-    return module._Lean.apply(module._split_heads, module._join_heads, 1, (h, g), qkv_BTnd, cos, sin)
+def split(
+    qkv_BTnd: Tensor, cos: Tensor, sin: Tensor, h: int, g: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return module._Lean.apply(
+        module._split_heads, module._join_heads, 1, (h, g), qkv_BTnd, cos, sin
+    )
 
 
 def gate(both: Tensor) -> Tensor:
@@ -127,11 +149,15 @@ def test_splitting_and_rotating_has_the_gradient_of_its_formula(
 ) -> None:
     """Each output by itself and all together; a rotation's gradient is turned the other way, and scaled alike."""
     h, g, d = 4, 2, 12
-    rope = Rope({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": partial}, d, 512)
+    rope = Rope(
+        {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": partial}, d, 512
+    )
     rope.factor = factor  # as yarn and longrope have it
     tables = rope.tables(torch.arange(7, 7 + shape[0] * shape[1]).view(shape))
     leaf = random(*shape, h + 2 * g, d, seed=0).requires_grad_()
-    weights = [random(shape[0], heads, shape[1], d, seed=heads + i) for i, heads in enumerate((h, g, g))]
+    weights = [
+        random(shape[0], heads, shape[1], d, seed=heads + i) for i, heads in enumerate((h, g, g))
+    ]
 
     def plain(x: Tensor) -> tuple[Tensor, ...]:
         q, k, v = x.transpose(1, 2).split([h, g, g], dim=1)
@@ -142,7 +168,9 @@ def test_splitting_and_rotating_has_the_gradient_of_its_formula(
         torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
     for used in ([0], [1], [2], [0, 1, 2]):
         found, wanted = (
-            torch.autograd.grad(sum((made[i] * weights[i]).sum() for i in used), leaf, retain_graph=True)[0]
+            torch.autograd.grad(
+                sum((made[i] * weights[i]).sum() for i in used), leaf, retain_graph=True
+            )[0]
             for made in (ours, theirs)
         )
         assert wanted.abs().max() > 0.1
@@ -151,7 +179,9 @@ def test_splitting_and_rotating_has_the_gradient_of_its_formula(
 
 
 def test_splitting_and_rotating_keeps_nothing_but_the_tables() -> None:
-    tables = Rope({"rope_type": "default", "rope_theta": 1e4}, 12, 512).tables(torch.arange(5)[None])
+    tables = Rope({"rope_type": "default", "rope_theta": 1e4}, 12, 512).tables(
+        torch.arange(5)[None]
+    )
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):  # type: ignore[func-returns-value]
         split(random(1, 5, 8, 12, seed=0).requires_grad_(), *tables, 4, 2)
@@ -176,9 +206,13 @@ def test_queries_and_keys_are_normed_per_head_before_they_are_rotated() -> None:
     ours.load_state_dict({names.get(name, name): value for name, value in joined(theirs).items()})
     view = View.packed(DOCUMENTS)
     x = torch.randn(2, 6, HIDDEN, dtype=torch.float64)
-    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~view.visibility.mask_B1TS, -torch.inf)
+    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(
+        ~view.visibility.mask_B1TS, -torch.inf
+    )
     want, _ = theirs(x, LlamaRotaryEmbedding(config)(x, view.positions_BT), bias)
-    rope = Rope(rope_parameters(config), 12, config.max_position_embeddings).tables(view.positions_BT)
+    rope = Rope(rope_parameters(config), 12, config.max_position_embeddings).tables(
+        view.positions_BT
+    )
     torch.testing.assert_close(ours(x, view, rope), want, rtol=0, atol=1e-12)
     for name in ("q_norm", "k_norm"):
         norm = getattr(ours.norm, name)
@@ -221,7 +255,11 @@ def gated(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 3, 6), (1, 1, 6)], ids=str)
 def test_it_is_the_formula_and_so_is_its_gradient(shape: tuple[int, ...]) -> None:
-    ours, x, weight = made_block(), (2 * random_block(*shape, seed=7)).requires_grad_(), random_block(*shape, seed=8)
+    ours, x, weight = (
+        made_block(),
+        (2 * random_block(*shape, seed=7)).requires_grad_(),
+        random_block(*shape, seed=8),
+    )
     leaves = [x, *ours.parameters()]
     got, want = ours(x), gated(*leaves)
     torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
@@ -233,7 +271,9 @@ def test_it_is_the_formula_and_so_is_its_gradient(shape: tuple[int, ...]) -> Non
 
 def test_the_gate_alone_passes_the_gradient_check() -> None:
     both = (3 * random_block(2, 3, 8, seed=1)).requires_grad_()
-    torch.testing.assert_close(gate(both), F.silu(both[..., :4]) * both[..., 4:], rtol=0, atol=1e-15)
+    torch.testing.assert_close(
+        gate(both), F.silu(both[..., :4]) * both[..., 4:], rtol=0, atol=1e-15
+    )
     assert torch.autograd.gradcheck(gate, both)
 
 

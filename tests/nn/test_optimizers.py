@@ -44,7 +44,9 @@ def test_the_hidden_matrices_of_a_drafter(generation: str) -> None:
     chosen = {name for name, parameter in named if hidden_matrix(name, parameter)}
     tables = {name for name, parameter in named if parameter.ndim > 1} - chosen
     assert tables == {"embed_tokens.weight", "lm_head.weight"}
-    assert {f"layers.layers.0.{name}.weight" for name in ("attention.o_proj", "mlp.down_proj")} < chosen
+    assert {
+        f"layers.layers.0.{name}.weight" for name in ("attention.o_proj", "mlp.down_proj")
+    } < chosen
 
 
 @pytest.mark.parametrize("bare", [False, True])
@@ -85,7 +87,8 @@ def test_muon_steps_as_the_two_alone(able: bool, monkeypatch: pytest.MonkeyPatch
     torch.optim.Muon(lone[:1], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw").step()
     torch.optim.AdamW(lone[1:], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0, fused=True).step()
     near = [torch.allclose(a, b, rtol=0, atol=0.02 * 0.2 * 6**0.5 * 0.03) for a, b in zip(values(named), values(lone), strict=True)]  # fmt: skip # noqa: E501
-    assert same(values(named), values(lone)) == [able, True, True] and all(near)  # bfloat16's eight digits
+    # bfloat16's eight digits
+    assert same(values(named), values(lone)) == [able, True, True] and all(near)
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (8, 5)])
@@ -97,7 +100,9 @@ def test_orthogonal_moves_singular_values_towards_one(shape: tuple[int, int]) ->
     found = torch.linalg.svdvals(turned)
     assert found.min() > 0.6 and found.max() < 1.3
     left, _, right = torch.linalg.svd(update, full_matrices=False)
-    torch.testing.assert_close(turned, left @ torch.diag((left.T @ turned @ right.T).diag()) @ right, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        turned, left @ torch.diag((left.T @ turned @ right.T).diag()) @ right, atol=1e-4, rtol=0
+    )
 
 
 def test_one_schedule_drives_both() -> None:
@@ -130,7 +135,9 @@ def test_closure() -> None:
 
 
 @pytest.mark.parametrize("make", [AdamW, MuonAdamW])
-def test_a_loaded_state_goes_on_as_if_never_saved(make: Callable[[Any], torch.optim.Optimizer], tmp_path: Path) -> None:
+def test_a_loaded_state_goes_on_as_if_never_saved(
+    make: Callable[[Any], torch.optim.Optimizer], tmp_path: Path
+) -> None:
     named = parameters()
     optimizer = make(named)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
@@ -164,7 +171,9 @@ def test_muon_refuses_what_it_cannot_tell_apart() -> None:
 
 
 @pytest.fixture
-def base(target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def base(
+    target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     """Arguments of a short run on the CPU."""
     monkeypatch.setattr(sys, "argv", ["specdec"])
     return short_run(
@@ -181,13 +190,29 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / "drafter" / "model.safetensors")
 
 
-@pytest.mark.parametrize("precision", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "path", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "muon"), id=path.stem) for path in CONF]
+    "precision", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.slow)]
 )
-def test_a_shipped_optimizer_resumes_exactly(base: list[str], tmp_path: Path, path: Path, precision: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "muon"), id=path.stem)
+        for path in CONF
+    ],
+)
+def test_a_shipped_optimizer_resumes_exactly(
+    base: list[str], tmp_path: Path, path: Path, precision: str
+) -> None:
     assert f"specdec fit --model.optimizer conf/optimizer/{path.name}" in path.read_text()
-    args = [*base, "--model.optimizer", str(path), "--model.optimizer.lr", "1e-2", "--trainer.precision", precision]
+    args = [
+        *base,
+        "--model.optimizer",
+        str(path),
+        "--model.optimizer.lr",
+        "1e-2",
+        "--trainer.precision",
+        precision,
+    ]
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     assert run("fit", [*args, "--out", str(whole)]) == 0
     checkpoint = whole / "checkpoints" / "step-2.ckpt"
@@ -195,5 +220,7 @@ def test_a_shipped_optimizer_resumes_exactly(base: list[str], tmp_path: Path, pa
     one, two = weights(whole), weights(halves)
     assert all(torch.equal(one[name], two[name]) for name in one)
     saved = torch.load(checkpoint, weights_only=True)["state_dict"]
-    moved = {name for name in one if not torch.equal(one[name], saved[f"train_step.drafter.{name}"])}
+    moved = {
+        name for name in one if not torch.equal(one[name], saved[f"train_step.drafter.{name}"])
+    }
     assert moved >= {"fusion.fc.weight", "lm_head.weight"} and "embed_tokens.weight" not in moved

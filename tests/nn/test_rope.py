@@ -27,8 +27,18 @@ from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbeddi
 
 from specdec.nn.layers import Rope, apply_rope, frequencies, rope_parameters
 
-SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 5e4}
+SIZES = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 5e4,
+}
 LLAMA3 = {
     "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32, "rope_theta": 5e5,
@@ -71,10 +81,16 @@ CASES: dict[str, Callable[[], tuple[PretrainedConfig, nn.Module]]] = {
     "phi3": family(Phi3Config, Phi3RotaryEmbedding),
     "phi3_partial": family(Phi3Config, Phi3RotaryEmbedding, partial_rotary_factor=0.75),
     "longrope_short": family(
-        Phi3Config, Phi3RotaryEmbedding, rope_parameters=dict(LONG), original_max_position_embeddings=128
+        Phi3Config,
+        Phi3RotaryEmbedding,
+        rope_parameters=dict(LONG),
+        original_max_position_embeddings=128,
     ),
     "longrope_long": family(
-        Phi3Config, Phi3RotaryEmbedding, rope_parameters=dict(LONG), original_max_position_embeddings=32
+        Phi3Config,
+        Phi3RotaryEmbedding,
+        rope_parameters=dict(LONG),
+        original_max_position_embeddings=32,
     ),
     "glm4": family(Glm4Config, Glm4RotaryEmbedding, head_dim=16),
     "stablelm": family(StableLmConfig, StableLmRotaryEmbedding),
@@ -100,10 +116,13 @@ def test_tables_equal_transformers_own(case: str) -> None:
 
 def test_the_cases_differ() -> None:
     """Were two kinds alike here, one of them could be mistaken for the other unseen."""
-    same = ("phi3", "dynamic")  # as llama: the first has no scaling, the second none within the trained length
+    # as llama: the first has no scaling, the second none within the trained length
+    same = ("phi3", "dynamic")
     made = [tables(CASES[name]()[0], torch.arange(128)[None]) for name in CASES if name not in same]
     for i, (cos, _) in enumerate(made):
-        assert all(cos.shape != other.shape or not torch.allclose(cos, other) for other, _ in made[:i])
+        assert all(
+            cos.shape != other.shape or not torch.allclose(cos, other) for other, _ in made[:i]
+        )
 
 
 def test_gemma3_takes_the_full_attention_block() -> None:
@@ -114,22 +133,31 @@ def test_gemma3_takes_the_full_attention_block() -> None:
     config = Gemma3TextConfig(**SIZES, num_hidden_layers=6, head_dim=16, rope_parameters=rope)
     positions = torch.arange(128)[None]
     module = Gemma3RotaryEmbedding(config)
-    full, sliding = (module(torch.zeros(1), positions, kind) for kind in ("full_attention", "sliding_attention"))
+    full, sliding = (
+        module(torch.zeros(1), positions, kind) for kind in ("full_attention", "sliding_attention")
+    )
     for got, own, other in zip(tables(config, positions), full, sliding, strict=True):
         torch.testing.assert_close(got[:, 0], own, rtol=0, atol=1e-6)
         assert not torch.allclose(got[:, 0], other)
 
 
 @pytest.mark.parametrize("spelling", ["type", "rope_type"])
-@pytest.mark.parametrize("rope", [LLAMA3, YARN, {"rope_type": "linear", "factor": 3.0, "rope_theta": 2e4}], ids=str)
+@pytest.mark.parametrize(
+    "rope", [LLAMA3, YARN, {"rope_type": "linear", "factor": 3.0, "rope_theta": 2e4}], ids=str
+)
 def test_the_older_spelling_means_the_same(spelling: str, rope: dict[str, Any]) -> None:
     scaling = {key: value for key, value in rope.items() if key not in ("rope_type", "rope_theta")}
     old = SimpleNamespace(
-        **SIZES, head_dim=16, rope_theta=rope["rope_theta"], rope_scaling={**scaling, spelling: rope["rope_type"]}
+        **SIZES,
+        head_dim=16,
+        rope_theta=rope["rope_theta"],
+        rope_scaling={**scaling, spelling: rope["rope_type"]},
     )
     new, _ = llama(**rope)()
     assert rope_parameters(old) == {**rope, "rope_theta": float(rope["rope_theta"])}
-    for a, b in zip(tables(old, torch.arange(128)[None]), tables(new, torch.arange(128)[None]), strict=True):
+    for a, b in zip(
+        tables(old, torch.arange(128)[None]), tables(new, torch.arange(128)[None]), strict=True
+    ):
         assert torch.equal(a, b)
 
 
@@ -137,7 +165,10 @@ def test_length_dependent_kinds_are_frozen() -> None:
     """A short sequence turns as a long one does: what is cached stays right."""
     for name in ("longrope_long", "dynamic"):
         config = CASES[name]()[0]
-        short, long = tables(config, torch.arange(8)[None])[0], tables(config, torch.arange(128)[None])[0]
+        short, long = (
+            tables(config, torch.arange(8)[None])[0],
+            tables(config, torch.arange(128)[None])[0],
+        )
         assert torch.equal(short, long[:, :, :8])
 
 
@@ -149,18 +180,36 @@ def test_models_without_rotary_positions_are_refused() -> None:
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "spiral", "rope_theta": 1e4}, "unknown rope_type 'spiral'; known: default, .*yarn"),
+        (
+            {"rope_type": "spiral", "rope_theta": 1e4},
+            "unknown rope_type 'spiral'; known: default, .*yarn",
+        ),
         ({"rope_type": "linear", "rope_theta": 1e4}, "not complete for rope_type 'linear'.*factor"),
-        ({"rope_type": "llama3", "rope_theta": 1e4, "factor": 2.0}, "not complete for rope_type 'llama3'"),
+        (
+            {"rope_type": "llama3", "rope_theta": 1e4, "factor": 2.0},
+            "not complete for rope_type 'llama3'",
+        ),
         ({"rope_type": "longrope", "rope_theta": 1e4}, "not complete for rope_type 'longrope'"),
         ({"rope_type": "yarn", "rope_theta": 1e4, "factor": 0}, "gives no finite frequencies"),
         ({"rope_type": "linear", "rope_theta": 1e4, "factor": 0.0}, "gives no finite frequencies"),
-        ({"rope_type": "linear", "rope_theta": 1e4, "factor": float("nan")}, "gives no finite frequencies"),
+        (
+            {"rope_type": "linear", "rope_theta": 1e4, "factor": float("nan")},
+            "gives no finite frequencies",
+        ),
         ({"rope_type": ["default"], "rope_theta": 1e4}, r"unknown rope_type \['default'\]"),
-        ({"rope_type": "default", "rope_theta": 0}, "rope_theta must be a number above 0 and at most .*, not 0"),
+        (
+            {"rope_type": "default", "rope_theta": 0},
+            "rope_theta must be a number above 0 and at most .*, not 0",
+        ),
         ({"rope_type": "default", "rope_theta": "1e4"}, "rope_theta must be a number above 0"),
-        ({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1e9}, "above 0 and at most 1, not 1000"),
-        ({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.01}, "no finite frequencies for heads"),
+        (
+            {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1e9},
+            "above 0 and at most 1, not 1000",
+        ),
+        (
+            {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.01},
+            "no finite frequencies for heads",
+        ),
     ],
     ids=str,
 )
@@ -178,7 +227,9 @@ def test_turn_is_transformers_rotation() -> None:
     cos, sin = module(q, positions)
     ours = Rope({"rope_type": "default", "rope_theta": 1e4}, 16, 128).tables(positions)
     for got, want in zip(
-        (apply_rope(q, *ours), apply_rope(k, *ours)), apply_rotary_pos_emb(q, k, cos, sin), strict=True
+        (apply_rope(q, *ours), apply_rope(k, *ours)),
+        apply_rotary_pos_emb(q, k, cos, sin),
+        strict=True,
     ):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
 
@@ -188,7 +239,9 @@ def test_turn_leaves_the_rest_and_the_dtype() -> None:
     x = torch.randn(1, 2, 5, 16, dtype=torch.float64)
     turned = apply_rope(x, *rope.tables(torch.arange(5)[None] + 1))
     assert turned.dtype == torch.float64
-    assert torch.equal(turned[..., 8:], x[..., 8:]) and not bool((turned[..., :8] == x[..., :8]).any())
+    assert torch.equal(turned[..., 8:], x[..., 8:]) and not bool(
+        (turned[..., :8] == x[..., :8]).any()
+    )
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
     assert apply_rope(x.bfloat16(), *rope.tables(torch.arange(5)[None])).dtype == torch.bfloat16
 
@@ -196,14 +249,17 @@ def test_turn_leaves_the_rest_and_the_dtype() -> None:
 @pytest.mark.parametrize("partial", [1.0, 0.5])
 def test_turning_by_the_negative_sine_is_the_way_back_and_the_gradient(partial: float) -> None:
     """A rotation's transpose is its inverse; where tables carry a factor, its square remains."""
-    rope = Rope({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": partial}, 16, 128)
+    rope = Rope(
+        {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": partial}, 16, 128
+    )
     rope.factor = 1.5
     cos, sin = rope.tables(torch.arange(5)[None] + 1)
     generator = torch.Generator().manual_seed(0)
     x, grad = (torch.randn(1, 2, 5, 16, dtype=torch.float64, generator=generator) for _ in range(2))
     width, back = cos.shape[-1], apply_rope(apply_rope(x, cos, sin), cos, -sin)
     assert width == 16 * partial
-    torch.testing.assert_close(back[..., :width], 1.5**2 * x[..., :width], rtol=0, atol=1e-6)  # float32 tables
+    # float32 tables
+    torch.testing.assert_close(back[..., :width], 1.5**2 * x[..., :width], rtol=0, atol=1e-6)
     assert torch.equal(back[..., width:], x[..., width:])
     leaf = x.clone().requires_grad_()
     (wanted,) = torch.autograd.grad((apply_rope(leaf, cos, sin) * grad).sum(), leaf)

@@ -13,24 +13,44 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from specdec.nn import unroll as blocked
-from specdec.nn.unroll import Blocked, Dense, Flex, Keys, Merged, Tiling, UnrollKernel, _rule, kept_bytes, unroll_kernel
+from specdec.nn.unroll import (
+    Blocked,
+    Dense,
+    Flex,
+    Keys,
+    Merged,
+    Tiling,
+    UnrollKernel,
+    _rule,
+    kept_bytes,
+    unroll_kernel,
+)
 from specdec.nn.view import Spans, View
 from tests.nn.visibilities import packed_visibilities
 from tests.plain_attention import plain_block
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    ).to(dtype)
 
 
-def inputs(B: int, h: int, g: int, T: int, d: int, K: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def inputs(
+    B: int, h: int, g: int, T: int, d: int, K: int, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
     """Queries of the last step, then keys and values of every step; laid out as attention lays them out."""
     shapes = [(B, T, h, d)] + [(B, T, g, d)] * (2 * K)
-    return [random(*shape, seed=i, dtype=dtype).transpose(1, 2).requires_grad_() for i, shape in enumerate(shapes)]
+    return [
+        random(*shape, seed=i, dtype=dtype).transpose(1, 2).requires_grad_()
+        for i, shape in enumerate(shapes)
+    ]
 
 
 def run(kernel: UnrollKernel, flat: list[Tensor], visible: Spans) -> Tensor:
-    return kernel(flat[0], [Keys(*pair) for pair in zip(flat[1::2], flat[2::2], strict=True)], visible)
+    return kernel(
+        flat[0], [Keys(*pair) for pair in zip(flat[1::2], flat[2::2], strict=True)], visible
+    )
 
 
 def random_spans(B: int, T: int, seed: int) -> Spans:
@@ -65,7 +85,9 @@ def test_tiles_of_any_size_under_any_run_of_keys(
 
 
 @settings(max_examples=60, deadline=None)
-@given(packed_visibilities(), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.booleans())
+@given(
+    packed_visibilities(), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.booleans()
+)
 def test_parts_of_any_size_of_documents_windows_and_kept_nodes(
     visible: Spans, K: int, rows: int, keys: int, store: bool
 ) -> None:
@@ -78,7 +100,10 @@ def test_parts_of_any_size_of_documents_windows_and_kept_nodes(
         patch.setattr(blocked, "KEPT", 2**26 if store else 0)
         for kernel in (Blocked(rows, keys), Dense()):
             shapes = [(B, T, 4, 4)] + [(B, S, 2, 4)] * 2 + [(B, T, 2, 4)] * (2 * steps - 2)
-            flat = [random(*shape, seed=i).transpose(1, 2).requires_grad_() for i, shape in enumerate(shapes)]
+            flat = [
+                random(*shape, seed=i).transpose(1, 2).requires_grad_()
+                for i, shape in enumerate(shapes)
+            ]
             out = run(kernel, flat, visible)
             found.append([out, *torch.autograd.grad((out * weight).sum(), flat)])
     for ours, dense in zip(*found, strict=True):
@@ -89,8 +114,16 @@ def test_sinks_far_before_a_tile_are_a_part_of_their_own() -> None:
     """What lies between them and the window is not multiplied; near the text's beginning they are one part."""
     visible = View.packed(torch.zeros(1, 40, dtype=torch.int64)).within(6, 2).visibility
     assert isinstance(visible, Spans)
-    tiles = [[(part.start, part.stop) for part in parts] for _, parts in Tiling(visible, 8, 32).tiles]
-    assert tiles == [[(0, 8)], [(0, 2), (3, 16)], [(0, 2), (11, 24)], [(0, 2), (19, 32)], [(0, 2), (27, 40)]]
+    tiles = [
+        [(part.start, part.stop) for part in parts] for _, parts in Tiling(visible, 8, 32).tiles
+    ]
+    assert tiles == [
+        [(0, 8)],
+        [(0, 2), (3, 16)],
+        [(0, 2), (11, 24)],
+        [(0, 2), (19, 32)],
+        [(0, 2), (27, 40)],
+    ]
 
 
 def test_a_kernel_forgets_the_sight_before() -> None:
@@ -98,7 +131,9 @@ def test_a_kernel_forgets_the_sight_before() -> None:
     kernel, flat = Blocked(2), [x.detach() for x in inputs(1, 2, 1, 6, 4, 2)]
     for documents in ([0] * 6, [0, 0, 0, 1, 1, 1], [0, 1, 2, 3, 4, 5]):
         visible = View.packed(torch.tensor([documents])).visibility
-        torch.testing.assert_close(run(kernel, flat, visible), run(Dense(), flat, visible), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            run(kernel, flat, visible), run(Dense(), flat, visible), rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("kernel", [Dense(), Blocked(2)])
@@ -111,7 +146,9 @@ def test_large_and_tiny_scores_stay_numbers(kernel: UnrollKernel, size: float) -
     found = [out, *torch.autograd.grad(out.sum(), flat)]
     assert all(bool(x.isfinite().all()) for x in found)
     exact = [x.detach().double() for x in flat]
-    torch.testing.assert_close(out.double(), run(Dense(), exact, visible), rtol=1e-4, atol=1e-4 * size)
+    torch.testing.assert_close(
+        out.double(), run(Dense(), exact, visible), rtol=1e-4, atol=1e-4 * size
+    )
 
 
 def test_nothing_as_wide_as_the_text_is_kept() -> None:
@@ -145,16 +182,22 @@ def test_bfloat16_is_as_good_as_the_dense_one() -> None:
         return [x.double() for x in found]
 
     exact = found(Dense(), torch.float64)
-    for ours, dense, true in zip(found(Blocked(8), torch.bfloat16), found(Dense(), torch.bfloat16), exact, strict=True):
+    for ours, dense, true in zip(
+        found(Blocked(8), torch.bfloat16), found(Dense(), torch.bfloat16), exact, strict=True
+    ):
         assert float((ours - true).norm()) < 1.4 * float((dense - true).norm())
 
 
 @settings(max_examples=100, deadline=None)
 @given(packed_visibilities(), st.integers(1, 13), st.integers(1, 9))
-def test_tiles_hold_every_node_once_and_no_key_too_few(visible: Spans, rows: int, most: int) -> None:
+def test_tiles_hold_every_node_once_and_no_key_too_few(
+    visible: Spans, rows: int, most: int
+) -> None:
     mask = visible.mask_B1TS[:, 0]
     plan = Tiling(visible, rows, most)
-    assert [t for rows, _ in plan.tiles for t in range(rows.start, rows.stop)] == list(range(mask.shape[1]))
+    assert [t for rows, _ in plan.tiles for t in range(rows.start, rows.stop)] == list(
+        range(mask.shape[1])
+    )
     for tile, parts in plan.tiles:
         assert tile.stop - tile.start <= rows
         seen = mask[:, tile].any(0).any(0).nonzero()[:, 0].tolist()
@@ -172,7 +215,9 @@ def biases(plan: Tiling) -> list[Tensor]:
     return [plan.bias(rows, keys) for rows, parts in plan.tiles for keys in parts]
 
 
-@pytest.mark.parametrize(("B", "T"), [(2, 40), (3, 700), (1, 2048), (2, 2304), (1, 5000), (1, 9000)])
+@pytest.mark.parametrize(
+    ("B", "T"), [(2, 40), (3, 700), (1, 2048), (2, 2304), (1, 5000), (1, 9000)]
+)
 def test_the_biases_of_whole_documents_take_what_was_foretold(B: int, T: int) -> None:
     plan = Tiling(View.packed(torch.zeros(B, T, dtype=torch.int64)).visibility)
     made = {id(bias): bias for bias in biases(plan) if bias.numel() > 1}
@@ -180,7 +225,9 @@ def test_the_biases_of_whole_documents_take_what_was_foretold(B: int, T: int) ->
     assert kept_bytes(1, 2**15) == 0
 
 
-def test_a_long_document_needs_biases_on_its_diagonal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_document_needs_biases_on_its_diagonal_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     view = View.packed(torch.zeros(1, 64, dtype=torch.int64))
     plan = Tiling(view.visibility, 8, 16)
     assert sum(bias.numel() > 1 for bias in biases(plan)) == len(plan.tiles) == 8
@@ -208,7 +255,10 @@ def test_merged_is_the_dense_oracle(K: int) -> None:
     )
     found = []
     for kernel in (Merged(plain_block), Dense()):
-        flat = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in leaves(K, 7, 6)]
+        flat = [
+            x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+            for x in leaves(K, 7, 6)
+        ]
         out = kernel(flat[0], steps(flat[1:]), visible)
         found.append([out, *torch.autograd.grad((out * weight).sum(), flat)])
     for ours, dense in zip(*found, strict=True):
@@ -252,7 +302,10 @@ def test_flex_is_compiled_once_for_batches_of_all_shapes(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch, "compile", lambda run, **how: compiled(run, backend="eager", **how))
     kernel, generator = Flex(), torch.Generator().manual_seed(0)
     for number in range(50):
-        B, T = (int(torch.randint(low, high, (), generator=generator)) for low, high in ((2, 9), (129, 700)))
+        B, T = (
+            int(torch.randint(low, high, (), generator=generator))
+            for low, high in ((2, 9), (129, 700))
+        )
         B, T = (1, T) if number == 30 else (B, T)
         spans = View.packed(torch.randint(0, 2, (B, T), generator=generator).cumsum(1)).visibility
         q, k, v = (random(B, heads, T, 4, dtype=torch.float32) for heads in (2, 1, 1))
@@ -263,8 +316,12 @@ def test_flex_is_compiled_once_for_batches_of_all_shapes(monkeypatch: pytest.Mon
     assert counters["stats"]["unique_graphs"] == 4
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no backward pass for flex attention on a CPU")
-@pytest.mark.parametrize("documents", [[[0] * 256, [0] * 256], [[0] * 100 + [1] * 156, [0] * 200 + [-1] * 56]])
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch has no backward pass for flex attention on a CPU"
+)
+@pytest.mark.parametrize(
+    "documents", [[[0] * 256, [0] * 256], [[0] * 100 + [1] * 156, [0] * 200 + [-1] * 56]]
+)
 def test_flex_is_the_dense_oracle(documents: list[list[int]]) -> None:
     """Forward and backward in float32, through three steps; a second visible is not taken for the first."""
     kernel, width = Flex(), 32
@@ -318,7 +375,11 @@ def test_the_kernel_of_a_device(name: str, device: torch.device, chosen: str, ki
     [
         ("flex", CPU, r"model\.attention=flex needs CUDA.*cpu.*use auto"),
         ("flex", torch.device("mps"), "mps"),
-        ("flash", CPU, r"model\.attention must be auto or one of dense, blocked, flex, not 'flash'"),
+        (
+            "flash",
+            CPU,
+            r"model\.attention must be auto or one of dense, blocked, flex, not 'flash'",
+        ),
         ("", CUDA, "not ''"),
     ],
 )

@@ -16,7 +16,10 @@ def packings(draw: st.DrawFn) -> list[list[int]]:
     """Rows of document numbers as packing makes them: runs, then padding; a number may return after another one."""
     length = draw(st.integers(1, 12))
     row = st.lists(st.integers(0, 2), min_size=0, max_size=length).map(sorted)
-    return [(numbers + [-1] * length)[:length] for numbers in draw(st.lists(row, min_size=1, max_size=3))]
+    return [
+        (numbers + [-1] * length)[:length]
+        for numbers in draw(st.lists(row, min_size=1, max_size=3))
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -32,14 +35,20 @@ def test_packed_is_causal_inside_each_run(rows: list[list[int]]) -> None:
             while start and row[start - 1] == number:
                 start -= 1
             assert int(view.positions_BT[b, t]) == t - start
-            assert view.visibility.mask_B1TS[b, 0, t].nonzero()[:, 0].tolist() == list(range(start, t + 1))
+            assert view.visibility.mask_B1TS[b, 0, t].nonzero()[:, 0].tolist() == list(
+                range(start, t + 1)
+            )
 
 
 def row(view: View, b: int) -> View:
     """One sequence's part of a batch's view; each field has one for every sequence."""
     assert view.slots_BT is not None
     assert (
-        len(view.positions_BT) == len(view.visibility.mask_B1TS) == len(view.key_positions_BS) == len(view.slots_BT) > b
+        len(view.positions_BT)
+        == len(view.visibility.mask_B1TS)
+        == len(view.key_positions_BS)
+        == len(view.slots_BT)
+        > b
     )
     one = slice(b, b + 1)
     visible = Pairs(view.visibility.mask_B1TS[one], view.visibility.columns)
@@ -48,13 +57,18 @@ def row(view: View, b: int) -> View:
 
 def check_append(view: View, prefix: int, tree: Tree, new: int, capacity: int) -> None:
     drafted, depths = len(tree.parents), tree.depths
-    columns = list(range(prefix)) + [prefix + d for d in depths] + list(range(prefix + drafted, capacity))
+    columns = (
+        list(range(prefix)) + [prefix + d for d in depths] + list(range(prefix + drafted, capacity))
+    )
     assert view.key_positions_BS.tolist() == [columns]
     nodes = range(drafted - new, drafted)
     assert view.slots_BT is not None and view.slots_BT.dtype == torch.int64
     assert view.slots_BT.tolist() == [[prefix + node for node in nodes]]
     assert view.positions_BT.tolist() == [[prefix + depths[node] for node in nodes]]
-    assert view.visibility.mask_B1TS.shape == (1, 1, new, capacity) and view.visibility.mask_B1TS.dtype == torch.bool
+    assert (
+        view.visibility.mask_B1TS.shape == (1, 1, new, capacity)
+        and view.visibility.mask_B1TS.dtype == torch.bool
+    )
     for row, node in enumerate(nodes):
         want = set(range(prefix)) | {prefix + seen for seen in tree.ancestors(node)}
         assert set(view.visibility.mask_B1TS[0, 0, row].nonzero()[:, 0].tolist()) == want
@@ -62,7 +76,9 @@ def check_append(view: View, prefix: int, tree: Tree, new: int, capacity: int) -
 
 @settings(max_examples=150, deadline=None)
 @given(trees(), st.integers(0, 6), st.integers(0, 3), st.data())
-def test_append_sees_prefix_and_ancestors(tree: Tree, prefix: int, spare: int, data: st.DataObject) -> None:
+def test_append_sees_prefix_and_ancestors(
+    tree: Tree, prefix: int, spare: int, data: st.DataObject
+) -> None:
     drafted = len(tree.parents)
     new = data.draw(st.integers(1, drafted))
     capacity = prefix + drafted + spare
@@ -72,7 +88,12 @@ def test_append_sees_prefix_and_ancestors(tree: Tree, prefix: int, spare: int, d
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.data(), st.integers(1, 6), st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(0, 3))
+@given(
+    st.data(),
+    st.integers(1, 6),
+    st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    st.integers(0, 3),
+)
 def test_a_batch_of_appends_is_each_of_them_alone(
     data: st.DataObject, drafted: int, prefixes: list[int], spare: int
 ) -> None:
@@ -124,7 +145,9 @@ def sees(view: View, window: int, sinks: int) -> list[list[list[int]]]:
 
 def check_within(view: View, window: int, sinks: int) -> None:
     narrow = view.within(window, sinks)
-    found = [[row.nonzero()[:, 0].tolist() for row in mask[0]] for mask in narrow.visibility.mask_B1TS]
+    found = [
+        [row.nonzero()[:, 0].tolist() for row in mask[0]] for mask in narrow.visibility.mask_B1TS
+    ]
     assert found == sees(view, window, sinks)
     assert narrow.visibility.mask_B1TS.shape == view.visibility.mask_B1TS.shape
     for name in ("positions_BT", "key_positions_BS", "slots_BT", "cache"):
@@ -142,7 +165,9 @@ def test_within_counts_the_node_itself_in_packed_rows(
 
 
 @settings(max_examples=100, deadline=None)
-@given(trees(), st.integers(0, 6), st.integers(0, 3), st.integers(1, 6), st.integers(0, 4), st.data())
+@given(
+    trees(), st.integers(0, 6), st.integers(0, 3), st.integers(1, 6), st.integers(0, 4), st.data()
+)
 def test_within_only_narrows_in_a_cache(
     tree: Tree, prefix: int, spare: int, window: int, sinks: int, data: st.DataObject
 ) -> None:
@@ -155,9 +180,16 @@ def test_within_only_narrows_in_a_cache(
     for row, node in enumerate(range(drafted - new, drafted)):
         depth = tree.depths[node]
         kept = {i for i in range(prefix) if i > prefix + depth - window or i < sinks}
-        near = {i for i in tree.ancestors(node) if tree.depths[i] > depth - window or prefix + tree.depths[i] < sinks}
+        near = {
+            i
+            for i in tree.ancestors(node)
+            if tree.depths[i] > depth - window or prefix + tree.depths[i] < sinks
+        }
         kept |= {prefix + seen for seen in near}
-        assert set(view.within(window, sinks).visibility.mask_B1TS[0, 0, row].nonzero()[:, 0].tolist()) == kept
+        assert (
+            set(view.within(window, sinks).visibility.mask_B1TS[0, 0, row].nonzero()[:, 0].tolist())
+            == kept
+        )
 
 
 @settings(max_examples=100, deadline=None)
@@ -167,26 +199,44 @@ def test_every_answer_is_the_masks(visible: Spans, data: st.DataObject) -> None:
     B, _, T, S = mask.shape
     pairs = Pairs(mask, S)
     a, i = data.draw(st.integers(0, T - 1)), data.draw(st.integers(0, S - 1))
-    rows, keys = slice(a, data.draw(st.integers(a + 1, T))), slice(i, data.draw(st.integers(i + 1, S)))
+    rows, keys = (
+        slice(a, data.draw(st.integers(a + 1, T))),
+        slice(i, data.draw(st.integers(i + 1, S))),
+    )
     nodes = torch.tensor(
-        data.draw(st.lists(st.lists(st.integers(0, T - 1), min_size=3, max_size=3), min_size=2, max_size=2))
+        data.draw(
+            st.lists(
+                st.lists(st.integers(0, T - 1), min_size=3, max_size=3), min_size=2, max_size=2
+            )
+        )
     )
     assert torch.equal(visible.part(rows, keys), mask[:, :, rows, keys])
     assert torch.equal(visible.part(rows, keys, slice(1, 2)), mask[1:, :, rows, keys])
     for one in (visible, pairs):
-        assert torch.equal(one.of(nodes).mask_B1TS, torch.stack([mask[b, :, nodes[b]] for b in range(B)]))
+        assert torch.equal(
+            one.of(nodes).mask_B1TS, torch.stack([mask[b, :, nodes[b]] for b in range(B)])
+        )
         assert torch.equal(one.cut(i + 1).mask_B1TS, mask[..., : i + 1])
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(-1, 2), min_size=1, max_size=12), st.integers(1, 13), st.integers(0, 4), st.integers(0, 4))
-def test_a_window_narrows_spans_as_it_narrows_pairs(documents: list[int], window: int, step: int, sinks: int) -> None:
+@given(
+    st.lists(st.integers(-1, 2), min_size=1, max_size=12),
+    st.integers(1, 13),
+    st.integers(0, 4),
+    st.integers(0, 4),
+)
+def test_a_window_narrows_spans_as_it_narrows_pairs(
+    documents: list[int], window: int, step: int, sinks: int
+) -> None:
     view = View.packed(torch.tensor([documents]))
     view = view._replace(positions_BT=view.positions_BT + step)
     by_pairs = view._replace(visibility=Pairs(view.visibility.mask_B1TS, view.visibility.columns))
     narrow, by_pairs = view.within(window, sinks), by_pairs.within(window, sinks)
     assert torch.equal(narrow.visibility.mask_B1TS, by_pairs.visibility.mask_B1TS)
     chain = View.chain(torch.tensor([3, 0]), len(documents), len(documents) + 5)
-    by_pairs = chain._replace(visibility=Pairs(chain.visibility.mask_B1TS, chain.visibility.columns))
+    by_pairs = chain._replace(
+        visibility=Pairs(chain.visibility.mask_B1TS, chain.visibility.columns)
+    )
     narrow, by_pairs = chain.within(window, sinks), by_pairs.within(window, sinks)
     assert torch.equal(narrow.visibility.mask_B1TS, by_pairs.visibility.mask_B1TS)

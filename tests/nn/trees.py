@@ -30,7 +30,9 @@ class Tree:
 def trees(draw: st.DrawFn, most: int = 8, least: int = 1) -> Tree:
     """Forests of ``least`` to ``most`` nodes."""
     size = draw(st.integers(least, most))
-    return Tree([draw(st.none() | st.integers(0, node - 1)) if node else None for node in range(size)])
+    return Tree(
+        [draw(st.none() | st.integers(0, node - 1)) if node else None for node in range(size)]
+    )
 
 
 def seen_by(tree: Tree) -> Tensor:

@@ -22,13 +22,17 @@ TARGET = tiny_target()
 
 
 def drafter_of(layers: str) -> Drafter:
-    spec = dataclasses.replace(variants()["dflash"], num_layers=DEPTH[layers], recurrence=MaskBlock(masks=MASKS))
+    spec = dataclasses.replace(
+        variants()["dflash"], num_layers=DEPTH[layers], recurrence=MaskBlock(masks=MASKS)
+    )
     return tiny_drafter(spec)
 
 
 def texts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
-    return [torch.randint(0, VOCAB - 1, (length,), generator=generator).tolist() for length in (20, 13)]
+    return [
+        torch.randint(0, VOCAB - 1, (length,), generator=generator).tolist() for length in (20, 13)
+    ]
 
 
 @pytest.mark.parametrize("layers", DEPTH)
@@ -51,7 +55,9 @@ def test_passes_that_commit_some_of_what_they_hold(layers: str) -> None:
     states, logits = [], []
     for ids in both:
         ids_1T, documents_1T = torch.tensor([ids]), torch.zeros(1, len(ids), dtype=torch.int64)
-        states.append(TARGET.forward(ids_1T, View.packed(documents_1T), drafter.config.aux_layers).aux_BTNH)
+        states.append(
+            TARGET.forward(ids_1T, View.packed(documents_1T), drafter.config.aux_layers).aux_BTNH
+        )
         steps = ttt_unroll(drafter, ids_1T, states[-1], documents_1T, K)
         logits.append(torch.stack([drafter.logits(step.normed_BTH[0]) for step in steps], 1))
     proposer = Proposer(drafter, Chain(K), 20, batch=2)
@@ -60,14 +66,23 @@ def test_passes_that_commit_some_of_what_they_hold(layers: str) -> None:
     length_B, seen = torch.tensor([3, 1]), 0
     for counts in ((1, 1), (K + 1, 2), (2, 1), (3, K + 1), (K + 1, 1)):
         count_B = torch.tensor(counts)
-        rows = [slice(int(length), int(length) + count) for length, count in zip(length_B, counts, strict=True)]
+        rows = [
+            slice(int(length), int(length) + count)
+            for length, count in zip(length_B, counts, strict=True)
+        ]
         pad = [(0, K + 1 - count) for count in counts]
-        ids_BM = torch.stack([F.pad(torch.tensor(both[b][1:][rows[b]]), pad[b], value=5) for b in range(2)])
-        aux_BM = torch.cat([F.pad(states[b][:, rows[b]], (0, 0, 0, 0, *pad[b]), value=9.0) for b in range(2)])
+        ids_BM = torch.stack(
+            [F.pad(torch.tensor(both[b][1:][rows[b]]), pad[b], value=5) for b in range(2)]
+        )
+        aux_BM = torch.cat(
+            [F.pad(states[b][:, rows[b]], (0, 0, 0, 0, *pad[b]), value=9.0) for b in range(2)]
+        )
         levels = proposer.extend(length_B, ids_BM, aux_BM, count_B)
         length_B = length_B + count_B
         for b in range(2):
-            torch.testing.assert_close(levels.logits_BKD[b], logits[b][length_B[b] - 1], rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                levels.logits_BKD[b], logits[b][length_B[b] - 1], rtol=0, atol=1e-12
+            )
             seen += 1
     assert seen == 10
 
@@ -75,7 +90,9 @@ def test_passes_that_commit_some_of_what_they_hold(layers: str) -> None:
 def test_a_tree_is_made_of_one_distribution_for_each_level() -> None:
     drafter, ids = drafter_of("three"), texts()[0]
     ids_1T = torch.tensor([ids])
-    aux_1TNH = TARGET.forward(ids_1T, View.packed(torch.zeros_like(ids_1T)), drafter.config.aux_layers).aux_BTNH
+    aux_1TNH = TARGET.forward(
+        ids_1T, View.packed(torch.zeros_like(ids_1T)), drafter.config.aux_layers
+    ).aux_BTNH
     shape = DynamicTree(depth=2, top_k=2, nodes=6)
     proposer = Proposer(drafter, shape, len(ids))
     proposer.prefill(0, ids_1T[:, 1:-1], aux_1TNH[:, :-2])
@@ -99,7 +116,9 @@ def test_a_block_of_masks_and_injected_context_need_each_other() -> None:
 
 def test_a_pass_has_as_many_drafts_as_masks() -> None:
     drafter, ids_1T = drafter_of("one"), torch.tensor([texts()[0]])
-    aux_1TNH = torch.zeros(*ids_1T.shape, len(drafter.config.aux_layers), drafter.config.target_hidden_size).double()
+    aux_1TNH = torch.zeros(
+        *ids_1T.shape, len(drafter.config.aux_layers), drafter.config.target_hidden_size
+    ).double()
     asked = "6 drafts are asked of a block of 5 masks"
     with pytest.raises(ValueError, match=asked):
         Proposer(drafter, Chain(MASKS + 1), 20)

@@ -28,9 +28,13 @@ PARALLEL = ("peagle", "peagle_3_1", "dflash")
 TRAINED = ("mla", "mtp", *PARALLEL)
 RECIPE = ObjectiveConfig(steps=STEPS)
 PROMPTS = [[11], [3, 4, 5], [7, 50, 2, 31, 19, 4, 44], [60, 1] * 9]
-SPECS = {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()}
+SPECS = {
+    name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()
+}
 SPECS["eagle3_1_reduced"] = dataclasses.replace(presets()["eagle3_1"], draft_vocab_size=58)
-SPECS |= {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in variants().items()}
+SPECS |= {
+    name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in variants().items()
+}
 
 
 @cache
@@ -41,13 +45,18 @@ def target_of(family: str) -> Target:
 @cache
 def text_of(family: str, number: int) -> list[int]:
     """Prompt and greedy answer, long enough for the last pass of NEW tokens to draft its fill."""
-    return PROMPTS[number] + PlainDecoder(target_of(family)).generate(PROMPTS[number], NEW + STEPS + 1).ids
+    return (
+        PROMPTS[number]
+        + PlainDecoder(target_of(family)).generate(PROMPTS[number], NEW + STEPS + 1).ids
+    )
 
 
 def batch_of(texts: list[list[int]], prompts: list[list[int]]) -> Batch:
     """The texts packed into one row, answers supervised."""
     ids = torch.tensor([[token for text in texts for token in text]])
-    mask = torch.tensor([[i >= len(p) for text, p in zip(texts, prompts, strict=True) for i in range(len(text))]])
+    mask = torch.tensor(
+        [[i >= len(p) for text, p in zip(texts, prompts, strict=True) for i in range(len(text))]]
+    )
     documents = torch.tensor([[number for number, text in enumerate(texts) for _ in text]])
     return Batch(ids, mask, documents)
 
@@ -57,7 +66,9 @@ def hits_KT(target: Target, drafter: Drafter, batch: Batch) -> Tensor:  # noqa: 
     """Whether the unroll's step k at anchor t names token t + 2 + k of its document."""
     aux_BTNH = target_outputs(target, drafter, batch, RECIPE).aux_BTNH
     rows = []
-    for k, step in enumerate(ttt_unroll(drafter, batch.ids_BT, aux_BTNH, batch.documents_BT, STEPS)):
+    for k, step in enumerate(
+        ttt_unroll(drafter, batch.ids_BT, aux_BTNH, batch.documents_BT, STEPS)
+    ):
         said_T = drafter.vocab.to_target(drafter.logits(step.normed_BTH)[0].argmax(-1))
         right_T = torch.zeros_like(said_T, dtype=torch.bool)
         ahead = 2 + k
@@ -159,7 +170,11 @@ def test_the_drafter_is_handed_the_features_of_training(
     drafter = disturb(perfect_drafter(target, SPECS[name], sharpness=2.0), 0.8)
     handed: list[tuple[Tensor, Tensor]] = []
     paths: list[list[int]] = []
-    original_prefill, original_extend, original_order = Proposer.prefill, Proposer.extend, round_module.nodes_in_order
+    original_prefill, original_extend, original_order = (
+        Proposer.prefill,
+        Proposer.extend,
+        round_module.nodes_in_order,
+    )
 
     def prefill(self: Proposer, b: int, ids_1M: Tensor, aux_1MNH: Tensor, *rest: Any) -> None:
         assert b == 0 and not handed
@@ -167,7 +182,12 @@ def test_the_drafter_is_handed_the_features_of_training(
         original_prefill(self, b, ids_1M, aux_1MNH, *rest)
 
     def extend(
-        self: Proposer, length_B: Tensor, ids_BM: Tensor, aux_BMNH: Tensor, count_B: Tensor, *rest: None
+        self: Proposer,
+        length_B: Tensor,
+        ids_BM: Tensor,
+        aux_BMNH: Tensor,
+        count_B: Tensor,
+        *rest: None,
     ) -> Frontier:
         assert length_B.tolist() == [sum(len(ids) for ids, _ in handed)]
         handed.append((ids_BM[0, : int(count_B)].clone(), aux_BMNH[:, : int(count_B)].clone()))
@@ -183,13 +203,20 @@ def test_the_drafter_is_handed_the_features_of_training(
     monkeypatch.setattr(round_module, "nodes_in_order", in_order)
     made = SpeculativeDecoder(target, drafter, shape).generate(prompt, 40)
     for path, count in zip(paths, made.accepted, strict=True):
-        assert path[count + 1 :] == list(range(count + 1, shape.depth + 1))  # behind its end: the nodes' numbers
+        # behind its end: the nodes' numbers
+        assert path[count + 1 :] == list(range(count + 1, shape.depth + 1))
         del path[count + 1 :]
     strayed = sum(path != list(range(len(path))) for path in paths)
     assert strayed == 0 if isinstance(shape, Chain) else strayed >= 2
 
-    ids_T, aux_1TNH = torch.cat([ids for ids, _ in handed]), torch.cat([aux for _, aux in handed], dim=1)
+    ids_T, aux_1TNH = (
+        torch.cat([ids for ids, _ in handed]),
+        torch.cat([aux for _, aux in handed], dim=1),
+    )
     text = [*prompt, *PlainDecoder(target).generate(prompt, len(ids_T)).ids]
-    assert ids_T.tolist() == text[1 : len(ids_T) + 1]  # each feature stands beside the token that follows it
-    wanted_1TNH = target_outputs(target, drafter, batch_of([text], [prompt]), RECIPE).aux_BTNH[:, : len(ids_T)]
+    # each feature stands beside the token that follows it
+    assert ids_T.tolist() == text[1 : len(ids_T) + 1]
+    wanted_1TNH = target_outputs(target, drafter, batch_of([text], [prompt]), RECIPE).aux_BTNH[
+        :, : len(ids_T)
+    ]
     torch.testing.assert_close(aux_1TNH, wanted_1TNH, rtol=1e-9, atol=1e-9)

@@ -41,7 +41,8 @@ from tests.plain_attention import plain_block
 from tests.published import published
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target, variants
 
-DESIGNS = {name: spec for name, spec in (presets() | variants()).items() if name != "mtp"}  # tests/drafter has that
+# tests/drafter has that
+DESIGNS = {name: spec for name, spec in (presets() | variants()).items() if name != "mtp"}
 DESIGNS["sinks"] = dataclasses.replace(DESIGNS["sliding_window"], attention_sinks=3)
 KERNELS: dict[str, Callable[[], UnrollKernel]] = {
     "dense": Dense,
@@ -52,7 +53,9 @@ KERNELS: dict[str, Callable[[], UnrollKernel]] = {
 }
 EAGLE1 = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)])
 HASS = WeightedSum([*EAGLE1.terms, Term(TopKCrossEntropy(5))])
-SEVERAL = WeightedSum([Term(LKLambda(), 0.7), Term(TotalVariation(), 0.0), Term(HardCrossEntropy(), 0.2)])
+SEVERAL = WeightedSum(
+    [Term(LKLambda(), 0.7), Term(TotalVariation(), 0.0), Term(HardCrossEntropy(), 0.2)]
+)
 
 
 class Naive:
@@ -87,7 +90,8 @@ class Naive:
     def turn(self, x_BThd: Tensor, positions_BT: Tensor) -> Tensor:
         width = x_BThd.shape[-1]
         inverse = 1.0 / (10000.0 ** (torch.arange(0, width, 2).float() / width))
-        angle = (positions_BT[..., None].float() * inverse)[:, :, None]  # single precision, as published models have it
+        # single precision, as published models have it
+        angle = (positions_BT[..., None].float() * inverse)[:, :, None]
         cos, sin = angle.cos().to(x_BThd.dtype), angle.sin().to(x_BThd.dtype)
         a, b = x_BThd[..., : width // 2], x_BThd[..., width // 2 :]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -96,9 +100,13 @@ class Naive:
         """Queries, keys and values of DeepSeek's attention, (B, T, h, their width)."""
         kind = self.config.attention
         n, r = kind.qk_nope_head_dim, kind.qk_rope_head_dim
-        q = self.linear(self.norm(self.linear(x, f"{at}.q_a_proj"), f"{at}.q_a_layernorm"), f"{at}.q_b_proj")
+        q = self.linear(
+            self.norm(self.linear(x, f"{at}.q_a_proj"), f"{at}.q_a_layernorm"), f"{at}.q_b_proj"
+        )
         both = self.linear(x, f"{at}.kv_a_proj_with_mqa")
-        kv = self.linear(self.norm(both[..., : kind.kv_lora_rank], f"{at}.kv_a_layernorm"), f"{at}.kv_b_proj")
+        kv = self.linear(
+            self.norm(both[..., : kind.kv_lora_rank], f"{at}.kv_a_layernorm"), f"{at}.kv_b_proj"
+        )
         q, kv = q.unflatten(-1, (-1, n + r)), kv.unflatten(-1, (-1, n + kind.v_head_dim))
         halves = [*range(0, r, 2), *range(1, r, 2)]
         turned = self.turn(both[..., None, kind.kv_lora_rank :][..., halves], positions_BT)
@@ -110,23 +118,35 @@ class Naive:
         if f"{at}.kv_b_proj.weight" in self.w:
             q, k, v = self.latent(x, at, positions_BT)
         else:
-            q, k, v = (self.linear(x, f"{at}.{name}_proj").unflatten(-1, (-1, self.config.head_dim)) for name in "qkv")
+            q, k, v = (
+                self.linear(x, f"{at}.{name}_proj").unflatten(-1, (-1, self.config.head_dim))
+                for name in "qkv"
+            )
             q, k = (
                 self.turn(self.norm(q, f"{at}.q_norm"), positions_BT),
                 self.turn(self.norm(k, f"{at}.k_norm"), positions_BT),
             )
         past.append((k, v))
-        keys, values = (torch.cat(list(x), 1).repeat_interleave(heads // groups, 2) for x in zip(*past, strict=True))
+        keys, values = (
+            torch.cat(list(x), 1).repeat_interleave(heads // groups, 2)
+            for x in zip(*past, strict=True)
+        )
         scores = torch.einsum("bthd,bshd->bhts", q, keys) / self.config.head_dim**0.5
         shares = scores.masked_fill(~mask[:, None], float("-inf")).softmax(-1)
-        return self.linear(torch.einsum("bhts,bshd->bthd", shares, values).flatten(2), f"{at}.o_proj")
+        return self.linear(
+            torch.einsum("bhts,bshd->bthd", shares, values).flatten(2), f"{at}.o_proj"
+        )
 
     def gated(self, x: Tensor, at: str) -> Tensor:
         y = self.norm(x, f"{at}.post_attention_norm")
         gate = self.linear(y, f"{at}.mlp.gate_proj")
-        return self.linear(gate * torch.sigmoid(gate) * self.linear(y, f"{at}.mlp.up_proj"), f"{at}.mlp.down_proj")
+        return self.linear(
+            gate * torch.sigmoid(gate) * self.linear(y, f"{at}.mlp.up_proj"), f"{at}.mlp.down_proj"
+        )
 
-    def step(self, ids_BT: Tensor, h: Tensor, positions_BT: Tensor, pasts: list, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def step(
+        self, ids_BT: Tensor, h: Tensor, positions_BT: Tensor, pasts: list, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """What goes to the next step, and what the head reads."""
         e = self.norm(F.embedding(ids_BT, self.w["embed_tokens.weight"]).to(h.dtype), "norms.embed")
         f = self.norm(h, "norms.hidden")
@@ -153,12 +173,22 @@ class Naive:
             tokens = torch.tensor([[int(ids_BT[b, t + 1]), *[VOCAB - 1] * K]])
             x = F.embedding(tokens, self.w["embed_tokens.weight"]).to(h.dtype)
             positions = torch.tensor(
-                [[rows[b][s].position for s in before] + list(range(len(before), len(before) + K + 1))]
+                [
+                    [rows[b][s].position for s in before]
+                    + list(range(len(before), len(before) + K + 1))
+                ]
             )
             for i in range(self.config.num_layers):
-                block = torch.cat([context[b, before][None], self.norm(x, f"layers.input_norms.{i}")], 1)
+                block = torch.cat(
+                    [context[b, before][None], self.norm(x, f"layers.input_norms.{i}")], 1
+                )
                 seen = torch.ones(1, block.shape[1], block.shape[1], dtype=torch.bool)
-                x = x + self.attend(block, f"layers.layers.{i}.attention", positions, [], seen)[:, len(before) :]
+                x = (
+                    x
+                    + self.attend(block, f"layers.layers.{i}.attention", positions, [], seen)[
+                        :, len(before) :
+                    ]
+                )
                 x = x + self.gated(x, f"layers.layers.{i}")
             normed = self.norm(x, "norms.output")
             for k in range(K):
@@ -189,7 +219,9 @@ def wide_mask(rows: list[list[Place]], k: int, window: int | str, sinks: int) ->
         for t in range(T):
             for s in range(t + 1):
                 near = window == "full" or row[t].position + k - row[s].position < window
-                mask[b, t, s] = row[t].document == row[s].document and (near or row[s].position < sinks)
+                mask[b, t, s] = row[t].document == row[s].document and (
+                    near or row[s].position < sinks
+                )
             for j in range(1, k + 1):
                 mask[b, t, j * T + t] = True
     return mask
@@ -217,8 +249,12 @@ FORMULAS: dict[type, Callable[..., Tensor]] = {
     ReverseKL: lambda loss, p, q, full: divergence(q, p),
     JensenShannon: lambda loss, p, q, full: jensen_shannon(loss, p, q),
     TotalVariation: lambda loss, p, q, full: 1 - torch.minimum(full, q).sum(-1),
-    HardCrossEntropy: lambda loss, p, q, full: torch.stack([-q[r, i].log() for r, i in enumerate(p.argmax(-1))]),
-    TopKCrossEntropy: lambda loss, p, q, full: -(p * q.log() * (p >= p.sort(-1).values[:, [-loss.k]])).sum(-1),
+    HardCrossEntropy: lambda loss, p, q, full: torch.stack(
+        [-q[r, i].log() for r, i in enumerate(p.argmax(-1))]
+    ),
+    TopKCrossEntropy: lambda loss, p, q, full: (
+        -(p * q.log() * (p >= p.sort(-1).values[:, [-loss.k]])).sum(-1)
+    ),
     LKAlpha: lambda loss, p, q, full: -torch.minimum(full, q).sum(-1).log(),
     LKLambda: lk_lambda,
 }
@@ -239,7 +275,9 @@ def reference(
     factors = recipe.weights.factors(recipe.steps)
     top, bottom = torch.zeros((), dtype=torch.float64), 0.0
     block = isinstance(drafter.config.recurrence, MaskBlock)
-    of_blocks = naive.blocks(batch.ids_BT, h, rows, drafter.config.recurrence.masks) if block else []
+    of_blocks = (
+        naive.blocks(batch.ids_BT, h, rows, drafter.config.recurrence.masks) if block else []
+    )
     for k in range(recipe.steps):
         ids_BT = F.pad(batch.ids_BT[:, 1 + k :], (0, min(T, 1 + k)))
         positions_BT = torch.tensor([[place.position + k for place in row] for row in rows])
@@ -255,7 +293,8 @@ def reference(
             for t in range(T - 2 - k)
             if row[t].document[0] >= 0 and row[t].document == row[t + 2 + k].document
             if masks[b][t + 1 + k] and masks[b][t + 2 + k]
-            if drawn_BT is None or drawn_BT[b, t] <= (recipe.keep if block else max(recipe.keep**k, 0.2))
+            if drawn_BT is None
+            or drawn_BT[b, t] <= (recipe.keep if block else max(recipe.keep**k, 0.2))
             if not recipe.in_vocab or int(target_BTV[b, t + 1 + k].argmax()) in ids_D.tolist()
         ]
         if not used:
@@ -285,7 +324,11 @@ class Lesson(NamedTuple):
 
 
 def lesson(
-    name: str, recipe: ObjectiveConfig, dtype: torch.dtype = torch.float64, measure: bool = False, plain: bool = False
+    name: str,
+    recipe: ObjectiveConfig,
+    dtype: torch.dtype = torch.float64,
+    measure: bool = False,
+    plain: bool = False,
 ) -> Lesson:
     """Packed documents with padding, masked in part, beyond the window where there is one; or plain text, all of it
     supervised, so long that every step runs every slot."""
@@ -300,7 +343,12 @@ def lesson(
     if plain:
         mask, documents = torch.ones_like(mask), torch.zeros_like(documents)
     batch = Batch(ids, mask & (documents >= 0), documents)
-    return Lesson(drafter, batch, target_outputs(target, drafter, batch, recipe, measure), target.head_weight())
+    return Lesson(
+        drafter,
+        batch,
+        target_outputs(target, drafter, batch, recipe, measure),
+        target.head_weight(),
+    )
 
 
 def gradients(loss: Tensor, drafter: Drafter) -> dict[str, Tensor]:
@@ -309,7 +357,11 @@ def gradients(loss: Tensor, drafter: Drafter) -> dict[str, Tensor]:
 
 
 def check(
-    name: str, recipe: ObjectiveConfig, measure: bool = False, plain: bool = False, drawn_BT: Tensor | None = None
+    name: str,
+    recipe: ObjectiveConfig,
+    measure: bool = False,
+    plain: bool = False,
+    drawn_BT: Tensor | None = None,
 ) -> None:
     """Loss and every gradient, to ten digits."""
     drafter, batch, teacher, head_VH = lesson(name, recipe, measure=measure, plain=plain)
@@ -320,7 +372,9 @@ def check(
     for key, gradient in theirs.items():
         largest = float(gradient.abs().max())
         assert largest > 0, key
-        torch.testing.assert_close(ours[key], gradient, rtol=0, atol=1e-10 * largest, msg=lambda m, key=key: key + m)
+        torch.testing.assert_close(
+            ours[key], gradient, rtol=0, atol=1e-10 * largest, msg=lambda m, key=key: key + m
+        )
 
 
 DISTRIBUTION_LOSSES = [
@@ -345,7 +399,9 @@ def test_every_loss_of_the_distribution(name: str, loss: Loss) -> None:
     check(name, ObjectiveConfig(loss, 3, kernel=Blocked(5)))
 
 
-@pytest.mark.parametrize("loss", [SmoothL1(), SmoothL1(0.2), EAGLE1, HASS], ids=["one", "narrow", "eagle1", "hass"])
+@pytest.mark.parametrize(
+    "loss", [SmoothL1(), SmoothL1(0.2), EAGLE1, HASS], ids=["one", "narrow", "eagle1", "hass"]
+)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_every_loss_of_the_state(loss: Loss, steps: int) -> None:
     check("eagle1", ObjectiveConfig(loss, steps, kernel=Blocked(5)))
@@ -354,7 +410,9 @@ def test_every_loss_of_the_state(loss: Loss, steps: int) -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("name", ["eagle3_1", "sinks"])
-def test_every_path_of_the_attention(name: str, kernel: Callable[[], UnrollKernel], recompute: bool) -> None:
+def test_every_path_of_the_attention(
+    name: str, kernel: Callable[[], UnrollKernel], recompute: bool
+) -> None:
     check(name, ObjectiveConfig(steps=4, kernel=kernel(), recompute=recompute))
 
 
@@ -362,17 +420,23 @@ def test_every_path_of_the_attention(name: str, kernel: Callable[[], UnrollKerne
 @pytest.mark.parametrize("name", ["eagle1", "eagle3_1", "sliding_window"])
 def test_plain_text_of_which_no_slot_is_left_out(name: str, kernel: str) -> None:
     documents = torch.zeros(3, 48, dtype=torch.int64)
-    assert KeptSlots.of(torch.stack([supervised(documents == 0, documents, k) for k in range(3)])) is None
+    assert (
+        KeptSlots.of(torch.stack([supervised(documents == 0, documents, k) for k in range(3)]))
+        is None
+    )
     check(name, ObjectiveConfig(steps=3, kernel=KERNELS[kernel]()), plain=True)
 
 
-@pytest.mark.parametrize("name", sorted(set(DESIGNS) - {"eagle1", "eagle3", "eagle3_1", "sliding_window", "sinks"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(DESIGNS) - {"eagle1", "eagle3", "eagle3_1", "sliding_window", "sinks"})
+)
 def test_every_other_design(name: str) -> None:
     check(name, ObjectiveConfig(SEVERAL, 3, kernel=Blocked(5), recompute=True))
 
 
 @pytest.mark.parametrize(
-    ("plain", "recompute", "kernel"), [(False, True, "dense"), (False, False, "merged"), (True, False, "blocked-5")]
+    ("plain", "recompute", "kernel"),
+    [(False, True, "dense"), (False, False, "merged"), (True, False, "blocked-5")],
 )
 @pytest.mark.parametrize("name", ["peagle_3_1", "two_layer", "dflash"])
 def test_slots_that_a_step_drops(name: str, plain: bool, kernel: str, recompute: bool) -> None:
@@ -386,15 +450,22 @@ def test_slots_that_a_step_drops(name: str, plain: bool, kernel: str, recompute:
 @pytest.mark.parametrize("in_vocab", [False, True])
 @pytest.mark.parametrize("loss", [SoftCrossEntropy(), SEVERAL], ids=["draft", "whole"])
 @pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_every_pass_over_the_vocabulary(decay: float, loss: Loss, in_vocab: bool, measure: bool) -> None:
+def test_every_pass_over_the_vocabulary(
+    decay: float, loss: Loss, in_vocab: bool, measure: bool
+) -> None:
     """Only the draft vocabulary's rows, or all with their mass, or all with the most likely; watched or not."""
-    check("eagle3", ObjectiveConfig(loss, 3, Decay(decay), in_vocab, Blocked(5), piece_bytes=1), measure)
+    check(
+        "eagle3",
+        ObjectiveConfig(loss, 3, Decay(decay), in_vocab, Blocked(5), piece_bytes=1),
+        measure,
+    )
 
 
 def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     """Relative distance of two sets of gradients."""
     squares = [
-        ((one[key].double() - other[key].double()) ** 2).sum() / (other[key].double() ** 2).sum() for key in other
+        ((one[key].double() - other[key].double()) ** 2).sum() / (other[key].double() ** 2).sum()
+        for key in other
     ]
     return float(torch.stack(squares).mean() ** 0.5)
 
@@ -416,8 +487,14 @@ def test_bfloat16_is_as_good_as_a_plain_bfloat16(name: str, mixed: bool, kernel:
     with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
         ours = TrainStep(drafter, recipe)(batch, teacher, measure=False).loss
         plain = reference(drafter, batch, teacher, head_VH, recipe)
-    by_true, by_ours, by_plain = gradients(true, exact), gradients(ours, drafter), gradients(plain, drafter)
-    assert all(by_ours[key].dtype == p.dtype for key, p in drafter.named_parameters() if p.requires_grad)
+    by_true, by_ours, by_plain = (
+        gradients(true, exact),
+        gradients(ours, drafter),
+        gradients(plain, drafter),
+    )
+    assert all(
+        by_ours[key].dtype == p.dtype for key, p in drafter.named_parameters() if p.requires_grad
+    )
     rounding = torch.finfo(torch.bfloat16).eps * float(true.detach())
     off, plainly_off = (abs(float((loss - true).detach())) for loss in (ours, plain))
     assert 0 < off < plainly_off + rounding

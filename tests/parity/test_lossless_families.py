@@ -34,7 +34,13 @@ from tests.parity.reference import generated
 from tests.perfect import MIXED, WINDOW, disturb, make_markov, perfect_drafter, successors
 from tests.tiny import llama_config, presets
 
-NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+NAMES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+)
 MORE = ("num_key_value_heads", "bos_token_id", "eos_token_id")
 LIMIT = 128
 SIZES: dict[str, Any] = {name: getattr(llama_config(), name) for name in (*NAMES, *MORE)} | {
@@ -43,13 +49,15 @@ SIZES: dict[str, Any] = {name: getattr(llama_config(), name) for name in (*NAMES
     "pad_token_id": None,
 }
 SLIDING = {"sliding_window": WINDOW, "layer_types": MIXED}
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}  # others lack float64
+# others lack float64
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}
 FAMILIES: dict[str, Callable[[int], PreTrainedModel]] = {
     "qwen3": lambda d: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=d)),
     "gemma3": lambda d: Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **SLIDING, head_dim=d)),
     "mixtral": lambda d: MixtralForCausalLM(MixtralConfig(**SIZES, **EXPERTS, head_dim=d)),
 }
-CONTEXT = {"qwen3": 0.45, "gemma3": 2.5, "mixtral": 0.25}  # how far the context leads astray: often, not always
+# how far the context leads astray: often, not always
+CONTEXT = {"qwen3": 0.45, "gemma3": 2.5, "mixtral": 0.25}
 PRESETS = {"qwen3": "eagle3_1", "gemma3": "eagle1", "mixtral": "eagle3"}
 SHAPES: dict[str, DraftShape] = {
     "chain": Chain(4),
@@ -88,19 +96,24 @@ def texts(family: str, end: tuple[int, ...] = ()) -> list[list[int]]:
     return found
 
 
-def decoded(family: str, shape: DraftShape, batch: int, end: tuple[int, ...] = ()) -> list[Generation]:
+def decoded(
+    family: str, shape: DraftShape, batch: int, end: tuple[int, ...] = ()
+) -> list[Generation]:
     made = dict(SpeculativeDecoder(*pair(family), shape, batch=batch).generate_all(requests(), end))
     return [made[number] for number in range(len(LENGTHS))]
 
 
-@pytest.mark.parametrize(("family", "shape"), list(zip(FAMILIES, SHAPES.values(), strict=True)), ids=[*FAMILIES])
+@pytest.mark.parametrize(
+    ("family", "shape"), list(zip(FAMILIES, SHAPES.values(), strict=True)), ids=[*FAMILIES]
+)
 def test_every_token_is_the_targets(family: str, shape: DraftShape) -> None:
     """One by one and four at a time, from one token to the last place of the context, and up to an end in a run."""
     for batch in (1, 4):
         whole = decoded(family, shape, batch)
         assert [one.ids for one in whole] == texts(family)
     counts = Counter(count for one in whole for count in one.accepted)
-    assert counts[0] > 2 and sum(counts.values()) - counts[0] > 2, counts  # it both refused and accepted
+    # it both refused and accepted
+    assert counts[0] > 2 and sum(counts.values()) - counts[0] > 2, counts
     assert max(counts) > 1
 
     inside: Counter[int] = Counter()
@@ -108,7 +121,9 @@ def test_every_token_is_the_targets(family: str, shape: DraftShape) -> None:
         at = 1
         for count in one.accepted:
             run = one.ids[at : at + count - 1]  # drafts with another accepted one behind them
-            inside.update(token for place, token in enumerate(run, at) if token not in one.ids[:place])
+            inside.update(
+                token for place, token in enumerate(run, at) if token not in one.ids[:place]
+            )
             at += count + 1
     end = (inside.most_common(1)[0][0],)
     ended = decoded(family, shape, 4, end)
@@ -126,5 +141,7 @@ def test_these_targets_look_at_their_context() -> None:
     following = successors().tolist()
     for family in FAMILIES:
         ids = [token for text in texts(family) for token in text]
-        astray = sum(following[a] != b for text in texts(family) for a, b in itertools.pairwise(text))
+        astray = sum(
+            following[a] != b for text in texts(family) for a, b in itertools.pairwise(text)
+        )
         assert 0.05 < astray / len(ids) < 0.9, (family, astray / len(ids))

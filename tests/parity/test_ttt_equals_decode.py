@@ -46,7 +46,11 @@ def test_the_covering_designs_are_few() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [pytest.param(spec, marks=() if spec in COVERING else pytest.mark.slow, id=str(spec)) for spec in SPECS]
+    "spec",
+    [
+        pytest.param(spec, marks=() if spec in COVERING else pytest.mark.slow, id=str(spec))
+        for spec in SPECS
+    ],
 )
 def test_unrolled_logits_equal_cached_drafting(spec: DrafterSpec) -> None:
     assert worst_gap(spec, [0] * LENGTH) < 1e-12
@@ -57,7 +61,9 @@ def test_the_same_in_packed_documents(name: str) -> None:
     assert worst_gap(NAMED[name], [0, 0, 0, 0, 1, 1, 1, 1]) < 1e-12
 
 
-@pytest.mark.parametrize("spec", list(pairwise([spec for spec in SPECS if spec.attention_window == WINDOW])), ids=str)
+@pytest.mark.parametrize(
+    "spec", list(pairwise([spec for spec in SPECS if spec.attention_window == WINDOW])), ids=str
+)
 def test_the_same_where_the_window_cuts(spec: DrafterSpec) -> None:
     assert worst_gap(spec, PACKED) < 1e-12
 
@@ -69,10 +75,16 @@ def test_the_window_cuts_at_its_width(documents: list[int]) -> None:
     full = tiny_drafter(dataclasses.replace(spec, attention_window="full"))
     narrow = tiny_drafter(spec)
     narrow.load_state_dict(full.state_dict())
-    pairs = zip(unrolled_logits(full, documents, STEPS), unrolled_logits(narrow, documents, STEPS), strict=True)
+    pairs = zip(
+        unrolled_logits(full, documents, STEPS),
+        unrolled_logits(narrow, documents, STEPS),
+        strict=True,
+    )
     for k, (wide_TD, narrow_TD) in enumerate(pairs):
         differs = ((wide_TD - narrow_TD).abs().amax(-1) > 1e-9).tolist()
-        assert differs == [t - documents.index(documents[t]) + k >= WINDOW for t in range(len(documents))]
+        assert differs == [
+            t - documents.index(documents[t]) + k >= WINDOW for t in range(len(documents))
+        ]
 
 
 @pytest.mark.parametrize("documents", [[0] * LONG, PACKED], ids=["one", "packed"])
@@ -81,12 +93,19 @@ def test_the_same_with_sinks(layers: int, documents: list[int]) -> None:
     """And they are seen: without them the logits differ behind the window and nowhere else."""
     spec = dataclasses.replace(variants()["sliding_window"], attention_sinks=2, num_layers=layers)
     assert worst_gap(spec, documents) < 1e-12
-    with_sinks, without = tiny_drafter(spec), tiny_drafter(dataclasses.replace(spec, attention_sinks=0))
+    with_sinks, without = (
+        tiny_drafter(spec),
+        tiny_drafter(dataclasses.replace(spec, attention_sinks=0)),
+    )
     without.load_state_dict(with_sinks.state_dict())
-    pairs = zip(*(unrolled_logits(one, documents, STEPS) for one in (with_sinks, without)), strict=True)
+    pairs = zip(
+        *(unrolled_logits(one, documents, STEPS) for one in (with_sinks, without)), strict=True
+    )
     for k, (seen_TD, hidden_TD) in enumerate(pairs):
         differs = ((seen_TD - hidden_TD).abs().amax(-1) > 1e-9).tolist()
-        assert differs == [t - documents.index(documents[t]) + k >= WINDOW for t in range(len(documents))]
+        assert differs == [
+            t - documents.index(documents[t]) + k >= WINDOW for t in range(len(documents))
+        ]
 
 
 def test_the_smallest_window_holds_as_many_steps() -> None:

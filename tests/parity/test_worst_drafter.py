@@ -46,7 +46,11 @@ class Contrary(Proposer):
         tree = super().propose(length_B, root_B, *rest)
         tokens_BN = tree.tokens_BN.clone()
         for b, (length, root) in enumerate(zip(length_B.tolist(), root_B.tolist(), strict=True)):
-            fitting = {text[length + 1] for text in self.truths if length + 1 < len(text) and text[length] == root}
+            fitting = {
+                text[length + 1]
+                for text in self.truths
+                if length + 1 < len(text) and text[length] == root
+            }
             wrong = min(set(range(VOCAB)) - fitting)
             firsts = (tree.parents_BN[b, 1:] == 0).nonzero()[:, 0] + 1
             bad = [int(node) for node in firsts if int(tokens_BN[b, node]) in fitting]
@@ -57,13 +61,21 @@ class Contrary(Proposer):
 
 @pytest.mark.parametrize(
     ("shape", "sampling", "batch"),
-    [("chain", "greedy", 3), ("static", "one_hot", 3), ("dynamic", "greedy", 1), ("dynamic", "one_hot", 1)],
+    [
+        ("chain", "greedy", 3),
+        ("static", "one_hot", 3),
+        ("dynamic", "greedy", 1),
+        ("dynamic", "one_hot", 1),
+    ],
 )
 def test_nothing_is_accepted_and_nothing_is_lost(
     shape: str, sampling: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how = SAMPLINGS[sampling]
-    plain = [PlainDecoder(OFTEN, how).generate(prompt, most, (), seed).ids for prompt, most, seed in REQUESTS]
+    plain = [
+        PlainDecoder(OFTEN, how).generate(prompt, most, (), seed).ids
+        for prompt, most, seed in REQUESTS
+    ]
     truths = [[*request.prompt, *ids] for request, ids in zip(REQUESTS, plain, strict=True)]
     monkeypatch.setattr(Contrary, "truths", truths, raising=False)
     monkeypatch.setattr(Contrary, "replaced", 0)
@@ -93,7 +105,9 @@ class Opposite(Sampling):
     [(SHAPES["chain"], "one_hot"), (SHAPES["static"], "without_replacement")],
     ids=["chain", "static"],
 )
-def test_drawn_drafts_that_cannot_be_taken_leave_the_targets_distribution(shape: DraftShape, rule: Any) -> None:
+def test_drawn_drafts_that_cannot_be_taken_leave_the_targets_distribution(
+    shape: DraftShape, rule: Any
+) -> None:
     """Of a drafter whose every token the target excludes, no draft is ever taken; tokens follow the target's."""
     sampling = Opposite(temperature=1.0, rule=rule)
     object.__setattr__(sampling, "known_D", DRAFTER.vocab.target_ids_D)

@@ -50,5 +50,7 @@ def worst_gap(made: DrafterSpec | Drafter, documents: list[int], steps: int = ST
             seen = torch.ones(1, k + 1, dtype=torch.bool)
             depth_Q = torch.arange(k + 1)
             ids_11 = drafter.following(ids[:, token : token + 1])
-            frontier = proposer.expand(proposer.length_B, ids_11, frontier.h_BKH[:, :1], seen, depth_Q)
+            frontier = proposer.expand(
+                proposer.length_B, ids_11, frontier.h_BKH[:, :1], seen, depth_Q
+            )
     return gap

@@ -15,7 +15,9 @@ def main(name: str, out: Path, *more: str) -> int:
     if name == "fail":
         sys.stderr.write("specdec fit: error: the data is wrong\n")
         return 2
-    if name == "die" and len((out.parent / f"{out.name}.runs").read_text().splitlines()) <= int(more[0]):
+    if name == "die" and len((out.parent / f"{out.name}.runs").read_text().splitlines()) <= int(
+        more[0]
+    ):
         os.kill(os.getpid(), signal.SIGKILL)
     if name == "empty":
         return 0

@@ -30,9 +30,14 @@ def study(tmp_path: Path) -> Path:
 def job(study: Path) -> MakeJob:
     """Makes a job: its name, its command, and what else differs."""
 
-    def make(key: str, command: str = "write", *more: object, kind: str = "fit", **changes: Any) -> Job:
+    def make(
+        key: str, command: str = "write", *more: object, kind: str = "fit", **changes: Any
+    ) -> Job:
         out = str(JobFolder(study, kind, key).output)
-        label, words = f"arm={key} seed=0: fit", ("tests.studies.commands", command, out, *map(str, more))
+        label, words = (
+            f"arm={key} seed=0: fit",
+            ("tests.studies.commands", command, out, *map(str, more)),
+        )
         return Job(**{"key": key, "kind": kind, "label": label, "command": words} | changes)
 
     return make
@@ -43,7 +48,11 @@ def runs(study: Path) -> Runs:
     """What the commands of a job have noted: a command, a process and threads for every run."""
 
     def read(key: str) -> list[list[str]]:
-        return [line.split() for path in study.glob(f"*/{key}.runs") for line in path.read_text().splitlines()]
+        return [
+            line.split()
+            for path in study.glob(f"*/{key}.runs")
+            for line in path.read_text().splitlines()
+        ]
 
     return read
 
@@ -72,7 +81,11 @@ def parent(pid: int) -> int:
 
 def children(pid: int) -> list[int]:
     """Of all of its threads."""
-    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
+    return [
+        int(word)
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
+        for word in path.read_text().split()
+    ]
 
 
 def base(target: Path, text: Path, prompts: Path) -> dict[str, Any]:
@@ -110,7 +123,9 @@ def write(target_directory: Path, text_file: Path, prompts_file: Path, tmp_path:
         given |= changes | {"set": given["set"] | changes.get("set", {})}
         given["set"] = {key: value for key, value in given["set"].items() if value is not None}
         path = tmp_path / "study.yaml"
-        path.write_text(yaml.safe_dump({k: v for k, v in given.items() if v is not None}, sort_keys=False))
+        path.write_text(
+            yaml.safe_dump({k: v for k, v in given.items() if v is not None}, sort_keys=False)
+        )
         return path
 
     return write
@@ -122,18 +137,27 @@ def planned(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ma
     monkeypatch.setattr("sys.argv", ["specdec"])
 
     def planned(**changes: Any) -> StudyPlan:
-        flags = {name: changes.pop(name) for name in ("threads", "allow_unequal") if name in changes}
-        return make_plan(read_study(write(**changes), allow_few_seeds=True), tmp_path / "runs", **flags)
+        flags = {
+            name: changes.pop(name) for name in ("threads", "allow_unequal") if name in changes
+        }
+        return make_plan(
+            read_study(write(**changes), allow_few_seeds=True), tmp_path / "runs", **flags
+        )
 
     return planned
 
 
 @pytest.fixture(scope="session")
 def tiny(
-    target_directory: Path, text_file: Path, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory
+    target_directory: Path,
+    text_file: Path,
+    prompts_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Study, StudyPlan]:
     """The base study and its plan; nothing of it is written."""
     path = tmp_path_factory.mktemp("study") / "study.yaml"
-    path.write_text(yaml.safe_dump(base(target_directory, text_file, prompts_file), sort_keys=False))
+    path.write_text(
+        yaml.safe_dump(base(target_directory, text_file, prompts_file), sort_keys=False)
+    )
     given = read_study(path)
     return given, make_plan(given, path.parent / "runs")

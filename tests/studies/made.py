@@ -55,10 +55,20 @@ def make_study(
         for seed in seeds:
             tag = f"{number}-{seed}"
             keys = {"fit": f"f{tag}", "evaluate": f"e{tag}"}
-            keys |= {"drift": f"d{tag}", "robustness": f"r{tag}"} if curves else {"drift": None, "robustness": None}
+            keys |= (
+                {"drift": f"d{tag}", "robustness": f"r{tag}"}
+                if curves
+                else {"drift": None, "robustness": None}
+            )
             runs.append({"seed": seed, **keys})
-            chance = 0.6 + sum((worth or {}).get(f"{axis}={level}", 0.0) for axis, level in levels.items())
-            chances = np.clip(chance + hard + draw.normal(0, 0.01) + draw.normal(0, 0.02, size=prompts), 0.05, 0.95)
+            chance = 0.6 + sum(
+                (worth or {}).get(f"{axis}={level}", 0.0) for axis, level in levels.items()
+            )
+            chances = np.clip(
+                chance + hard + draw.normal(0, 0.01) + draw.normal(0, 0.02, size=prompts),
+                0.05,
+                0.95,
+            )
             make_fit(directory / "fits" / keys["fit"], seed, int(levels.get("K", 4)))
             make_evaluation(directory / "measures" / keys["evaluate"], chances, shapes, draw)
             for key in filter(None, keys.values()):
@@ -66,7 +76,11 @@ def make_study(
             if curves:
                 make_drift(directory / "measures" / keys["drift"], int(levels.get("K", 4)), chances)
                 make_robustness(directory / "measures" / keys["robustness"], chances, draw)
-        difference = [f"{axis}: {arms[0][axis]} to {level}" for axis, level in levels.items() if level != arms[0][axis]]
+        difference = [
+            f"{axis}: {arms[0][axis]} to {level}"
+            for axis, level in levels.items()
+            if level != arms[0][axis]
+        ]
         plan["arms"].append({"name": name_of(levels), "levels": levels, "is_baseline": number == 0,
                              "differences": difference, "trained_parameters": 1000,
                              "trained_depth": int(levels.get("K", 4)), "tokens": None, "runs": runs})  # fmt: skip
@@ -106,13 +120,17 @@ def make_fit(directory: Path, seed: int, steps: int) -> None:
     write(directory / "drafter" / "config.json", {"weights_sha256": "ef" * 32})
 
 
-def make_evaluation(directory: Path, chances: np.ndarray, shapes: Sequence[str], draw: np.random.Generator) -> None:
+def make_evaluation(
+    directory: Path, chances: np.ndarray, shapes: Sequence[str], draw: np.random.Generator
+) -> None:
     answers = []
     for number in range(len(shapes)):
         own = []
         for prompt, chance in enumerate(chances):
             accepted = tuple(
-                np.minimum(draw.geometric(1 - min(0.97, chance + 0.08 * number), size=24) - 1, 5 + number).tolist()
+                np.minimum(
+                    draw.geometric(1 - min(0.97, chance + 0.08 * number), size=24) - 1, 5 + number
+                ).tolist()
             )
             tokens = sum(accepted) + len(accepted)
             seconds = 0.01 * len(accepted)
@@ -144,7 +162,8 @@ def make_drift(directory: Path, depth: int, chances: np.ndarray) -> None:
     }  # fmt: skip
     for one in series.values():
         one["weights"] = [[4 + prompt % 2 for prompt in range(len(chances))] for _ in range(6)]
-    series["kl"]["values"][5][0], series["kl"]["weights"][5][0] = None, 0  # no chain of the first came so deep
+    # no chain of the first came so deep
+    series["kl"]["values"][5][0], series["kl"]["weights"][5][0] = None, 0
     prompts = [f"p{prompt}" for prompt in range(len(chances))]
     write(
         directory / "drift.json",
@@ -157,12 +176,16 @@ def make_robustness(directory: Path, chances: np.ndarray, draw: np.random.Genera
     for number, name in enumerate(("clean", "typos", "system prompt", "long context")):
         passes = [30.0] * len(chances)
         committed = [
-            float(p * (1 + 2 * c - 0.3 * number + draw.normal(0, 0.05))) for p, c in zip(passes, chances, strict=True)
+            float(p * (1 + 2 * c - 0.3 * number + draw.normal(0, 0.05)))
+            for p, c in zip(passes, chances, strict=True)
         ]
         conditions.append({"name": name, "title": name.capitalize(), "group": "text", "committed": committed,
                            "passes": passes, "skipped": "no room" if number == 3 else None})  # fmt: skip
     prompts = [f"p{prompt}" for prompt in range(len(chances))]
-    write(directory / "robustness.json", {"version": 1, "prompts": prompts, "conditions": conditions, "clean": "clean"})
+    write(
+        directory / "robustness.json",
+        {"version": 1, "prompts": prompts, "conditions": conditions, "clean": "clean"},
+    )
 
 
 def write(path: Path, value: Any) -> None:

@@ -38,20 +38,32 @@ def test_what_an_arm_changes_is_told_in_the_parts_own_terms(tiny: tuple[Study, S
     }
 
 
-def test_levels_win_over_set_and_what_is_inside_a_part_comes_after_it(write: Write, tmp_path: Path) -> None:
+def test_levels_win_over_set_and_what_is_inside_a_part_comes_after_it(
+    write: Write, tmp_path: Path
+) -> None:
     (tmp_path / "longer.yaml").write_text("model: {ttt_steps: 3}\ntrainer: {max_steps: 9}\n")
     (tmp_path / "level.yaml").write_text("model: {ttt_steps: 4}\n")
     axes = {
         "aux": {"a": {"model.drafter.norms.aux": "none"}, "b": {}},
         "preset": {"x": {"model.drafter": "conf/drafter/eagle3_1.yaml"}, "y": "level.yaml"},
     }
-    path = write(axes=axes, baseline=None, fit=["longer.yaml"], set={"model.recompute": False, "trainer.max_steps": 2})
+    path = write(
+        axes=axes,
+        baseline=None,
+        fit=["longer.yaml"],
+        set={"model.recompute": False, "trainer.max_steps": 2},
+    )
     study = read_study(path)
     given = arguments(study, {"aux": "a", "preset": "x"})
     assert given[:2] == ["--config", str(tmp_path / "longer.yaml")]
-    assert given.index("--model.drafter=conf/drafter/eagle3_1.yaml") < given.index("--model.drafter.norms.aux=none")
+    assert given.index("--model.drafter=conf/drafter/eagle3_1.yaml") < given.index(
+        "--model.drafter.norms.aux=none"
+    )
     given = arguments(study, {"aux": "b", "preset": "y"})
-    assert given[2:4] == ["--config", str(tmp_path / "level.yaml")] and "--model.recompute=false" in given
+    assert (
+        given[2:4] == ["--config", str(tmp_path / "level.yaml")]
+        and "--model.recompute=false" in given
+    )
     axes["aux"]["b"] = {"model.recompute": True}
     given = arguments(read_study(write(axes=axes, baseline=None, set={"model.recompute": False})), {"aux": "b", "preset": "x"})  # fmt: skip # noqa: E501
     assert [arg for arg in given if "recompute" in arg] == ["--model.recompute=true"]
@@ -70,41 +82,78 @@ ALONE: dict[str, Any] = axes(**{"model.ttt_steps": 2}) | {"leave_out": [{"x": "b
     [
         (axes(**{"model.ttt_step": 1}), "arm x=b: unrecognized .*model.ttt_step=1"),
         (axes(**{"data.seqlen": 16}), "arm x=b: .*Option 'seqlen' is not accepted"),
-        (axes(**{"model.drafter.norms.output": False}), "arm x=b: recurrence PostNorm needs norms.output=true"),
-        (axes(**{"model.drafter.attention_window": 16, "model.ttt_steps": 17}), "arm x=b: attention_window 16 is less"),
-        (axes(**{"data.seq_len": 512}), "arm x=b: data.seq_len 512 exceeds the target's 256 positions"),
+        (
+            axes(**{"model.drafter.norms.output": False}),
+            "arm x=b: recurrence PostNorm needs norms.output=true",
+        ),
+        (
+            axes(**{"model.drafter.attention_window": 16, "model.ttt_steps": 17}),
+            "arm x=b: attention_window 16 is less",
+        ),
+        (
+            axes(**{"data.seq_len": 512}),
+            "arm x=b: data.seq_len 512 exceeds the target's 256 positions",
+        ),
         (axes(**{"model.target.source": "/nowhere"}), "arm x=b: /nowhere: no such directory"),
-        (axes(**{"model.ttt_steps": 7}), "arms x=b and x=a come to the same training and the same measures"),
+        (
+            axes(**{"model.ttt_steps": 7}),
+            "arms x=b and x=a come to the same training and the same measures",
+        ),
         (axes(**{"evaluate.shape": ["bush"]}), "arm x=b: evaluate: .*'bush'"),
-        (axes(**{"evaluate.max_new_token": 5}), "arm x=b: evaluate: unrecognized arguments: --max_new_token=5"),
-        (axes(**{"evaluate.temperatures": [0, 1]}), "arm x=b: evaluate: temperatures: a study has one"),
-        (axes(**{"evaluate.suite": ["gsm8k"]}), "arm x=b: evaluate: suite: a study has one set of prompts"),
+        (
+            axes(**{"evaluate.max_new_token": 5}),
+            "arm x=b: evaluate: unrecognized arguments: --max_new_token=5",
+        ),
+        (
+            axes(**{"evaluate.temperatures": [0, 1]}),
+            "arm x=b: evaluate: temperatures: a study has one",
+        ),
+        (
+            axes(**{"evaluate.suite": ["gsm8k"]}),
+            "arm x=b: evaluate: suite: a study has one set of prompts",
+        ),
         (
             ALONE | {"drift": {"depths": 8, "max_new_tokens": 8}},
             "drift: depths is 8: it must be below max_new_tokens, 8",
         ),
-        (axes(**{"drift.depths": 5}), "arm x=b: level b of axis x gives drift.depths, but the study has no drift"),
+        (
+            axes(**{"drift.depths": 5}),
+            "arm x=b: level b of axis x gives drift.depths, but the study has no drift",
+        ),
         (axes(**{"model.features.rows": 1}), "arm x=b: model.features is the study's to give"),
         (
             axes(**{"trainer.max_steps": 3}),
             "arm x=b: it trains on 192 tokens, the baseline, x=a, on 128:",
         ),
         (
-            axes(**{"trainer.callbacks": [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}]}),
+            axes(
+                **{
+                    "trainer.callbacks": [
+                        {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}
+                    ]
+                }
+            ),
             "arm x=b: trainer.max_time or EarlyStopping may end it early",
         ),
         (ALONE | {"evaluate": {"prompts": "nowhere.jsonl"}}, "nowhere.jsonl: no such file"),
-        (ALONE | {"evaluate": {"prompts": "x", "prompts_count": 3}}, "evaluate: prompts_count is of embedded prompts"),
+        (
+            ALONE | {"evaluate": {"prompts": "x", "prompts_count": 3}},
+            "evaluate: prompts_count is of embedded prompts",
+        ),
         (ALONE | {"evaluate": {"prompts_count": 1}}, "evaluate: prompts_count is 1"),
     ],
 )
-def test_refused_with_the_arms_name(planned: MakePlan, changes: dict[str, Any], message: str) -> None:
+def test_refused_with_the_arms_name(
+    planned: MakePlan, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message) as found:
         planned(**changes, seeds=[0])
     assert "\n" not in str(found.value)
 
 
-def test_one_study_has_one_target(planned: MakePlan, target_directory: Path, tmp_path: Path) -> None:
+def test_one_study_has_one_target(
+    planned: MakePlan, target_directory: Path, tmp_path: Path
+) -> None:
     other = shutil.copytree(target_directory, tmp_path / "other")
     same = shutil.copytree(target_directory, tmp_path / "same")
     config = (other / "config.json").read_text()
@@ -112,13 +161,17 @@ def test_one_study_has_one_target(planned: MakePlan, target_directory: Path, tmp
     levels = {"here": {}, "moved": {"model.target.source": str(same), "model.ttt_steps": 2}}
     levels["trained"] = {"model.target.dtype": "bfloat16", "evaluate.target.dtype": "float32"}
     assert planned(axes={"x": levels}, baseline=None, seeds=[0])
-    with pytest.raises(ValueError, match="arm x=b: it is evaluated on another target than the base"):
+    with pytest.raises(
+        ValueError, match="arm x=b: it is evaluated on another target than the base"
+    ):
         planned(**axes(**{"model.target.source": str(other)}), seeds=[0])
     with pytest.raises(ValueError, match=r"arm x=b: .* or in another dtype"):
         planned(**axes(**{"evaluate.target.dtype": "bfloat16"}), seeds=[0])
 
 
-def test_data_may_differ_along_an_axis_of_data_alone(planned: MakePlan, text_file: Path, tmp_path: Path) -> None:
+def test_data_may_differ_along_an_axis_of_data_alone(
+    planned: MakePlan, text_file: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other.txt"
     other.write_text(text_file.read_text().replace("add", "sub"))
     levels = {"a": {}, "b": {"data.train": str(other)}}
@@ -130,5 +183,11 @@ def test_data_may_differ_along_an_axis_of_data_alone(planned: MakePlan, text_fil
     assert told.startswith("arm x=b: it trains on 64 tokens")
     with pytest.raises(ValueError, match=r"arm x=b: it trains on 64 tokens, .*--allow_unequal"):
         check_equal(plan.baseline, plan.arms)
-    with pytest.raises(ValueError, match=r"arm x=b: its length is not in steps, .* by trainer.max_steps"):
-        planned(**axes(**{"data.seed": 1}), seeds=[0], set={"trainer.max_steps": -1, "trainer.max_epochs": 1})
+    with pytest.raises(
+        ValueError, match=r"arm x=b: its length is not in steps, .* by trainer.max_steps"
+    ):
+        planned(
+            **axes(**{"data.seed": 1}),
+            seeds=[0],
+            set={"trainer.max_steps": -1, "trainer.max_epochs": 1},
+        )

@@ -18,7 +18,14 @@ from specdec.studies.results import read_record, results
 from specdec.utils.files import lock_now
 from tests.studies.made import SHAPES, arms_of, attempt, lose, make_study
 
-DRAWN = {"primary.png", "acceptance.png", "drift.png", "robustness.png", "positions.png", "steps.png"}
+DRAWN = {
+    "primary.png",
+    "acceptance.png",
+    "drift.png",
+    "robustness.png",
+    "positions.png",
+    "steps.png",
+}
 WORTH = {"norm=on": 0.08, "K=4": 0.03}
 PRIMARY = [
     {"outcome": f"acceptance_length.{SHAPES[1]}", "effect": {"norm": "on"}, "against": {"norm": "off"},
@@ -30,7 +37,9 @@ PRIMARY = [
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two axes of two levels, three seeds; the last arm's fit failed with one seed, and its measures never began."""
-    directory = make_study(tmp_path_factory.mktemp("study"), worth=WORTH, prompts=10, primary=PRIMARY)
+    directory = make_study(
+        tmp_path_factory.mktemp("study"), worth=WORTH, prompts=10, primary=PRIMARY
+    )
     run = json.loads((directory / "plan.json").read_text())["arms"][-1]["runs"][2]
     for kind in ("fit", "evaluate", "drift", "robustness"):
         lose(directory, run, kind)
@@ -65,7 +74,9 @@ def test_what_failed_is_shown_and_the_rest_compared(card: Path) -> None:
     assert "seed 2: fit failed: no &lt;memory> left" in text
     assert "| &lt; 0.001 |" in text
     rows = [row for row in found["comparisons"] if row["arm"] == "norm=on K=4"]
-    assert rows and all(row["seeds"] == 2 for row in (*rows, *found["effects"]) if row["family"] != "drift")
+    assert rows and all(
+        row["seeds"] == 2 for row in (*rows, *found["effects"]) if row["family"] != "drift"
+    )
     assert "no &lt;memory&gt; left" in (card / "card.html").read_text()
 
 
@@ -108,7 +119,9 @@ def test_the_page_asks_for_nothing_outside(card: Path) -> None:
     links = [source[1:] for source in reader.sources if source.startswith("#")]
     assert links and all(f'<h2 id="{link}">' in text for link in links)
     rest = [source for source in reader.sources if not source.startswith("#")]
-    assert len(rest) == len(DRAWN) and all(source.startswith("data:image/png;base64,") for source in rest)
+    assert len(rest) == len(DRAWN) and all(
+        source.startswith("data:image/png;base64,") for source in rest
+    )
 
 
 @pytest.fixture
@@ -118,7 +131,9 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_card_alone(study: Path, card: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_card_alone(
+    study: Path, card: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = copied(study, tmp_path)
     (own / "study.yaml").write_text("name: made\naxes: {norm: {off: {}, on: {}}}\n")
     before = (own / "card" / "card.json").stat().st_mtime_ns
@@ -136,7 +151,9 @@ def test_a_study_of_which_nothing_is_done_has_a_card(tmp_path: Path) -> None:
     shutil.rmtree(directory / "fits")
     shutil.rmtree(directory / "measures")
     text = (write_card(directory) / "card.md").read_text()
-    assert "No comparison could be made." in text and "norm=on is not compared: nothing of it" in text
+    assert (
+        "No comparison could be made." in text and "norm=on is not compared: nothing of it" in text
+    )
     assert "The study declares no primary contrasts: everything here is exploratory." in text
 
 
@@ -157,12 +174,17 @@ def test_a_study_of_robustness_alone_compares_its_arms_and_tells_of_loops(tmp_pa
         lose(directory, run, "evaluate")
     place = directory / "measures" / runs[0]["robustness"] / "robustness.json"
     found = json.loads(place.read_text())
-    lengths = {"acceptance_length": {"mean": 3.0}, "acceptance_length_without_looping": {"mean": 2.0}}
+    lengths = {
+        "acceptance_length": {"mean": 3.0},
+        "acceptance_length_without_looping": {"mean": 2.0},
+    }
     found["conditions"][1] |= {"looping_answers": 2, "looping_share": 0.5, **lengths}
     place.write_text(json.dumps(found))
     text = (write_card(directory) / "card.md").read_text()
     assert "is not compared" not in text
-    assert f"norm=off, {found['conditions'][1]['name']}: 50% of the answers repeat themselves" in text
+    assert (
+        f"norm=off, {found['conditions'][1]['name']}: 50% of the answers repeat themselves" in text
+    )
 
 
 @pytest.fixture
@@ -182,7 +204,10 @@ def test_what_is_declared_at_a_draft_step_is_drawn_by_step(
 ) -> None:
     found = numbers(card) | {"quantities": []}
     title = next(curve["title"] for curve in found["curves"] if curve["axis"] == "draft step")
-    for quantity, drawn in ((f"{title}, step 3", True), (f"{title} of another kind, step 3", False)):
+    for quantity, drawn in (
+        (f"{title}, step 3", True),
+        (f"{title} of another kind, step 3", False),
+    ):
         declared = found | {"primary": [found["primary"][0] | {"quantity": quantity}]}
         files = [file for file, _ in figures.draw(declared, tmp_path)["Primary contrasts"]]
         assert files == ["primary.png", *(["primary_steps.png"] if drawn else [])]
@@ -192,21 +217,42 @@ def test_primary_contrasts_come_first_and_what_is_not_told_apart_is_one_table(ca
     found, text = numbers(card), (card / "card.md").read_text()
     parts = dict(part.partition("\n")[::2] for part in text.split("\n## ")[1:])
     assert next(iter(parts)) == "Primary contrasts" and "](#not-told-apart)" in text
-    assert f"| acceptance length, {SHAPES[1]} | norm: on - off (K=1) | +" in parts["Primary contrasts"]
-    assert "higher, as expected" in parts["Primary contrasts"] and "told apart (Holm's p < 0.05): 1" in text
+    assert (
+        f"| acceptance length, {SHAPES[1]} | norm: on - off (K=1) | +" in parts["Primary contrasts"]
+    )
+    assert (
+        "higher, as expected" in parts["Primary contrasts"]
+        and "told apart (Holm's p < 0.05): 1" in text
+    )
     (null,) = [row for row in found["primary"] if row["verdict"] == "not told apart"]
-    exploratory = [row for row in (*found["comparisons"], *found["effects"]) if row["p_value"] is not None]
-    assert parts["Not told apart"].count("| primary |") == 1 and null["quantity"] == "Acceptance kept, Typos"
+    exploratory = [
+        row for row in (*found["comparisons"], *found["effects"]) if row["p_value"] is not None
+    ]
+    assert (
+        parts["Not told apart"].count("| primary |") == 1
+        and null["quantity"] == "Acceptance kept, Typos"
+    )
     weak = [row for row in exploratory if row["p_value"] >= 0.05]
     assert 0 < parts["Not told apart"].count("| exploratory |") <= len(weak)
     assert "Not declared beforehand, and not corrected" in parts["Exploratory differences"]
 
 
 @pytest.mark.parametrize("arms", [2, figures.MOST_TOGETHER + 1])
-def test_no_text_runs_over_another_or_off_the_page(tmp_path: Path, drawn: dict[str, Figure], arms: int) -> None:
-    axes = {"recurrence": ["PreNorm", "PostNorm"], "a_long_name_of_an_axis": ["0", "1"], "loss": ["LKLambda", "SoftKL"]}
+def test_no_text_runs_over_another_or_off_the_page(
+    tmp_path: Path, drawn: dict[str, Figure], arms: int
+) -> None:
+    axes = {
+        "recurrence": ["PreNorm", "PostNorm"],
+        "a_long_name_of_an_axis": ["0", "1"],
+        "loss": ["LKLambda", "SoftKL"],
+    }
     own = arms_of(axes)[:arms]
-    primary = {**PRIMARY[1], "effect": {"loss": "SoftKL"}, "against": {"loss": "LKLambda"}, "at": {}}
+    primary = {
+        **PRIMARY[1],
+        "effect": {"loss": "SoftKL"},
+        "against": {"loss": "LKLambda"},
+        "at": {},
+    }
     given = {"seeds": [0, 1], "prompts": 5, "shapes": SHAPES[1:], "primary": [primary]}
     directory = make_study(tmp_path, axes, arms=own, **given)
     figures.draw(results(read_record(directory)), tmp_path)

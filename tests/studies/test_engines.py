@@ -17,7 +17,8 @@ from specdec.utils.cluster import LOCAL
 from tests.engines.conftest import alive
 from tests.studies.conftest import ROOT, MakeJob, Runs, parent, phases, pids
 
-with_ray = pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="no ray")  # a sweep imports it first
+# a sweep imports it first
+with_ray = pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="no ray")
 
 
 @with_ray
@@ -43,15 +44,26 @@ def test_a_killed_ray_worker_is_replaced_and_ctrl_c_ends_all(
         if len(runs("a")) == 2:
             go.touch()
         phases = {entry.job.key: entry.phase for entry in entries}
-        if [phases[key] for key in "acd"] == [Phase.DONE, Phase.DONE, Phase.NOT_RUN] and pids(study, "long"):
+        if [phases[key] for key in "acd"] == [Phase.DONE, Phase.DONE, Phase.NOT_RUN] and pids(
+            study, "long"
+        ):
             os.kill(os.getpid(), signal.SIGINT)
 
     outcome = run(study, jobs, Ray(), watch=watch)
     assert killed and not any(map(alive, killed))
-    told = {"a": Phase.DONE, "b": Phase.FAILED, "c": Phase.DONE, "d": Phase.NOT_RUN, "long": Phase.RUNNING}
+    told = {
+        "a": Phase.DONE,
+        "b": Phase.FAILED,
+        "c": Phase.DONE,
+        "d": Phase.NOT_RUN,
+        "long": Phase.RUNNING,
+    }
     assert outcome[0] == 130 and phases(outcome) == told
     assert outcome[1]["b"].message == "specdec fit: error: the data is wrong"
-    assert [one["end"] for one in JobFolder(study, "evaluate", "a").attempts()] == ["killed", "done"]
+    assert [one["end"] for one in JobFolder(study, "evaluate", "a").attempts()] == [
+        "killed",
+        "done",
+    ]
     assert len(runs("a")) == 2 and len(runs("c")) == 1
     assert not any(map(alive, pids(study, "long"))) and (study / "fits" / "long" / "saved").exists()
 
@@ -61,7 +73,10 @@ def test_jobs_are_submitted_and_ended(
     study: Path, job: MakeJob, runs: Runs, go: Path, end: Callable[..., None]
 ) -> None:
     pytest.importorskip("submitit")
-    jobs, engine = [job("a", threads=2), job("b", "wait", go, needs=("a",))], Slurm(cluster="local", minutes=10)
+    jobs, engine = (
+        [job("a", threads=2), job("b", "wait", go, needs=("a",))],
+        Slurm(cluster="local", minutes=10),
+    )
     end(lambda: (study / "fits" / "b" / "pids").exists(), signal.SIGTERM)
     outcome = run(study, jobs, engine)
     assert outcome[0] == 143 and phases(outcome) == {"a": Phase.DONE, "b": Phase.RUNNING}
@@ -73,7 +88,9 @@ def test_jobs_are_submitted_and_ended(
     assert [len(runs(key)) for key in "abc"] == [1, 2, 1]
 
 
-def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_sbatch_is_told(
+    study: Path, job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("submitit")
     with pytest.raises(ValueError, match="there is no sbatch here"):
         Slurm().open(study)
@@ -98,8 +115,12 @@ def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypa
         assert word in words, words
     slurm.close()
     assert (tmp_path / "cancelled").exists()
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: gpu >&2; exit 1\n")
-    with pytest.raises(ValueError, match="SLURM does not take arm=a seed=0: fit: sbatch: error: invalid partition"):
+    (tmp_path / "sbatch").write_text(
+        "#!/bin/sh\necho sbatch: error: invalid partition specified: gpu >&2; exit 1\n"
+    )
+    with pytest.raises(
+        ValueError, match="SLURM does not take arm=a seed=0: fit: sbatch: error: invalid partition"
+    ):
         slurm.submit(one)
     again = Task().checkpoint("study", one, ROOT)
     assert isinstance(again.function, Task) and again.args == ("study", one, ROOT)
@@ -126,7 +147,9 @@ finally:
     engine.close()
 print(*found)
 """
-    done = subprocess.run([sys.executable, "-c", code, str(study)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(study)], capture_output=True, text=True, check=True
+    )
     found = done.stdout.split()
     assert found and set(found) <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1
 
@@ -139,7 +162,11 @@ def test_a_ray_that_would_listen_everywhere_is_refused(study: Path) -> None:
     code += "engine = Ray(); engine.open(Path(sys.argv[1])); engine.close()"
     environment = {name: value for name, value in os.environ.items() if name != LOCAL}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(study)], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, "-c", code, str(study)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]

@@ -24,7 +24,9 @@ class Elsewhere(Local):
 def jobs_of(study: Path, job: MakeJob, done: dict[str, float]) -> list[Job]:
     """Two arms of three seeds, fitted and evaluated; those of some names are done, in so many seconds."""
     made = []
-    for arm, seed, kind in ((arm, seed, kind) for arm in "ab" for seed in range(3) for kind in ("fit", "evaluate")):
+    for arm, seed, kind in (
+        (arm, seed, kind) for arm in "ab" for seed in range(3) for kind in ("fit", "evaluate")
+    ):
         one = job(f"{arm}{seed}{kind[0]}", kind=kind, label=f"arm={arm} seed={seed}: {kind}")
         made.append(one)
         if one.key in done:
@@ -83,7 +85,10 @@ def test_a_sweep_tells_it_when_its_first_jobs_are_done(
 
 
 def test_a_plan_loads_and_trains_no_target(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a plan needs no weights")
@@ -99,7 +104,9 @@ def test_a_plan_loads_and_trains_no_target(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_study_of_the_package_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_of_the_package_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     found = read_study("conf/study/fusion.yaml")
     assert found.name == "fusion" and all(Path(file).is_file() for file in found.common.files)

@@ -52,7 +52,9 @@ def test_every_setting_but_the_free_ones_is_in_a_fits_key(tiny: tuple[Study, Stu
     assert len({found, key(arm, seed=1), key(arm, features="cached")}) == 3
 
 
-def test_the_order_of_keys_and_the_names_of_files_do_not_count(tiny: tuple[Study, StudyPlan], tmp_path: Path) -> None:
+def test_the_order_of_keys_and_the_names_of_files_do_not_count(
+    tiny: tuple[Study, StudyPlan], tmp_path: Path
+) -> None:
     arm = tiny[1].arms[0]
     back = dict(reversed(list(arm.config.items())))
     assert key(dataclasses.replace(arm, config=back, name="other")) == key(arm)
@@ -70,17 +72,24 @@ def test_what_names_stand_for(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.txt").write_text("two")
     pattern = str(tmp_path / "**" / "*.txt")
-    found = [contents({"train": name}) for name in (pattern, str(tmp_path), str(tmp_path / "a.txt"), "none", 3)]
+    found = [
+        contents({"train": name})
+        for name in (pattern, str(tmp_path), str(tmp_path / "a.txt"), "none", 3)
+    ]
     assert found[3:] == [{"train": "none"}, {"train": 3}]
     (tmp_path / "sub" / "b.txt").write_text("three")
-    again = [contents({"train": name}) for name in (pattern, str(tmp_path), str(tmp_path / "a.txt"))]
+    again = [
+        contents({"train": name}) for name in (pattern, str(tmp_path), str(tmp_path / "a.txt"))
+    ]
     assert [a == b for a, b in zip(found, again, strict=False)] == [False, False, True]
 
 
 def test_a_target_is_its_files_and_its_dtype(target_directory: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(target_directory, tmp_path / "other"))
     (other / "README.md").write_text("a model")
-    one, two = (digest(target_contents(TargetSource(str(path)))) for path in (target_directory, other))
+    one, two = (
+        digest(target_contents(TargetSource(str(path)))) for path in (target_directory, other)
+    )
     assert one == two != digest(target_contents(TargetSource(str(other), dtype="bfloat16")))
     weights = (other / "model.safetensors").read_bytes()
     (other / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))

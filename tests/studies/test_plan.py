@@ -28,7 +28,11 @@ def test_what_plan_json_says(tiny: tuple[Study, StudyPlan]) -> None:
     plan = tiny[1]
     said = json.loads(json.dumps(plan.to_json()))
     assert said["name"] == "tiny" and said["design"] == "grid"
-    assert said["axes"] == {"fc_norm": ["off", "on"], "K": ["1", "2"]} and said["seeds"] == [0, 1, 2]
+    assert said["axes"] == {"fc_norm": ["off", "on"], "K": ["1", "2"]} and said["seeds"] == [
+        0,
+        1,
+        2,
+    ]
     assert [arm["name"] for arm in said["arms"] if arm["is_baseline"]] == ["fc_norm=off K=2"]
     assert said["baseline"] == {"fc_norm": "off", "K": "2"} == said["arms"][1]["levels"]
     jobs = plan.jobs
@@ -46,11 +50,18 @@ def test_what_plan_json_says(tiny: tuple[Study, StudyPlan]) -> None:
             fit, evaluate = jobs[run["fit"]], jobs[run["evaluate"]]
             assert fit.label == f"{arm['name']} seed={run['seed']}: fit" and fit.needs == (cache,)
             assert evaluate.needs == (fit.key,) and run["drift"] is run["robustness"] is None
-            assert fit.command[-4:] == ("--out", str(plan.directory / "fits" / fit.key), "--ckpt_path", "auto")
+            assert fit.command[-4:] == (
+                "--out",
+                str(plan.directory / "fits" / fit.key),
+                "--ckpt_path",
+                "auto",
+            )
             assert str(plan.directory / "measures" / evaluate.key) in evaluate.command
             config = fit.config
             assert config["seed_everything"] == run["seed"]
-            assert config["model"]["features"]["init_args"]["directory"] == str(plan.directory / "features" / cache)
+            assert config["model"]["features"]["init_args"]["directory"] == str(
+                plan.directory / "features" / cache
+            )
 
 
 def by_levels(plan: StudyPlan, axis: str, on: str) -> dict[tuple[str, bool, int], Any]:
@@ -58,10 +69,22 @@ def by_levels(plan: StudyPlan, axis: str, on: str) -> dict[tuple[str, bool, int]
     return {(arm.levels["K"], arm.levels[axis] == on, run["seed"]): run for arm, run in pairs}
 
 
-def test_planning_again_in_another_order_gives_the_same_keys(tiny: tuple[Study, StudyPlan], planned: MakePlan) -> None:
+def test_planning_again_in_another_order_gives_the_same_keys(
+    tiny: tuple[Study, StudyPlan], planned: MakePlan
+) -> None:
     axes: dict[str, Any] = {"K": {"model.ttt_steps": [3, 1]}}
-    axes |= {"norm": {"with": {"model.drafter.norms.aux": "each"}, "none": {"model.drafter.norms.aux": "none"}}}
-    other = planned(axes=axes, baseline={"K": 1, "norm": "none"}, leave_out=[{"K": 3, "norm": "with"}], seeds=[2, 0])
+    axes |= {
+        "norm": {
+            "with": {"model.drafter.norms.aux": "each"},
+            "none": {"model.drafter.norms.aux": "none"},
+        }
+    }
+    other = planned(
+        axes=axes,
+        baseline={"K": 1, "norm": "none"},
+        leave_out=[{"K": 3, "norm": "with"}],
+        seeds=[2, 0],
+    )
     mine, theirs = by_levels(tiny[1], "fc_norm", "on"), by_levels(other, "norm", "with")
     assert len(theirs) == 6 and len(set(theirs) & set(mine)) == 4
     assert all(theirs[run] == mine[run] for run in set(theirs) & set(mine))
@@ -97,10 +120,13 @@ def test_no_more_features_are_stored_than_fits_draw(planned: MakePlan) -> None:
         (one,) = (job for job in plan.jobs.values() if job.kind == "cache")
         keys.append(one.key)
         command = list(one.command)
-        return int(command[command.index("--first_rows") + 1]) if "--first_rows" in command else None
+        return (
+            int(command[command.index("--first_rows") + 1]) if "--first_rows" in command else None
+        )
 
     alone: dict[str, Any] = {"axes": {"K": {"model.ttt_steps": [1, 2]}}, "leave_out": [{"K": 2}]}
-    assert stored(axes={"steps": {"trainer.max_steps": [1, 2]}}, allow_unequal=True) == 2 * 2  # steps, rows of a batch
+    # steps, rows of a batch
+    assert stored(axes={"steps": {"trainer.max_steps": [1, 2]}}, allow_unequal=True) == 2 * 2
     assert stored(**alone, set={"trainer.accumulate_grad_batches": 3}) == 3 * 2 * 2
     assert stored(**alone, set={"trainer.max_steps": 1, "data.batch_size": 4}) == 4
     assert len(set(keys)) == 2 and keys[0] == keys[2]
@@ -112,7 +138,10 @@ def test_no_more_features_are_stored_than_fits_draw(planned: MakePlan) -> None:
 def test_what_is_left(tiny: tuple[Study, StudyPlan], tmp_path: Path) -> None:
     plan = dataclasses.replace(tiny[1], directory=tmp_path)
     assert plan.left() == plan.jobs
-    assert [job.kind for job in plan.left(["fc_norm=on K=2"]).values()] == ["cache", *["fit", "evaluate"] * 3]
+    assert [job.kind for job in plan.left(["fc_norm=on K=2"]).values()] == [
+        "cache",
+        *["fit", "evaluate"] * 3,
+    ]
     for run in plan.runs[0]:
         (tmp_path / "fits" / run["fit"]).mkdir(parents=True)
         (tmp_path / "fits" / run["fit"] / "DONE.json").write_text("{}")
@@ -126,10 +155,19 @@ def test_embedded_prompts_are_cut_and_written_once(
 ) -> None:
     body = "    total = a + b\n    if total > a:\n        return b\n    return total"
     text = "".join(f"def add_{n}(a, b):\n{body} + {n}\n\n\n" for n in range(40))
-    found = Corpus([], [CorpusFile("one.py", text), CorpusFile("two.py", text.replace("add", "sub"))])
+    found = Corpus(
+        [], [CorpusFile("one.py", text), CorpusFile("two.py", text.replace("add", "sub"))]
+    )
     monkeypatch.setattr("specdec.embedded.corpus.corpus", lambda seed: found)
-    evaluate = {"prompts_count": 3, "prompt_tokens": 12, "max_new_tokens": 4, "shape": ["chain:depth=1"]}
-    plan = planned(seeds=[0], axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=evaluate)
+    evaluate = {
+        "prompts_count": 3,
+        "prompt_tokens": 12,
+        "max_new_tokens": 4,
+        "shape": ["chain:depth=1"],
+    }
+    plan = planned(
+        seeds=[0], axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=evaluate
+    )
     prompts = plan.prompts["evaluate"]
     assert prompts.text is not None and Path(prompts.files[0]).parent == plan.directory
     plan.write()
@@ -137,7 +175,8 @@ def test_embedded_prompts_are_cut_and_written_once(
     assert fingerprint(asked) == prompts.sha256 and len(asked) == 3
     study = dataclasses.replace(plan.study, measures={"evaluate": evaluate | {"prompts_count": 4}})
     more = read_prompts(study, plan.baseline.target, plan.directory)
-    assert more["evaluate"].files != prompts.files  # a sweep that runs goes on asking what it has planned
+    # a sweep that runs goes on asking what it has planned
+    assert more["evaluate"].files != prompts.files
     before = {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")}
     plan.write()
     assert {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")} == before
@@ -148,7 +187,9 @@ def test_embedded_prompts_are_cut_and_written_once(
     assert "every fit trains on 128 tokens" in said
 
 
-def in_process(directory: Path, jobs: Iterable[Job], engine: Any, title: str) -> tuple[int, dict[str, SweepJob]]:
+def in_process(
+    directory: Path, jobs: Iterable[Job], engine: Any, title: str
+) -> tuple[int, dict[str, SweepJob]]:
     """Every job's command, in this process; what is done is not begun."""
     ran = []
     for job in jobs:
@@ -162,7 +203,10 @@ def in_process(directory: Path, jobs: Iterable[Job], engine: Any, title: str) ->
 
 
 def test_a_sweep_runs_what_it_planned_once(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out, cards = tmp_path / "study", list[Path]()
     monkeypatch.setattr(sweep, "run", in_process)
@@ -170,20 +214,32 @@ def test_a_sweep_runs_what_it_planned_once(
     study = {"seeds": [0], "axes": {"K": {"model.ttt_steps": [1, 2]}}, "baseline": {"K": 1}}
     given = ["sweep", str(write(**study)), "--out", str(out), "--allow_few_seeds", "--only", "K=2"]
     assert main([*given, "--plan_only"]) == 0 and not out.exists()
-    assert "jobs: 0 of 1 cache done, 0 of 2 fit done, 0 of 2 evaluate done" in capsys.readouterr().out
+    assert (
+        "jobs: 0 of 1 cache done, 0 of 2 fit done, 0 of 2 evaluate done" in capsys.readouterr().out
+    )
     assert cards == [] and main(given) == 0 and cards == [out]
-    assert [label.rpartition(" ")[2] for label in read_json(out / "ran")] == ["arms", "fit", "evaluate"]
+    assert [label.rpartition(" ")[2] for label in read_json(out / "ran")] == [
+        "arms",
+        "fit",
+        "evaluate",
+    ]
     plan = read_json(out / PLAN)
     (run,) = plan["arms"][1]["runs"]
     assert load_drafter(out / "fits" / run["fit"] / "drafter").config.draft_vocab_size == 200
     metrics = read_json(out / "measures" / run["evaluate"] / "metrics.json")
-    assert metrics["settings"]["prompts_sha256"] == plan["prompts_sha256"] and not metrics["settings"]["compile"]
+    assert (
+        metrics["settings"]["prompts_sha256"] == plan["prompts_sha256"]
+        and not metrics["settings"]["compile"]
+    )
     (cache,) = out.glob("features/*")
     assert FeatureIndex.read(cache / "index.json").contract.layers == (2, 3, 4)
     saved = yaml.safe_load((out / "fits" / run["fit"] / "config.yaml").read_text())
     asked = yaml.safe_load((out / "jobs" / run["fit"] / "config.yaml").read_text())
     assert {name: saved[name] for name in asked} == asked  # nothing was left to a default
-    assert read_study(out / "study.yaml", allow_few_seeds=True).combinations == read_study(given[1], True).combinations
+    assert (
+        read_study(out / "study.yaml", allow_few_seeds=True).combinations
+        == read_study(given[1], True).combinations
+    )
     more = {**study, "axes": {"K": {"model.ttt_steps": [1, 2, 3]}}}
     assert main(["sweep", str(write(**more)), *given[2:]]) == 0
     assert read_json(out / "ran") == []  # the arm is done, whatever arms have come
@@ -202,15 +258,30 @@ def test_a_sweep_runs_what_it_planned_once(
 def test_refused_before_anything_is_written(
     write: Write, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=None, features="on_the_fly")
+    path = write(
+        axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=None, features="on_the_fly"
+    )
     assert main(["sweep", str(path), "--out", str(tmp_path / "out"), *more]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "out").exists()
 
 
-def test_an_engine_by_its_name(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_by_its_name(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("submitit")
-    path = write(axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=None, features="on_the_fly")
-    given = ["sweep", str(path), "--out", str(tmp_path / "out"), "--engine", "Slurm", "--engine.partition", "gpu"]
+    path = write(
+        axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=None, features="on_the_fly"
+    )
+    given = [
+        "sweep",
+        str(path),
+        "--out",
+        str(tmp_path / "out"),
+        "--engine",
+        "Slurm",
+        "--engine.partition",
+        "gpu",
+    ]
     assert main(given) == 2
     assert "there is no sbatch here" in capsys.readouterr().err
 

@@ -21,12 +21,25 @@ def outcome(name: str, **more: Any) -> list[dict[str, Any]]:
 
 def test_a_contrast_is_against_the_baseline_s_levels_unless_it_says_so(write: Write) -> None:
     given = [
-        {"outcome": ["acceptance_length", "accepted_at_1-2"], "effect": {"fc_norm": "on"}, "at": {"K": 1}},
-        {"outcome": "acceptance_length", "effect": {"K": 1}, "against": {"K": 2}, "expect": "lower"},
+        {
+            "outcome": ["acceptance_length", "accepted_at_1-2"],
+            "effect": {"fc_norm": "on"},
+            "at": {"K": 1},
+        },
+        {
+            "outcome": "acceptance_length",
+            "effect": {"K": 1},
+            "against": {"K": 2},
+            "expect": "lower",
+        },
         {"outcome": "acceptance_length", "effect": {"fc_norm": "on", "K": 1}},
     ]
     length, accepted, K, both = read_study(write(primary=given)).primary
-    assert (length.against, length.at, accepted.outcome) == ({"fc_norm": "off"}, {"K": ("1",)}, "accepted_at_1-2")
+    assert (length.against, length.at, accepted.outcome) == (
+        {"fc_norm": "off"},
+        {"K": ("1",)},
+        "accepted_at_1-2",
+    )
     assert [str(one) for one in (length, K, both)] == [
         "fc_norm: on - off (K=1)", "K: 1 - 2", "fc_norm=on K=1 - fc_norm=off K=2",
     ]  # fmt: skip
@@ -39,25 +52,44 @@ def test_a_contrast_is_against_the_baseline_s_levels_unless_it_says_so(write: Wr
     ("primary", "message"),
     [
         ([{"effect": {"fc_norm": "on"}}], "primary: give an outcome"),
-        (outcome("acceptance_length", effect={}), "other levels of the same axes, not nothing against nothing"),
-        (outcome("acceptance_length", effect={"fc_norm": "off"}), "not fc_norm=off against fc_norm=off"),
+        (
+            outcome("acceptance_length", effect={}),
+            "other levels of the same axes, not nothing against nothing",
+        ),
+        (
+            outcome("acceptance_length", effect={"fc_norm": "off"}),
+            "not fc_norm=off against fc_norm=off",
+        ),
         (
             outcome("acceptance_length", effect={"norm": "on"}),
             "effect: no such key: norm; there are: fc_norm, K",
         ),
-        (outcome("acceptance_length", at={"K": [1, 3]}), "primary: at: axis K has no level 3; it has: 1, 2"),
+        (
+            outcome("acceptance_length", at={"K": [1, 3]}),
+            "primary: at: axis K has no level 3; it has: 1, 2",
+        ),
         (outcome("acceptance_length", at={"fc_norm": "on"}), "fc_norm is what is compared"),
-        (outcome("acceptance_length", expect="more"), "primary: expect: must be higher or lower, not more"),
+        (
+            outcome("acceptance_length", expect="more"),
+            "primary: expect: must be higher or lower, not more",
+        ),
         (outcome("acceptance_length") * 2, "acceptance_length, fc_norm: on - off stands twice"),
     ],
 )
-def test_what_is_wrong_in_it_is_one_line(write: Write, primary: list[dict[str, Any]], message: str) -> None:
+def test_what_is_wrong_in_it_is_one_line(
+    write: Write, primary: list[dict[str, Any]], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         read_study(write(primary=primary))
 
 
 @pytest.fixture(scope="module")
-def arm(target_directory: Path, text_file: Path, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Arm:
+def arm(
+    target_directory: Path,
+    text_file: Path,
+    prompts_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Arm:
     """Of a study with drift and without robustness."""
     given = base(target_directory, text_file, prompts_file) | {"drift": {"depths": 4}}
     path = tmp_path_factory.mktemp("study") / "study.yaml"
@@ -97,7 +129,9 @@ def test_the_plan_keeps_them_and_says_if_they_were_changed_after_a_measure(
     tiny: tuple[Study, StudyPlan], write: Write, tmp_path: Path
 ) -> None:
     def written(name: str) -> tuple[StudyPlan, bool]:
-        plan = dataclasses.replace(tiny[1], study=read_study(write(primary=outcome(name))), directory=tmp_path / "runs")
+        plan = dataclasses.replace(
+            tiny[1], study=read_study(write(primary=outcome(name))), directory=tmp_path / "runs"
+        )
         changed = plan.primary_changed()
         plan.write()
         return plan, changed

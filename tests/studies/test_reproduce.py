@@ -16,7 +16,9 @@ from specdec.utils.files import claimed
 
 
 @pytest.fixture(scope="module")
-def study(target_directory: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(
+    target_directory: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A study of one arm and one seed, trained and evaluated."""
     directory = tmp_path_factory.mktemp("real")
     config = {
@@ -33,7 +35,9 @@ def study(target_directory: Path, text_file: Path, tmp_path_factory: pytest.Temp
         "checkpoint": {"every_n_train_steps": 3},
     }  # fmt: skip
     (directory / "fit.yaml").write_text(yaml.safe_dump(config))
-    (directory / "prompts.jsonl").write_text('{"prompt": "def add_3(a, b):"}\n{"prompt": "def add_7("}\n')
+    (directory / "prompts.jsonl").write_text(
+        '{"prompt": "def add_3(a, b):"}\n{"prompt": "def add_7("}\n'
+    )
     asked = {
         "target": {"source": str(target_directory)}, "prompts": [str(directory / "prompts.jsonl")],
         "shape": ["chain:depth=3"], "max_new_tokens": 8, "compile": False, "plain": False,
@@ -44,8 +48,26 @@ def study(target_directory: Path, text_file: Path, tmp_path_factory: pytest.Temp
     drafter = str(directory / "fits" / "f" / "drafter")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["specdec"])
-        assert main(["fit", "--config", str(directory / "fit.yaml"), "--out", str(directory / "fits" / "f")]) == 0
-        given = ["--config", str(evaluate), "--drafter", drafter, "--out", str(directory / "measures" / "e")]
+        assert (
+            main(
+                [
+                    "fit",
+                    "--config",
+                    str(directory / "fit.yaml"),
+                    "--out",
+                    str(directory / "fits" / "f"),
+                ]
+            )
+            == 0
+        )
+        given = [
+            "--config",
+            str(evaluate),
+            "--drafter",
+            drafter,
+            "--out",
+            str(directory / "measures" / "e"),
+        ]
         assert main(["evaluate", *given]) == 0
     arm = {"name": "only", "levels": {"a": "0"}, "is_baseline": True, "differences": [], "trained_parameters": 1000,
            "trained_depth": 2, "tokens": None,
@@ -67,7 +89,9 @@ def reproduce(card: Path, out: Path) -> int:
 
 
 @pytest.mark.slow
-def test_the_same_arm_is_equal_to_the_last_bit(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_arm_is_equal_to_the_last_bit(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert reproduce(study / "card", tmp_path / "again") == 0
     told = capsys.readouterr().out
     assert "losses: equal, 8 of 8, bit by bit" in told
@@ -84,12 +108,17 @@ def test_two_reproductions_do_not_share_a_directory(
 ) -> None:
     with claimed(tmp_path / "again"):
         assert reproduce(study / "card", tmp_path / "again") == 2
-    assert "is claimed by another run" in capsys.readouterr().err and not (tmp_path / "again").exists()
+    assert (
+        "is claimed by another run" in capsys.readouterr().err and not (tmp_path / "again").exists()
+    )
 
 
 @pytest.mark.slow
 def test_another_config_is_found_at_its_first_loss(
-    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    study: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     card = card_of(study)
     known = card["manifest"]["runs"]["only"]["5"]["fit"]
@@ -112,10 +141,15 @@ def test_losses_are_kept_exactly(study: Path) -> None:
     assert all(0 < float.fromhex(line.split()[2]) < 10 for line in lines)
 
 
-def test_what_a_card_does_not_have_is_said(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_card_does_not_have_is_said(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     card = str(study / "card")
     assert main(["sweep", card, "--reproduce", "other", "--seed", "5"]) == 2
-    assert "no finished fit of an arm 'other' with seed 5; there are: only, seeds 5" in capsys.readouterr().err
+    assert (
+        "no finished fit of an arm 'other' with seed 5; there are: only, seeds 5"
+        in capsys.readouterr().err
+    )
     assert main(["sweep", card, "--reproduce", "only", "--seed", "1"]) == 2
     assert "no finished fit of an arm 'only' with seed 1" in capsys.readouterr().err
     (tmp_path / "x.json").write_text("{}")

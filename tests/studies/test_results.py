@@ -14,7 +14,8 @@ from specdec.studies.statistics import holm
 from tests.studies.made import SHAPES, lose, make_study
 
 LENGTH, GROWTH = f"acceptance length, {SHAPES[0]}", "RMS of the state fed back, step 6 over step 1"
-TYPOS, SYSTEM = "Acceptance kept, Typos", "Acceptance kept, System prompt"  # the long context was skipped
+# the long context was skipped
+TYPOS, SYSTEM = "Acceptance kept, Typos", "Acceptance kept, System prompt"
 
 
 def all_of(directory: Path) -> dict[str, Any]:
@@ -53,7 +54,10 @@ def test_acceptance_is_that_of_the_answers(found: dict[str, Any], study: Path) -
     rows = [json.loads(line) for text in texts for line in text.splitlines()]
     accepted = [count for row in rows if row["shape"] == SHAPES[0] for count in row["accepted"]]
     one = arms_of(found, LENGTH)["norm=off K=1"]
-    assert one["value"] == pytest.approx(1 + sum(accepted) / len(accepted)) and one["low"] < one["value"] < one["high"]
+    assert (
+        one["value"] == pytest.approx(1 + sum(accepted) / len(accepted))
+        and one["low"] < one["value"] < one["high"]
+    )
     assert (one["seeds"], one["prompts"], list(one["by_seed"])) == (3, 20, ["0", "1", "2"])
 
 
@@ -72,11 +76,16 @@ def test_looping_answers_are_told(tmp_path: Path, found: dict[str, Any]) -> None
     assert found["looping"] == []
     study = make_study(tmp_path, {"norm": ["off", "on"]}, curves=False)
     for path in places(study, 0, "evaluate"):
-        rows = [json.loads(line) | {"loops": True} for line in (path / "answers.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line) | {"loops": True}
+            for line in (path / "answers.jsonl").read_text().splitlines()
+        ]
         (path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = all_of(study)["looping"]
     assert [line.partition(": ")[0] for line in lines] == [f"norm=off, {shape}" for shape in SHAPES]
-    assert "100% of the answers repeat themselves" in lines[0] and lines[0].endswith("without them of no answer")
+    assert "100% of the answers repeat themselves" in lines[0] and lines[0].endswith(
+        "without them of no answer"
+    )
 
 
 def test_growth_is_of_sums_over_all_chains(found: dict[str, Any], study: Path) -> None:
@@ -98,7 +107,9 @@ def test_chains_that_came_so_far_count_where_another_seed_has_none(tmp_path: Pat
     paths[0].write_text(json.dumps(one))
     curves = {curve["title"]: curve["arms"]["norm=off"] for curve in all_of(directory)["curves"]}
     deep = curves["Size of the state fed back"][5]
-    value, weight = np.stack([sums_of(json.loads(path.read_text()), "state_rms")[5] for path in paths]).sum((0, 1))
+    value, weight = np.stack(
+        [sums_of(json.loads(path.read_text()), "state_rms")[5] for path in paths]
+    ).sum((0, 1))
     assert deep["prompts"] == 6 and deep["value"] == pytest.approx(value / weight)
     assert curves["Divergence from the target"][5]["prompts"] == 5
 
@@ -106,10 +117,15 @@ def test_chains_that_came_so_far_count_where_another_seed_has_none(tmp_path: Pat
 def test_what_is_kept_is_pooled_over_prompts(found: dict[str, Any], study: Path) -> None:
     kept = [one["name"] for one in found["quantities"] if one["family"] == "robustness"]
     assert kept == [TYPOS, SYSTEM]
-    runs = [json.loads((path / "robustness.json").read_text())["conditions"] for path in places(study, 1, "robustness")]
+    runs = [
+        json.loads((path / "robustness.json").read_text())["conditions"]
+        for path in places(study, 1, "robustness")
+    ]
 
     def length(row: int) -> float:
-        return sum(sum(one[row]["committed"]) for one in runs) / sum(sum(one[row]["passes"]) for one in runs)
+        return sum(sum(one[row]["committed"]) for one in runs) / sum(
+            sum(one[row]["passes"]) for one in runs
+        )
 
     assert arms_of(found, TYPOS)["norm=off K=4"]["value"] == pytest.approx(length(1) / length(0))
 
@@ -117,24 +133,32 @@ def test_what_is_kept_is_pooled_over_prompts(found: dict[str, Any], study: Path)
 def test_differences_are_paired_and_their_error_is_of_all_arms(found: dict[str, Any]) -> None:
     for row in found["comparisons"]:
         arms = arms_of(found, row["quantity"])
-        assert row["value"] == pytest.approx(arms[row["arm"]]["value"] - arms[row["baseline"]]["value"])
+        assert row["value"] == pytest.approx(
+            arms[row["arm"]]["value"] - arms[row["baseline"]]["value"]
+        )
         if row["quantity"] in (LENGTH, TYPOS, SYSTEM):
             assert (row["pooled"], row["spreads_differ"]) in ((4, False), (0, True))
         assert "p_holm" not in row and "verdict" not in row  # it is exploratory
     rows = {(row["quantity"], row["arm"]): row for row in found["comparisons"]}
     better, same = rows[SYSTEM, "norm=on K=1"], rows[SYSTEM, "norm=off K=4"]
     assert better["p_value"] < 0.001 and same["p_value"] > 0.05
-    assert better["value"] == pytest.approx(0.33 * arms_of(found, SYSTEM)["norm=off K=1"]["value"], rel=0.15)
+    assert better["value"] == pytest.approx(
+        0.33 * arms_of(found, SYSTEM)["norm=off K=1"]["value"], rel=0.15
+    )
 
 
-def declared(outcome: str, at: dict[str, list[str]], expect: str | None = None, **levels: str) -> dict[str, Any]:
+def declared(
+    outcome: str, at: dict[str, list[str]], expect: str | None = None, **levels: str
+) -> dict[str, Any]:
     """A primary contrast of some levels against the baseline's."""
     base = {"norm": "off", "K": "1"}
     against = {axis: base[axis] for axis in levels}
     return {"outcome": outcome, "effect": levels, "against": against, "at": at, "expect": expect}
 
 
-def test_primary_contrasts_are_those_declared_and_holm_s_are_over_them_alone(tmp_path: Path) -> None:
+def test_primary_contrasts_are_those_declared_and_holm_s_are_over_them_alone(
+    tmp_path: Path,
+) -> None:
     primary = [
         declared("acceptance_length.chain of 5", {}, "higher", norm="on"),
         declared("accepted_at_2-3.chain of 5", {"K": ["4"]}, norm="on"),
@@ -146,8 +170,16 @@ def test_primary_contrasts_are_those_declared_and_holm_s_are_over_them_alone(tmp
     found = all_of(study)
     length, second, drift, kept, nobody = rows = found["primary"]
     values = {arm: one["value"] for arm, one in arms_of(found, LENGTH).items()}
-    main = (values["norm=on K=1"] - values["norm=off K=1"] + values["norm=on K=4"] - values["norm=off K=4"]) / 2
-    assert length["value"] == pytest.approx(main) and (length["verdict"], length["pooled"]) == ("higher", 4)
+    main = (
+        values["norm=on K=1"]
+        - values["norm=off K=1"]
+        + values["norm=on K=4"]
+        - values["norm=off K=4"]
+    ) / 2
+    assert length["value"] == pytest.approx(main) and (length["verdict"], length["pooled"]) == (
+        "higher",
+        4,
+    )
     answers = {name: [run.evaluation.answers[SHAPES[0]] for run in read_record(study).arms[name]]
                for name in ("norm=off K=4", "norm=on K=4")}  # fmt: skip
 
@@ -187,17 +219,26 @@ def test_a_prompt_that_a_condition_leaves_out_counts_nowhere(tmp_path: Path) -> 
     one["conditions"][1]["committed"][3] = one["conditions"][1]["passes"][3] = None
     (place / "robustness.json").write_text(json.dumps(one))
     found = all_of(directory)
-    assert {arm: one["prompts"] for arm, one in arms_of(found, TYPOS).items()} == {"norm=off": 8, "norm=on": 7}
+    assert {arm: one["prompts"] for arm, one in arms_of(found, TYPOS).items()} == {
+        "norm=off": 8,
+        "norm=on": 7,
+    }
     (row,) = [row for row in found["comparisons"] if row["quantity"] == TYPOS]
-    assert row["prompts"] == 7 and found["effects"] == []  # of one axis the comparisons say the same
+    # of one axis the comparisons say the same
+    assert row["prompts"] == 7 and found["effects"] == []
 
 
 def test_effects_average_over_the_other_axis(found: dict[str, Any]) -> None:
     rows = {(row["quantity"], row["effect"]): row for row in found["effects"]}
     assert {effect for _, effect in rows} == {"norm=on", "K=4", "norm=on x K=4"}
     arms = {arm: one["value"] for arm, one in arms_of(found, TYPOS).items()}
-    main = (arms["norm=on K=1"] - arms["norm=off K=1"] + arms["norm=on K=4"] - arms["norm=off K=4"]) / 2
-    assert rows[TYPOS, "norm=on"]["value"] == pytest.approx(main) and rows[SYSTEM, "norm=on"]["p_value"] < 0.001
+    main = (
+        arms["norm=on K=1"] - arms["norm=off K=1"] + arms["norm=on K=4"] - arms["norm=off K=4"]
+    ) / 2
+    assert (
+        rows[TYPOS, "norm=on"]["value"] == pytest.approx(main)
+        and rows[SYSTEM, "norm=on"]["p_value"] < 0.001
+    )
 
 
 def test_what_an_arm_lacks_leaves_the_others_compared(tmp_path: Path) -> None:

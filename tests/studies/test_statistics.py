@@ -32,9 +32,14 @@ def figure(added_SP: np.ndarray, value: float = 0.0) -> Linear:
     return Linear(value, added_SP - added_SP.mean())
 
 
-def drawn(seeds: int = 3, prompts: int = 10, of_seeds: float = 1.0, of_prompts: float = 1.0) -> np.ndarray:
+def drawn(
+    seeds: int = 3, prompts: int = 10, of_seeds: float = 1.0, of_prompts: float = 1.0
+) -> np.ndarray:
     draw = np.random.default_rng(1)
-    rows, columns = of_seeds * draw.normal(size=(seeds, 1)), of_prompts * draw.normal(size=(1, prompts))
+    rows, columns = (
+        of_seeds * draw.normal(size=(seeds, 1)),
+        of_prompts * draw.normal(size=(1, prompts)),
+    )
     return rows + columns + draw.normal(size=(seeds, prompts))
 
 
@@ -91,7 +96,11 @@ def test_pooled_it_is_the_analysis_of_variance_with_seeds_as_blocks() -> None:
 def test_two_arms_and_an_arm_under_two_names_pool_nothing_more() -> None:
     arms = grown(np.random.default_rng(0).normal(size=(3, 3, 4)))
     one, two = seed_error([*arms, arms[0]]), seed_error(arms)
-    assert one == two and seed_error(arms[:2]) is None and seed_error([arms[0], arms[1], arms[0]]) is None
+    assert (
+        one == two
+        and seed_error(arms[:2]) is None
+        and seed_error([arms[0], arms[1], arms[0]]) is None
+    )
 
 
 def test_arms_that_vary_unequally_are_not_pooled() -> None:
@@ -110,7 +119,9 @@ def test_prompts_add_to_the_error_by_satterthwaite() -> None:
     assert three.of_prompts > three.of_rest
     variance = three.of_seeds + three.of_prompts - three.of_rest
     parts = three.of_seeds**2 / 2 + three.of_prompts**2 / 9 + three.of_rest**2 / 18
-    assert found.error == pytest.approx(np.sqrt(variance / 30)) and found.df == pytest.approx(variance**2 / parts)
+    assert found.error == pytest.approx(np.sqrt(variance / 30)) and found.df == pytest.approx(
+        variance**2 / parts
+    )
 
 
 def test_no_spread_at_all() -> None:
@@ -147,7 +158,11 @@ def test_corrections_are_those_of_statsmodels() -> None:
     found = [0.01, 0.04, 0.03, 0.005, 0.6]
     assert holm(found) == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.6])
     assert holm([]) == []
-    rows = [{"value": -1, "p_value": 0.01}, {"value": 1, "p_value": None}, {"value": 1, "p_value": 0.06}]
+    rows = [
+        {"value": -1, "p_value": 0.01},
+        {"value": 1, "p_value": None},
+        {"value": 1, "p_value": 0.06},
+    ]
     add_verdicts(rows)
     assert [row["p_holm"] for row in rows] == [pytest.approx(0.02), None, pytest.approx(0.06)]
     assert [row["verdict"] for row in rows] == ["lower", "not tested", "not told apart"]
@@ -162,7 +177,11 @@ def test_what_is_detectable_is_found_in_four_of_five_studies() -> None:
     for df, errors in ((2, 5.653), (6, 3.367), (10_000, 2.802)):
         found = Estimate(0.0, -1.0, 1.0, 1.0, 0.5, df, 0, 3, 4)
         size = detectable(found)
-        assert size is not None and size[0] == pytest.approx(0.5 * errors, rel=2e-3) and size[1] < size[0] < size[2]
+        assert (
+            size is not None
+            and size[0] == pytest.approx(0.5 * errors, rel=2e-3)
+            and size[1] < size[0] < size[2]
+        )
         drawn_t = stats.nct.rvs(df, size[0] / 0.5, size=20_000, random_state=0)
         assert (drawn_t > stats.t.isf(0.025, df)).mean() == pytest.approx(0.8, abs=0.01)
     one, many = detectable(found), detectable(found, tests=10)
@@ -188,7 +207,9 @@ def worth(arms: list[dict[str, str]], of: dict[str, float]) -> dict[str, float]:
         return sum(each for names, each in of.items() if set(names.split("*")) <= up)
 
     found = effects(AXES, BASE, [frozenset(arm.items()) for arm in arms])
-    return {name: sum(weight * value(arm) for arm, weight in weights.items()) for name, weights in found}
+    return {
+        name: sum(weight * value(arm) for arm, weight in weights.items()) for name, weights in found
+    }
 
 
 def test_a_contrast_takes_what_it_names_and_averages_the_rest() -> None:
@@ -200,7 +221,14 @@ def test_a_contrast_takes_what_it_names_and_averages_the_rest() -> None:
 
 
 def test_a_grid_gives_every_effect_by_itself() -> None:
-    told = {"a=1": 0.5625, "b=1": 0.3125, "c=1": 0, "a=1 x b=1": 0.125, "a=1 x c=1": 0, "b=1 x c=1": 0}
+    told = {
+        "a=1": 0.5625,
+        "b=1": 0.3125,
+        "c=1": 0,
+        "a=1 x b=1": 0.125,
+        "a=1 x c=1": 0,
+        "b=1 x c=1": 0,
+    }
     assert worth(grid(AXES), {"a": 0.5, "b": 0.25, "a*b": 0.125}) == pytest.approx(told)
 
 
@@ -217,7 +245,10 @@ def test_a_missing_arm_takes_with_it_only_what_needs_it() -> None:
 def resampled(model: int, better: float, arms: int = 2) -> list[Estimate]:
     """The paired difference in 200 studies of three seeds and 40 prompts, drawn anew in each."""
     draw = np.random.default_rng([model, arms])
-    return [difference(figures(*study(MODELS[model], arms, 3, 40, better, draw))) for _ in range(STUDIES)]
+    return [
+        difference(figures(*study(MODELS[model], arms, 3, 40, better, draw)))
+        for _ in range(STUDIES)
+    ]
 
 
 @pytest.mark.parametrize(("model", "arms"), [(0, 2), (3, 2), (3, 6)])

@@ -39,14 +39,18 @@ def test_names_are_text_and_the_short_form_names_its_values(tmp_path: Path) -> N
         ["off", "on"], ["1", "2"], ["LKAlpha", "SoftCrossEntropy", "own"]
     ]  # fmt: skip
     assert study.baseline == {"norm": "on", "K": "1", "loss": "own"} and study.seeds == (7, 1, 2)
-    assert study.axes["norm"]["on"] == Level((str(tmp_path / "mine.yaml"),), {"model.recompute": True})
-    assert argument("model.loss", study.axes["loss"]["SoftCrossEntropy"].settings["model.loss"]) == (
-        '--model.loss={"class_path": "SoftCrossEntropy"}'
+    assert study.axes["norm"]["on"] == Level(
+        (str(tmp_path / "mine.yaml"),), {"model.recompute": True}
     )
+    assert argument(
+        "model.loss", study.axes["loss"]["SoftCrossEntropy"].settings["model.loss"]
+    ) == ('--model.loss={"class_path": "SoftCrossEntropy"}')
     assert study.text == (tmp_path / "s.yaml").read_text()
 
 
-def test_a_grid_without_a_baseline_has_the_first_levels_and_few_seeds_must_be_asked_for(write: Write) -> None:
+def test_a_grid_without_a_baseline_has_the_first_levels_and_few_seeds_must_be_asked_for(
+    write: Write,
+) -> None:
     assert read_study(write(baseline=None)).baseline == {"fc_norm": "off", "K": "1"}
     assert read_study(write(seeds=[3]), allow_few_seeds=True).seeds == (3,)
 
@@ -66,19 +70,27 @@ def test_what_a_design_has(sizes: list[int], data: st.DataObject) -> None:
     }
     one_factor = combinations("one_factor", axes, baseline)
     assert one_factor[0] == baseline and len(one_factor) == 1 + sum(size - 1 for size in sizes)
-    assert all(sum(each[axis] != level for axis, level in baseline.items()) == 1 for each in one_factor[1:])
+    assert all(
+        sum(each[axis] != level for axis, level in baseline.items()) == 1 for each in one_factor[1:]
+    )
     assert len({arm_name(each) for each in one_factor}) == len(one_factor)
 
 
 @pytest.mark.parametrize(
     ("design", "left_out", "found"),
     [
-        ("grid", [{"x0": "l1", "x1": "l2"}, {"x1": "l1"}], ["x0=l0 x1=l0", "x0=l0 x1=l2", "x0=l1 x1=l0"]),
+        (
+            "grid",
+            [{"x0": "l1", "x1": "l2"}, {"x1": "l1"}],
+            ["x0=l0 x1=l0", "x0=l0 x1=l2", "x0=l1 x1=l0"],
+        ),
         ("grid", [{"x0": "l0", "x1": "l0"}], "the baseline, arm x0=l0 x1=l0, is left out"),
         ("one_factor", [{"x0": "l1", "x1": "l1"}], "x0=l1 x1=l1 is in no arm"),
     ],
 )
-def test_what_is_left_out(design: str, left_out: list[dict[str, str]], found: list[str] | str) -> None:
+def test_what_is_left_out(
+    design: str, left_out: list[dict[str, str]], found: list[str] | str
+) -> None:
     axes = axes_of([2, 3])
     baseline = {axis: levels[0] for axis, levels in axes.items()}
     if isinstance(found, list):
@@ -94,24 +106,45 @@ def test_what_is_left_out(design: str, left_out: list[dict[str, str]], found: li
         ({"axis": {}}, "no such key: axis; there are: name, fit"),
         ({"name": "a b"}, "name: a study needs a name"),
         ({"axes": {}}, "axes: a study needs at least one axis"),
-        ({"axes": {"K": {"model.ttt_steps": [1]}}, "baseline": None}, "axes.K: an axis needs at least two levels"),
-        ({"axes": {"K": {"model.ttt_steps": [1, 1]}}, "baseline": None}, "axes.K: a level stands twice: 1, 1"),
-        ({"axes": {"K": {"a": {"model.ttt_steps": 1}, "b": 3}}}, "axes.K.b: must be dotted keys, as .* a config file"),
-        ({"axes": {"K": {"a": "conf/nowhere.yaml", "b": {}}}}, "axes.K.a: conf/nowhere.yaml: no such file"),
+        (
+            {"axes": {"K": {"model.ttt_steps": [1]}}, "baseline": None},
+            "axes.K: an axis needs at least two levels",
+        ),
+        (
+            {"axes": {"K": {"model.ttt_steps": [1, 1]}}, "baseline": None},
+            "axes.K: a level stands twice: 1, 1",
+        ),
+        (
+            {"axes": {"K": {"a": {"model.ttt_steps": 1}, "b": 3}}},
+            "axes.K.b: must be dotted keys, as .* a config file",
+        ),
+        (
+            {"axes": {"K": {"a": "conf/nowhere.yaml", "b": {}}}},
+            "axes.K.a: conf/nowhere.yaml: no such file",
+        ),
         ({"axes": {"K": {"a": {"seed_everything": 1}, "b": {}}}}, "list them under seeds"),
         ({"axes": {"K": {"a": {"evaluate.limit": 1}, "b": {}}}}, "compared prompt by prompt"),
         ({"axes": {"K": {"a": {"model-x": 1}, "b": {}}}}, "'model-x' is no dotted key"),
         ({"axes": {"K": AXIS, "steps": AXIS}}, "axes K and steps both give model.ttt_steps"),
-        ({"axes": {"K": {"model.loss": [{"class_path": "A", "init_args": {"b": 1}}, "B"]}}}, "write the levels out"),
+        (
+            {"axes": {"K": {"model.loss": [{"class_path": "A", "init_args": {"b": 1}}, "B"]}}},
+            "write the levels out",
+        ),
         ({"design": "fractional"}, "design: must be grid or one_factor, not fractional"),
-        ({"baseline": {"fc_nrom": "off", "K": 1}}, "baseline: no such key: fc_nrom; there are: fc_norm, K"),
+        (
+            {"baseline": {"fc_nrom": "off", "K": 1}},
+            "baseline: no such key: fc_nrom; there are: fc_norm, K",
+        ),
         ({"baseline": {"fc_norm": "of", "K": 1}}, "axis fc_norm has no level of; it has: off, on"),
         ({"baseline": {"K": 1}}, "baseline: give a level of fc_norm too; it has: off, on"),
         ({"leave_out": [{}]}, "leave_out: must be a list of levels"),
         ({"seeds": [0, 1]}, "2 are too few .* or --allow_few_seeds"),
         ({"seeds": [0, 1, 1]}, "none of them twice"),
         ({"features": "cache"}, "must be cached or on_the_fly, not cache"),
-        ({"set": {"evaluate.plain": True}}, "set: evaluate.plain: what holds for the measures of all arms"),
+        (
+            {"set": {"evaluate.plain": True}},
+            "set: evaluate.plain: what holds for the measures of all arms",
+        ),
         ({"evaluate": {"drafter": "x"}}, "evaluate: drafter is the study's to give"),
         ({"fit": 3}, "fit and set: must be dotted keys, as .* a config file"),
     ],
@@ -139,13 +172,23 @@ def test_what_is_no_yaml_mapping_is_told_by_line(tmp_path: Path, text: str, mess
 
 
 def test_the_studies_of_the_page_are_studies(tmp_path: Path) -> None:
-    whole, generations, primary = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "study.md").read_text(), re.DOTALL)
+    whole, generations, primary = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs" / "study.md").read_text(), re.DOTALL
+    )
     (tmp_path / "study.yaml").write_text(whole)
     study = read_study(tmp_path / "study.yaml")
     assert len(study.combinations) == 7 and study.baseline == {"fc_norm": "off", "K": "4"}
     (tmp_path / "study.yaml").write_text(f"name: generations\n{generations}evaluate: {{}}\n")
-    assert list(read_study(tmp_path / "study.yaml").axes["generation"]) == ["EAGLE-1", "EAGLE-2", "EAGLE-3"]
-    axes = {"fc_norm": {"off": {}, "on": {}}, "norm_output": {"off": {}, "on": {}}, "K": {"model.ttt_steps": [1, 4]}}
+    assert list(read_study(tmp_path / "study.yaml").axes["generation"]) == [
+        "EAGLE-1",
+        "EAGLE-2",
+        "EAGLE-3",
+    ]
+    axes = {
+        "fc_norm": {"off": {}, "on": {}},
+        "norm_output": {"off": {}, "on": {}},
+        "K": {"model.ttt_steps": [1, 4]},
+    }
     (tmp_path / "study.yaml").write_text(f"name: both\naxes: {json.dumps(axes)}\n{primary}")
     assert [str(one) for one in read_study(tmp_path / "study.yaml").primary] == [
         "norm_output: on - off (K=4)", "norm_output: on - off (K=4)",
@@ -154,7 +197,8 @@ def test_the_studies_of_the_page_are_studies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in list(ARMS)[:5]), *list(ARMS)[5:]]
+    "name",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in list(ARMS)[:5]), *list(ARMS)[5:]],
 )
 def test_the_arms_of_a_shipped_study_are_legal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a target as deep as the embedded one, also those that are for a chat model; every level is parsed once."""

@@ -26,7 +26,9 @@ class Worker:
 
     def __init__(self, study: Path, job: Job) -> None:
         self.stop, self.found = threading.Event(), list[tuple[str, str | None]]()
-        self.thread = threading.Thread(target=lambda: self.found.append(work(study, job, ROOT, {}, self.stop)))
+        self.thread = threading.Thread(
+            target=lambda: self.found.append(work(study, job, ROOT, {}, self.stop))
+        )
         self.thread.start()
 
     def end(self) -> str:
@@ -45,8 +47,14 @@ def test_a_job_is_done_once(study: Path, job: MakeJob, runs: Runs) -> None:
 
 
 def test_an_error_is_told(study: Path, job: MakeJob) -> None:
-    assert work(study, job("a", "fail"), ROOT) == ("failed", "specdec fit: error: the data is wrong")
-    assert work(study, job("b", "empty"), ROOT) == ("failed", f"ended well, but made no {study}/fits/b/DONE.json")
+    assert work(study, job("a", "fail"), ROOT) == (
+        "failed",
+        "specdec fit: error: the data is wrong",
+    )
+    assert work(study, job("b", "empty"), ROOT) == (
+        "failed",
+        f"ended well, but made no {study}/fits/b/DONE.json",
+    )
 
 
 def test_two_workers_at_one_job(study: Path, job: MakeJob, runs: Runs, go: Path) -> None:
@@ -62,7 +70,9 @@ VICTIMS = [pytest.param("supervisor"), pytest.param("command", marks=pytest.mark
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_nothing_outlives_a_killed_process(study: Path, job: MakeJob, runs: Runs, go: Path, victim: str) -> None:
+def test_nothing_outlives_a_killed_process(
+    study: Path, job: MakeJob, runs: Runs, go: Path, victim: str
+) -> None:
     """The next worker has the job as soon as all of the killed one is gone, and not before."""
     one = job("a", "wait", go)
     first = Worker(study, one)
@@ -81,14 +91,18 @@ def test_nothing_outlives_a_killed_process(study: Path, job: MakeJob, runs: Runs
     assert work(study, one, ROOT) == ("done", None) and len(runs("a")) == 2
 
 
-def test_what_a_killed_attempt_left_is_removed_where_it_does_not_go_on(study: Path, job: MakeJob) -> None:
+def test_what_a_killed_attempt_left_is_removed_where_it_does_not_go_on(
+    study: Path, job: MakeJob
+) -> None:
     rest = study / "measures" / "a" / "half"
     assert work(study, job("a", "fail", kind="evaluate"), ROOT)[0] == "failed"
     rest.write_text("")
     assert work(study, job("a", kind="evaluate"), ROOT)[0] == "done" and not rest.exists()
 
 
-def test_an_attempt_that_was_killed_after_its_work_is_done(study: Path, job: MakeJob, runs: Runs) -> None:
+def test_an_attempt_that_was_killed_after_its_work_is_done(
+    study: Path, job: MakeJob, runs: Runs
+) -> None:
     """Between the work's last file and the note of it."""
     one, folder = job("a"), JobFolder(study, "fit", "a")
     with Journal(folder.path / "attempts.jsonl", "specdec.job", {"key": "a"}) as journal:
@@ -123,15 +137,23 @@ def test_a_failing_job_is_told_and_the_others_go_on(study: Path, job: MakeJob, r
     assert [len(runs(key)) for key in ("fit", "score", "bad", "last")] == [1, 1, 2, 1]
 
 
-def test_what_was_lost_is_begun_anew_but_not_for_ever(study: Path, job: MakeJob, runs: Runs) -> None:
+def test_what_was_lost_is_begun_anew_but_not_for_ever(
+    study: Path, job: MakeJob, runs: Runs
+) -> None:
     jobs = [job("once", "die", 1), job("always", "die", 99)]
     outcome = run(study, jobs, Local())
     message = "ended by SIGKILL: was there memory enough?, 4 times in this sweep"
     assert phases(outcome) == {"once": Phase.DONE, "always": Phase.FAILED}
-    assert outcome[1]["always"].message == message and len(runs("once")) == 2 and len(runs("always")) == 4
+    assert (
+        outcome[1]["always"].message == message
+        and len(runs("once")) == 2
+        and len(runs("always")) == 4
+    )
 
 
-def test_bounded_by_workers_cores_and_gpus(study: Path, job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounded_by_workers_cores_and_gpus(
+    study: Path, job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def at_once(engine: Local) -> int:
         engine.open(study)
         for number in range(8):
@@ -140,8 +162,13 @@ def test_bounded_by_workers_cores_and_gpus(study: Path, job: MakeJob, monkeypatc
         return len(engine.running)
 
     monkeypatch.setattr("specdec.utils.machine.cores", lambda: 6)
-    assert at_once(Local()) == 3 and at_once(Local(workers=5)) == 5 and at_once(Local(gpus=["3"])) == 1
-    assert at_once(Local(workers=1, gpus=["3", "4"])) == 1 and at_once(Local(workers=9, gpus=["3", "4"])) == 2
+    assert (
+        at_once(Local()) == 3 and at_once(Local(workers=5)) == 5 and at_once(Local(gpus=["3"])) == 1
+    )
+    assert (
+        at_once(Local(workers=1, gpus=["3", "4"])) == 1
+        and at_once(Local(workers=9, gpus=["3", "4"])) == 2
+    )
     monkeypatch.setattr("specdec.utils.machine.cores", lambda: 1)
     assert at_once(Local()) == 1  # all cores there are
     assert run(study, [job("a"), job("b")], Local(gpus=["5"]))[0] == 0
@@ -164,7 +191,9 @@ def test_ctrl_c_leaves_every_job_to_go_on_with(
     assert [len(runs(key)) for key in "abc"] == [2, 2, 1]
 
 
-def test_another_runner_s_jobs_are_waited_for(study: Path, job: MakeJob, runs: Runs, go: Path) -> None:
+def test_another_runner_s_jobs_are_waited_for(
+    study: Path, job: MakeJob, runs: Runs, go: Path
+) -> None:
     jobs = [job("a", "wait", go), job("b")]
     other = Worker(study, jobs[0])
     pids(study, "a")
@@ -195,7 +224,9 @@ sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2))[0])
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # twelve processes are begun, one after the other
-def test_killed_sweeps_end_as_undisturbed_ones(study: Path, job: MakeJob, runs: Runs, go: Path, tmp_path: Path) -> None:
+def test_killed_sweeps_end_as_undisturbed_ones(
+    study: Path, job: MakeJob, runs: Runs, go: Path, tmp_path: Path
+) -> None:
     """SIGKILL of the runner, of everything, and of a supervisor and a command; every job is done exactly once."""
     jobs = [job("a", "wait", go), job("b", "wait", go), *(job(key, needs=("a",)) for key in "cd")]
     write_json(tmp_path / "jobs.json", [dataclasses.asdict(one) for one in jobs])
@@ -224,7 +255,8 @@ def test_killed_sweeps_end_as_undisturbed_ones(study: Path, job: MakeJob, runs: 
     runner, all_of_it = start()
     os.kill(all_of_it[0], signal.SIGKILL)  # a supervisor
     os.kill(pids(study, "b")[0], signal.SIGKILL)
-    assert soon(lambda: len(runs("a")) == 4 and len(runs("b")) == 4, LONG)  # the runner begins both anew
+    # the runner begins both anew
+    assert soon(lambda: len(runs("a")) == 4 and len(runs("b")) == 4, LONG)
     go.touch()
     assert runner.wait(LONG) == 0
     for key in "abcd":

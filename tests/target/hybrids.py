@@ -20,14 +20,26 @@ from tests.target.zoo import MOE
 from tests.target.zoo import SIZES as ZOO
 from tests.tiny import HIDDEN, VOCAB
 
-SIZES = {**ZOO, "vocab_size": VOCAB, "hidden_size": HIDDEN, "bos_token_id": None, "eos_token_id": None}
+SIZES = {
+    **ZOO,
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 KINDS = ["linear_attention", "full_attention"] * 2
 DELTA = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "layer_types": KINDS,
 }  # fmt: skip
 EXPERTS = {**MOE, **SIZES, "num_experts": 4, "shared_expert_intermediate_size": 24}
-MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+MAMBA = {
+    "mamba_d_ssm": 32,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+}
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3_5": lambda: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SIZES, **DELTA, head_dim=12)),
     "qwen3_next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**EXPERTS, **DELTA, head_dim=12)),

@@ -48,7 +48,9 @@ def adapter(target_directory: Path, tmp_path: Path) -> Path:
     ],
     ids=["lora", "dora", "patterns", "saved_modules"],
 )
-def test_it_is_the_model_that_peft_runs(target_directory: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_it_is_the_model_that_peft_runs(
+    target_directory: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
     plain = Target.load(target_directory)
     alone = plain.model(IDS_1T).logits
     wrapped = adapted(Target.load(target_directory), **options)
@@ -60,7 +62,9 @@ def test_it_is_the_model_that_peft_runs(target_directory: Path, tmp_path: Path, 
     target.prove()
     assert type(target.model) is type(plain.model)
     assert target.model.state_dict().keys() == plain.model.state_dict().keys()
-    assert target.identity["adapter"] == str(tmp_path / "adapter") and "adapter" not in plain.identity
+    assert (
+        target.identity["adapter"] == str(tmp_path / "adapter") and "adapter" not in plain.identity
+    )
     assert target.identity["fingerprint"] != plain.identity["fingerprint"]
     again = TargetSource.of(target).load()
     assert again.identity == target.identity
@@ -71,12 +75,17 @@ def test_a_study_knows_its_contents(target_directory: Path, adapter: Path) -> No
     alone, first = target_contents(TargetSource(str(target_directory))), target_contents(source)
     target_contents.cache_clear()
     tensors = load_file(adapter / "adapter_model.safetensors")
-    save_file({name: tensor * 2 for name, tensor in tensors.items()}, adapter / "adapter_model.safetensors")
+    save_file(
+        {name: tensor * 2 for name, tensor in tensors.items()},
+        adapter / "adapter_model.safetensors",
+    )
     assert alone != first != target_contents(source) and target_contents(source)[0] == alone
 
 
 def test_no_engine_gets_it(target_directory: Path, adapter: Path) -> None:
-    with pytest.raises(NotServable, match=r"an engine keeps an adapter apart.*save the merged model"):
+    with pytest.raises(
+        NotServable, match=r"an engine keeps an adapter apart.*save the merged model"
+    ):
         TargetSource(str(target_directory), adapter=str(adapter)).servable()
 
 
@@ -123,7 +132,10 @@ def refused(target: Path, adapter: Path | str) -> str:
         ({"r": 0}, "a rank is a whole number"),
         ({"r": 2}, "size mismatch"),
         ({"target_modules": ["q_proj"]}, "is unknown: it is an adapter of another model"),
-        ({"target_modules": ["q_proj", "down_proj", "k_proj"]}, "is missing: it is an adapter of another model"),
+        (
+            {"target_modules": ["q_proj", "down_proj", "k_proj"]},
+            "is missing: it is an adapter of another model",
+        ),
         ({"target_modules": ["no_such"]}, "no_such"),
     ],
 )
@@ -150,4 +162,6 @@ def test_what_is_wrong_is_one_line(
     (adapter / "adapter_model.safetensors").write_bytes(whole)
     assert "no LoRA adapter" in refused(target_directory, adapter)
     monkeypatch.setattr("specdec.target.adapter.is_peft_available", lambda: False)
-    assert refused(target_directory, adapter).endswith("an adapter is read by one more package: pip install peft")
+    assert refused(target_directory, adapter).endswith(
+        "an adapter is read by one more package: pip install peft"
+    )

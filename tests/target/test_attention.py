@@ -67,7 +67,9 @@ def test_few_and_many_queries_have_the_numbers_of_sdpa(
 
 
 @pytest.mark.parametrize("family", WITH_SDPA)
-def test_the_models_own_forward_is_that_of_sdpa_to_the_last_bit(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_models_own_forward_is_that_of_sdpa_to_the_last_bit(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It brings masks of its own, or none."""
     plain, model = make(family), make(family)
     use_own_attention(model)
@@ -77,7 +79,10 @@ def test_the_models_own_forward_is_that_of_sdpa_to_the_last_bit(family: str, mon
     ids_BT = torch.cat([tokens(9), tokens(9, 2)])
     padding_BT = torch.tensor([[0] * 3 + [1] * 6, [1] * 9])
     with torch.no_grad():
-        ours, own = (x(input_ids=ids_BT, attention_mask=padding_BT, use_cache=False).logits for x in (model, plain))
+        ours, own = (
+            x(input_ids=ids_BT, attention_mask=padding_BT, use_cache=False).logits
+            for x in (model, plain)
+        )
     assert torch.equal(ours, own) and not seen
 
 
@@ -89,11 +94,14 @@ def test_who_the_target_is_does_not_change(family: str) -> None:
     target = Target(model)
     assert implementation(model) == OURS and model.config.to_dict() == before
     assert target.identity["fingerprint"] == wanted
-    assert Target(model).identity == target.identity and implementation(model) == OURS  # wrapped again
+    # wrapped again
+    assert Target(model).identity == target.identity and implementation(model) == OURS
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_a_model_with_eager_attention_keeps_its_numbers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_eager_attention_keeps_its_numbers(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make(family)
     model.set_attn_implementation("eager")
     own_1TV = own_logits(model, tokens(12))
@@ -165,7 +173,9 @@ def test_only_the_states_asked_for_are_kept() -> None:
     with torch.no_grad():
         own = model(input_ids=ids_1T, output_hidden_states=True)
     for asked in ((), (2,), (LAYERS, 0), range(LAYERS + 1)):
-        with tape.running(layer_masks(View.chain(0, 9, 9), 9, (None,) * LAYERS, torch.float64), asked) as states:
+        with tape.running(
+            layer_masks(View.chain(0, 9, 9), 9, (None,) * LAYERS, torch.float64), asked
+        ) as states:
             last = own_logits(model, ids_1T)
         torch.testing.assert_close(last, own.logits, rtol=0, atol=1e-12)
         assert set(states) == set(asked)
@@ -188,16 +198,25 @@ def test_several_tapes_of_a_model_leave_each_other_alone() -> None:
 def test_a_mask_reaches_the_layer_however_the_family_passes_it(by_place: bool) -> None:
     class Layer(torch.nn.Module):
         def forward(
-            self, hidden_states: torch.Tensor, other: int, attention_mask: torch.Tensor | None = None
+            self,
+            hidden_states: torch.Tensor,
+            other: int,
+            attention_mask: torch.Tensor | None = None,
         ) -> object:
             return attention_mask
 
-    anatomy = model_parts(make("llama"))._replace(layers=torch.nn.ModuleList([Layer()]), mask_argument=2)
+    anatomy = model_parts(make("llama"))._replace(
+        layers=torch.nn.ModuleList([Layer()]), mask_argument=2
+    )
     state, given, own = torch.ones(1), torch.zeros(2), torch.zeros(3)
     tape = Tape(anatomy)
 
     def run() -> object:
-        return anatomy.layers[0](state, 5, own) if by_place else anatomy.layers[0](state, 5, attention_mask=own)
+        return (
+            anatomy.layers[0](state, 5, own)
+            if by_place
+            else anatomy.layers[0](state, 5, attention_mask=own)
+        )
 
     with tape.running([given], {0}) as states:
         assert run() is given and states[0] is state
@@ -236,8 +255,11 @@ def test_every_family_says_the_same_in_pieces(
     masked = states()
     request.getfixturevalue("all_is_long")
     calls, attend = [], nn_cache.attend_pieces
-    monkeypatch.setattr("specdec.target.attention.attend_pieces", lambda *args: calls.append(1) or attend(*args))
-    narrow = family in SINGLE or target.config._attn_implementation == OURS_EAGER  # whose softmax is float32
+    monkeypatch.setattr(
+        "specdec.target.attention.attend_pieces", lambda *args: calls.append(1) or attend(*args)
+    )
+    # whose softmax is float32
+    narrow = family in SINGLE or target.config._attn_implementation == OURS_EAGER
     tolerance = 2e-5 if narrow else 1e-10
     for ours, own in zip(states(), masked, strict=True):
         scale = float(own.abs().max())
@@ -256,7 +278,10 @@ def small(sliding: int | None) -> PreTrainedModel:
 def test_no_tensor_of_all_pairs_is_made(sliding: int | None) -> None:
     torch.manual_seed(0)
     target, T = Target(small(sliding)), 6000
-    ids_1T, documents_1T = tokens(T), torch.tensor([[0] * 4000 + [1] * 1500 + [2] * 300 + [-1] * 200])
+    ids_1T, documents_1T = (
+        tokens(T),
+        torch.tensor([[0] * 4000 + [1] * 1500 + [2] * 300 + [-1] * 200]),
+    )
     with NoPairs(T):
         packed = target(ids_1T, View.packed(documents_1T), [1])
         cache = target.new_cache(T)
@@ -267,10 +292,18 @@ def test_no_tensor_of_all_pairs_is_made(sliding: int | None) -> None:
 
 def test_verification_copies_no_keys_elsewhere_than_on_a_cpu_either() -> None:
     """For all 16 heads, as kernels that take a mask have them first, they would be 4 million numbers."""
-    sizes = {**SIZES, "num_hidden_layers": 1, "hidden_size": 1024, "num_attention_heads": 16, "head_dim": 64}
+    sizes = {
+        **SIZES,
+        "num_hidden_layers": 1,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "head_dim": 64,
+    }
     model = LlamaForCausalLM(LlamaConfig(**sizes | {"num_key_value_heads": 2})).to("meta")
     use_own_attention(model)
-    q, k, v = (torch.empty(1, heads, n, 64, device="meta") for heads, n in ((16, 5), (2, 4096), (2, 4096)))
+    q, k, v = (
+        torch.empty(1, heads, n, 64, device="meta") for heads, n in ((16, 5), (2, 4096), (2, 4096))
+    )
     with NoPairs(2048):
         mask_11TS = torch.zeros(1, 1, 5, 4096, device="meta")
         out, _ = attention._attention(model.model.layers[0].self_attn, q, k, v, mask_11TS)

@@ -54,17 +54,29 @@ def paths(draw: st.DrawFn, nodes: int, most: int) -> list[int]:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(1, 7))
-def test_each_sequence_of_a_batch_commits_a_path_of_its_own(data: st.DataObject, prefixes: list[int], T: int) -> None:
+def test_each_sequence_of_a_batch_commits_a_path_of_its_own(
+    data: st.DataObject, prefixes: list[int], T: int
+) -> None:
     """Behind a shorter path's end stand the nodes' own numbers; what is committed stays."""
     most = data.draw(st.integers(1, T))
     own = [data.draw(paths(T, most)) for _ in prefixes]
     cache = TargetCache(max(prefixes) + T, len(prefixes))
-    before = [write(cache, torch.zeros(len(prefixes), dtype=torch.int64), max(prefixes) + T, k, k) for k in range(2)]
+    before = [
+        write(cache, torch.zeros(len(prefixes), dtype=torch.int64), max(prefixes) + T, k, k)
+        for k in range(2)
+    ]
     tree = [write(cache, torch.tensor(prefixes), T, layer, 10 + layer) for layer in range(2)]
-    cache.commit(torch.tensor(prefixes), torch.tensor([path + list(range(len(path), most)) for path in own]))
+    cache.commit(
+        torch.tensor(prefixes), torch.tensor([path + list(range(len(path), most)) for path in own])
+    )
     for layer in range(2):
         for b, (prefix, path) in enumerate(zip(prefixes, own, strict=True)):
-            assert_holds(cache, b, layer, torch.cat([before[layer][b, :, :prefix], tree[layer][b][:, path]], dim=1))
+            assert_holds(
+                cache,
+                b,
+                layer,
+                torch.cat([before[layer][b, :, :prefix], tree[layer][b][:, path]], dim=1),
+            )
 
 
 def test_a_row_is_the_same_memory_whoever_writes_first() -> None:
@@ -74,11 +86,19 @@ def test_a_row_is_the_same_memory_whoever_writes_first() -> None:
     alone = write(row, 0, 4, 0, 1)
     row.place(View.chain(4, 1, 8, row))
     keys, values = row.update(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 3), 0)
-    assert torch.equal(keys[:, :, :4], alone) and keys.shape == (1, 2, 5, 4) and values.shape == (1, 2, 5, 3)
+    assert (
+        torch.equal(keys[:, :, :4], alone)
+        and keys.shape == (1, 2, 5, 4)
+        and values.shape == (1, 2, 5, 3)
+    )
     together = write(cache, torch.tensor([0, 5, 2]), 2, 0, 2)
     buffer = cache._buffers[0][0]
-    assert torch.equal(buffer[1, :, :7], torch.cat([alone[0], torch.ones(2, 1, 4), together[1]], dim=1))
-    assert torch.equal(buffer[0, :, :2], together[0]) and torch.equal(buffer[2, :, 2:4], together[2])
+    assert torch.equal(
+        buffer[1, :, :7], torch.cat([alone[0], torch.ones(2, 1, 4), together[1]], dim=1)
+    )
+    assert torch.equal(buffer[0, :, :2], together[0]) and torch.equal(
+        buffer[2, :, 2:4], together[2]
+    )
     assert not buffer[0, :, 2:].any() and not buffer[2, :, :2].any() and not buffer[1, :, 7:].any()
     assert torch.equal(write(row, 7, 1, 0, 3)[0], buffer[1, :, 7:])
 

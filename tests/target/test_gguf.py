@@ -30,15 +30,24 @@ QUANTIZED = gguf.GGMLQuantizationType.Q8_0
 
 def interleaved(weight: NDArray, heads: int) -> NDArray:
     """Rotary halves as llama.cpp wants them."""
-    return weight.reshape(heads, 2, len(weight) // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+    return (
+        weight.reshape(heads, 2, len(weight) // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+    )
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, target_directory: Path) -> tuple[LlamaForCausalLM, Path]:
+def made(
+    tmp_path_factory: pytest.TempPathFactory, target_directory: Path
+) -> tuple[LlamaForCausalLM, Path]:
     """A random Llama whose matrices are what their 8 bits say, and its file, with the tiny tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(target_directory)
     torch.manual_seed(0)
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": LAYERS, "head_dim": WIDTH // HEADS}
+    sizes = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 96,
+        "num_hidden_layers": LAYERS,
+        "head_dim": WIDTH // HEADS,
+    }
     heads = {"num_attention_heads": HEADS, "num_key_value_heads": GROUPS}
     model = LlamaForCausalLM(llama_config(vocab_size=len(tokenizer), **sizes, **heads)).eval()
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
@@ -75,7 +84,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, target_directory: Path) -> tu
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(gguf.quants.dequantize(quantized, QUANTIZED)))
         if theirs.endswith(("attn_q", "attn_k")):
-            rotated = interleaved(parameter.detach().numpy(), HEADS if theirs.endswith("q") else GROUPS)
+            rotated = interleaved(
+                parameter.detach().numpy(), HEADS if theirs.endswith("q") else GROUPS
+            )
             quantized = gguf.quants.quantize(np.ascontiguousarray(rotated), QUANTIZED)
         writer.add_tensor(f"{theirs}.weight", quantized, raw_dtype=QUANTIZED)
     writer.write_header_to_file()
@@ -85,24 +96,33 @@ def made(tmp_path_factory: pytest.TempPathFactory, target_directory: Path) -> tu
     return model, path
 
 
-def test_it_is_the_model_that_was_quantized(made: tuple[LlamaForCausalLM, Path], target_directory: Path) -> None:
+def test_it_is_the_model_that_was_quantized(
+    made: tuple[LlamaForCausalLM, Path], target_directory: Path
+) -> None:
     """By the file or by its directory, in each dtype; it proves itself, and the tokenizer is the file's."""
     model, path = made
     target = Target.load(path)
     target.prove()
     text = TEXT[:80]
     ids = target.tokenizer(text, add_special_tokens=False).input_ids
-    assert ids == AutoTokenizer.from_pretrained(target_directory)(text, add_special_tokens=False).input_ids
+    assert (
+        ids
+        == AutoTokenizer.from_pretrained(target_directory)(text, add_special_tokens=False).input_ids
+    )
     ids_1T = torch.tensor([ids])
     with torch.no_grad():
-        torch.testing.assert_close(target.model(ids_1T).logits, model(ids_1T).logits, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            target.model(ids_1T).logits, model(ids_1T).logits, rtol=1e-4, atol=1e-5
+        )
     halved = Target.load(path.parent, dtype="bfloat16")
     assert halved.dtype == torch.bfloat16
     assert halved.identity["fingerprint"] == target.identity["fingerprint"]
     assert target.eos_token_ids == {1}
 
 
-def test_saved_as_a_directory_it_is_the_same_target(made: tuple[LlamaForCausalLM, Path], tmp_path: Path) -> None:
+def test_saved_as_a_directory_it_is_the_same_target(
+    made: tuple[LlamaForCausalLM, Path], tmp_path: Path
+) -> None:
     target = Target.load(made[1])
     target.model.save_pretrained(tmp_path)
     target.tokenizer.save_pretrained(tmp_path)
@@ -110,10 +130,15 @@ def test_saved_as_a_directory_it_is_the_same_target(made: tuple[LlamaForCausalLM
 
 
 def test_no_engine_serves_it(
-    made: tuple[LlamaForCausalLM, Path], target_directory: Path, drafter_directory: Path, tmp_path: Path
+    made: tuple[LlamaForCausalLM, Path],
+    target_directory: Path,
+    drafter_directory: Path,
+    tmp_path: Path,
 ) -> None:
     drafter, target = load_drafter(drafter_directory), Target.load(target_directory)
-    with pytest.raises(NotServable, match=r"tiny\.gguf: engines run a GGUF file's quantized weights"):
+    with pytest.raises(
+        NotServable, match=r"tiny\.gguf: engines run a GGUF file's quantized weights"
+    ):
         export_drafter(drafter, target, tmp_path / "out", served=TargetSource(str(made[1])))
 
 
@@ -135,6 +160,10 @@ def test_what_is_wrong_is_one_line(
     layers = b"llama.block_count\x04\x00\x00\x00"
     assert whole.count(layers) == 1
     (tmp_path / "deep.gguf").write_bytes(whole.replace(layers + b"\x04", layers + b"\xf0"))
-    assert "config.json says 240 layers, the files hold 39 tensors" in refused(tmp_path / "deep.gguf")
+    assert "config.json says 240 layers, the files hold 39 tensors" in refused(
+        tmp_path / "deep.gguf"
+    )
     monkeypatch.setattr("specdec.target.files.is_gguf_available", lambda: False)
-    assert refused(made[1]).endswith("a GGUF file is read by two more packages: pip install gguf accelerate")
+    assert refused(made[1]).endswith(
+        "a GGUF file is read by two more packages: pip install gguf accelerate"
+    )

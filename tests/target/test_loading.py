@@ -35,7 +35,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("target") / "llama"
     words = {"<unk>": 0, "a": 1, "b": 2, "<end>": 3}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")), unk_token="<unk>", eos_token="<end>"
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")),
+        unk_token="<unk>",
+        eos_token="<end>",
     )
     make("llama").float().save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -87,12 +89,18 @@ def test_a_loaded_target_needs_its_files_no_more(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-@pytest.mark.parametrize("named", ["evil/kernels", "kernels-community/flash-attn2", "flash_attention_2", "nonsense"])
-def test_no_config_names_the_attention(copy: Path, key: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "named", ["evil/kernels", "kernels-community/flash-attn2", "flash_attention_2", "nonsense"]
+)
+def test_no_config_names_the_attention(
+    copy: Path, key: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """transformers would fetch and run a repository of the Hub."""
     asked: list[str] = []
     monkeypatch.setattr(modeling_utils, "is_kernels_available", lambda: True)
-    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda name, **more: asked.append(name))
+    monkeypatch.setattr(
+        modeling_utils, "lazy_import_flash_attention", lambda name, **more: asked.append(name)
+    )
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {key: named}))
     Target.load(copy).prove()
@@ -107,7 +115,9 @@ def test_an_adapter_is_refused(copy: Path, alone: bool) -> None:
     (copy / "adapter_config.json").write_text(json.dumps(about))
     if alone:
         (copy / "config.json").unlink()
-    assert "adapter_config.json: it holds a PEFT adapter: give that as target.adapter" in refused(copy)
+    assert "adapter_config.json: it holds a PEFT adapter: give that as target.adapter" in refused(
+        copy
+    )
 
 
 def test_a_directory_without_tokenizer(copy: Path) -> None:
@@ -169,7 +179,10 @@ def prefix(path: Path, header: bytes) -> None:
     (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
 
 
-REMOTE = {"model_type": "odd", "auto_map": {"AutoConfig": "conf.C", "AutoModelForCausalLM": "mod.M"}}
+REMOTE = {
+    "model_type": "odd",
+    "auto_map": {"AutoConfig": "conf.C", "AutoModelForCausalLM": "mod.M"},
+}
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda p: (p / "config.json").unlink(), "Unrecognized model"),
     "broken config": (lambda p: (p / "config.json").write_text('{"a":'), "is not a valid JSON file"),
@@ -252,8 +265,12 @@ SIZES = ("hidden_size", "vocab_size", "intermediate_size", "moe_intermediate_siz
          "decoder_sparse_step", "n_shared_experts", "word_embed_proj_dim")  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt2", "opt", "deepseek_v3", "gpt_oss", "gemma3_text"])
-def test_no_size_takes_more_than_the_files_justify(family: str, tmp_path: Path, little_memory: None) -> None:
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3_moe", "gpt2", "opt", "deepseek_v3", "gpt_oss", "gemma3_text"]
+)
+def test_no_size_takes_more_than_the_files_justify(
+    family: str, tmp_path: Path, little_memory: None
+) -> None:
     make(family).float().save_pretrained(tmp_path / "copy")
     config = json.loads((tmp_path / "copy" / "config.json").read_text())
     sizes = [name for name in SIZES if name in config]
@@ -301,7 +318,13 @@ def test_any_json_loads_or_is_refused_in_one_line(copy: Path) -> None:
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The keys down to every value of a JSON document but the document itself."""
-    for key, child in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, child in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield (*at, key)
         yield from paths(child, (*at, key))
 
@@ -313,7 +336,11 @@ def test_any_weights_load_or_are_refused_in_one_line(copy: Path) -> None:
     refusals = []
 
     @settings(max_examples=100, deadline=None)
-    @given(at=st.integers(0, header - 1), byte=st.integers(0, 255), cut=st.integers(0, len(whole)) | st.none())
+    @given(
+        at=st.integers(0, header - 1),
+        byte=st.integers(0, 255),
+        cut=st.integers(0, len(whole)) | st.none(),
+    )
     def check(at: int, byte: int, cut: int | None) -> None:
         file.write_bytes((whole[:at] + bytes([byte]) + whole[at + 1 :])[:cut])
         try:
@@ -323,10 +350,14 @@ def test_any_weights_load_or_are_refused_in_one_line(copy: Path) -> None:
 
     check()
     assert len(refusals) > 20
-    assert all(one.startswith(f"{copy}: ") and "\n" not in one and len(one) < 900 for one in refusals)
+    assert all(
+        one.startswith(f"{copy}: ") and "\n" not in one and len(one) < 900 for one in refusals
+    )
 
 
-def test_the_hubs_files_are_measured_too(saved: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hubs_files_are_measured_too(
+    saved: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that transformers will read: one file, else those of the index."""
     asked: list[str] = []
 
@@ -337,7 +368,9 @@ def test_the_hubs_files_are_measured_too(saved: Path, copy: Path, monkeypatch: p
         return str(copy / name)
 
     monkeypatch.setattr(files, "hf_hub_download", download)
-    assert files.weight_files("a/b", None) == [copy / "model.safetensors"] and asked == ["model.safetensors"]
+    assert files.weight_files("a/b", None) == [copy / "model.safetensors"] and asked == [
+        "model.safetensors"
+    ]
     index(copy, {"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}})
     assert files.weight_files("a/b", None) == [copy / "one.safetensors"]
     (copy / "model.safetensors.index.json").unlink()
@@ -345,10 +378,17 @@ def test_the_hubs_files_are_measured_too(saved: Path, copy: Path, monkeypatch: p
 
 
 def test_a_config_alone_is_measured_too(copy: Path) -> None:
-    for name, value in {"num_hidden_layers": 10**9, "num_labels": 10**9, "vocab_size": 10**20}.items():
+    for name, value in {
+        "num_hidden_layers": 10**9,
+        "num_labels": 10**9,
+        "vocab_size": 10**20,
+    }.items():
         before = (copy / "config.json").read_text()
         change(copy, **{name: value})
-        for read in (lambda: load_config(str(copy), None, False), lambda: loading.skeleton(str(copy), None, False)):
+        for read in (
+            lambda: load_config(str(copy), None, False),
+            lambda: loading.skeleton(str(copy), None, False),
+        ):
             with pytest.raises(ValueError, match=f"copy: config.json: {name} is "):
                 read()
         (copy / "config.json").write_text(before)
@@ -358,13 +398,17 @@ def test_a_config_alone_is_measured_too(copy: Path) -> None:
         TargetSource(str(copy)).load_tokenizer()
 
 
-def test_layers_over_several_devices_need_accelerate(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_over_several_devices_need_accelerate(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loading, "is_accelerate_available", lambda: False)
     with pytest.raises(ValueError, match="device_map=auto needs the package accelerate"):
         Target.load(saved, device_map="auto")
 
 
-def test_layers_over_several_devices_stay_there(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_over_several_devices_stay_there(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """transformers places them; a plan that leaves some outside the GPUs is refused."""
     seen: list[Any] = []
     read = AutoModelForCausalLM.from_pretrained
@@ -379,7 +423,8 @@ def test_layers_over_several_devices_stay_there(saved: Path, monkeypatch: pytest
     monkeypatch.setattr(loading, "is_accelerate_available", lambda: True)
     places: list[Any] = [0, 1]
     target = Target.load(saved, device_map="auto")
-    assert seen == ["auto"] and target.to("meta").device.type == "cpu"  # it stays where it was placed
+    # it stays where it was placed
+    assert seen == ["auto"] and target.to("meta").device.type == "cpu"
     places = [0, "cpu"]
     with pytest.raises(ValueError, match="device_map=auto leaves layers on cpu: free GPU memory"):
         Target.load(saved, device_map="auto")
@@ -411,12 +456,26 @@ def test_order_names_and_shapes_count() -> None:
 def test_a_model_in_another_precision_is_the_same_model() -> None:
     weight = torch.randn(6, 4)
     assert (
-        len({fingerprint({}, {"w": weight.to(kind)}) for kind in (torch.float32, torch.float64, torch.bfloat16)}) == 1
+        len(
+            {
+                fingerprint({}, {"w": weight.to(kind)})
+                for kind in (torch.float32, torch.float64, torch.bfloat16)
+            }
+        )
+        == 1
     )
 
 
 def test_paths_and_versions_do_not_count() -> None:
     config = {"hidden_size": 4, "text_config": {"rope_theta": 1.0}}
-    stored = {**config, "_name_or_path": "x", "transformers_version": "9", "_attn_implementation": "sdpa", "dtype": "y"}
+    stored = {
+        **config,
+        "_name_or_path": "x",
+        "transformers_version": "9",
+        "_attn_implementation": "sdpa",
+        "dtype": "y",
+    }
     assert fingerprint(config, {}) == fingerprint(stored, {})
-    assert fingerprint(config, {}) != fingerprint({**config, "text_config": {"rope_theta": 2.0}}, {})
+    assert fingerprint(config, {}) != fingerprint(
+        {**config, "text_config": {"rope_theta": 2.0}}, {}
+    )

@@ -87,12 +87,18 @@ def test_a_quantised_head_is_refused() -> None:
 )
 def test_windows(family: str, windows: tuple[int | None, ...]) -> None:
     parts = model_parts(make(family))
-    assert tuple(parts.config.sliding_window if sliding else None for sliding in parts.sliding) == windows
+    assert (
+        tuple(parts.config.sliding_window if sliding else None for sliding in parts.sliding)
+        == windows
+    )
 
 
 def test_parts_of_a_wrapper_are_the_text_models() -> None:
     anatomy = model_parts(make("gemma3_wrapper"))
-    assert anatomy.config.model_type == "gemma3_text" and anatomy.config.sliding_window == GEMMA["sliding_window"]
+    assert (
+        anatomy.config.model_type == "gemma3_text"
+        and anatomy.config.sliding_window == GEMMA["sliding_window"]
+    )
     assert len(anatomy.layers) == LAYERS
 
 
@@ -103,7 +109,13 @@ def test_parts_of_a_wrapper_are_the_text_models() -> None:
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, None),
         ({"rope_type": "dynamic", "factor": 2.0}, 128),
         ({"rope_type": "longrope", "original_max_position_embeddings": 64}, 64),
-        ({"full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 48}, "other": {}}, 48),
+        (
+            {
+                "full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 48},
+                "other": {},
+            },
+            48,
+        ),
     ],
 )
 def test_rope_limit(rope: dict, limit: int | None) -> None:
@@ -121,7 +133,9 @@ def test_rope_limit(rope: dict, limit: int | None) -> None:
         ("cohere2", lambda logits: logits * 0.3),
     ],
 )
-def test_what_the_family_does_after_the_head(family: str, after: Callable[[Tensor], Tensor]) -> None:
+def test_what_the_family_does_after_the_head(
+    family: str, after: Callable[[Tensor], Tensor]
+) -> None:
     model = make(family)
     head = model.get_output_embeddings()
     state_1TH = torch.randn(1, 3, WIDTH, dtype=torch.float64)
@@ -132,7 +146,10 @@ def test_what_the_family_does_after_the_head(family: str, after: Callable[[Tenso
 def test_rows_keep_their_bias() -> None:
     model = make("phi")
     head = model.get_output_embeddings()
-    state_1TH, rows_D = torch.randn(1, 3, WIDTH, dtype=torch.float64), torch.tensor([7, 7, VOCAB - 1])
+    state_1TH, rows_D = (
+        torch.randn(1, 3, WIDTH, dtype=torch.float64),
+        torch.tensor([7, 7, VOCAB - 1]),
+    )
     logits_1TD = Target(model).logits(state_1TH, rows_D)
     torch.testing.assert_close(logits_1TD, state_1TH @ head.weight[rows_D].T + head.bias[rows_D])
 

@@ -23,7 +23,11 @@ def without_layers(directory: Path) -> Path:
     dropped = 0
     for file in files:
         tensors = load_file(file)
-        kept = {name: value for name, value in tensors.items() if "layers." not in name and "blocks." not in name}
+        kept = {
+            name: value
+            for name, value in tensors.items()
+            if "layers." not in name and "blocks." not in name
+        }
         dropped += len(tensors) - len(kept)
         save_file(kept, file, metadata={"format": "pt"}) if kept else file.unlink()
     assert dropped > 8
@@ -56,7 +60,9 @@ def test_parts_are_those_of_the_whole(family: str, tmp_path: Path) -> None:
     assert torch.equal(parts.logits(final_1TH, rows_D), whole.logits(final_1TH, rows_D))
     assert torch.equal(parts.embedding_weight(), whole.embedding_weight())
     assert torch.equal(parts.final_norm(final_1TH), whole.final_norm(final_1TH))
-    assert (parts.head_weight() is parts.embedding_weight()) == (whole.head_weight() is whole.embedding_weight())
+    assert (parts.head_weight() is parts.embedding_weight()) == (
+        whole.head_weight() is whole.embedding_weight()
+    )
     ours, theirs = parts.identity, whole.identity
     assert ours == theirs | {"fingerprint": None} and parts.is_of(theirs) and whole.is_of(ours)
     parts.take_identity(theirs)
@@ -84,8 +90,12 @@ def test_another_target_is_told_by_its_parts(tmp_path: Path) -> None:
         model.get_output_embeddings().weight[5, 3] += 1
     model.save_pretrained(two)
     parts, other = Target.load(one, parts=True), Target.load(two)
-    assert not parts.is_of(other.identity) and not other.is_of(parts.identity) and not parts.is_of({})
-    with pytest.raises(ValueError, match="its embedding, final norm, head or configuration are not those of"):
+    assert (
+        not parts.is_of(other.identity) and not other.is_of(parts.identity) and not parts.is_of({})
+    )
+    with pytest.raises(
+        ValueError, match="its embedding, final norm, head or configuration are not those of"
+    ):
         parts.take_identity(other.identity)
 
 

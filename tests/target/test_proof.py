@@ -28,8 +28,15 @@ def sound(name: str, dtype: torch.dtype) -> Target:
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
-        *((family, (torch.float32, torch.bfloat16)[n % 2]) for n, family in enumerate([*FAMILIES, "massive"])),
-        *((family, dtype) for family in ("llama", "gemma2", "massive") for dtype in (torch.float64, torch.float16)),
+        *(
+            (family, (torch.float32, torch.bfloat16)[n % 2])
+            for n, family in enumerate([*FAMILIES, "massive"])
+        ),
+        *(
+            (family, dtype)
+            for family in ("llama", "gemma2", "massive")
+            for dtype in (torch.float64, torch.float16)
+        ),
     ],
     ids=str,
 )
@@ -58,10 +65,14 @@ class Off:
         self.states, self.by, self.last = states, by, last
 
     def __getitem__(self, boundary: int) -> Tensor:
-        return self.states[min(max(boundary + self.by, 0), self.last) if boundary < self.last else boundary]
+        return self.states[
+            min(max(boundary + self.by, 0), self.last) if boundary < self.last else boundary
+        ]
 
 
-def forwarded(change: Callable[[Target, TargetOutput], TargetOutput]) -> Callable[[Patch, Target], None]:
+def forwarded(
+    change: Callable[[Target, TargetOutput], TargetOutput],
+) -> Callable[[Patch, Target], None]:
     """``Target.forward`` hands out something else."""
 
     def plant(patch: Patch, target: Target) -> None:
@@ -78,7 +89,11 @@ def forwarded(change: Callable[[Target, TargetOutput], TargetOutput]) -> Callabl
 def shifted(by: int) -> Callable[[Target, TargetOutput], TargetOutput]:
     def change(target: Target, out: TargetOutput) -> TargetOutput:
         inner = out.aux_BTNH[:, :, 1:-1]  # the rest as it is, so that no norm tells
-        return out._replace(aux_BTNH=torch.cat([out.aux_BTNH[:, :, :1], inner.roll(by, 2), out.aux_BTNH[:, :, -1:]], 2))
+        return out._replace(
+            aux_BTNH=torch.cat(
+                [out.aux_BTNH[:, :, :1], inner.roll(by, 2), out.aux_BTNH[:, :, -1:]], 2
+            )
+        )
 
     return change
 
@@ -101,12 +116,18 @@ def leaking(patch: Patch, target: Target) -> None:
     patch.setattr(View, "packed", lambda documents: packed(torch.zeros_like(documents)))
 
 
-def appended(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[Patch, Target], None]:
+def appended(
+    change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> Callable[[Patch, Target], None]:
     """The tree is placed otherwise."""
 
     def plant(patch: Patch, target: Target) -> None:
         own = View.append
-        patch.setattr(View, "append", lambda prefix, seen, depth, *rest: own(prefix, *change(seen, depth), *rest))
+        patch.setattr(
+            View,
+            "append",
+            lambda prefix, seen, depth, *rest: own(prefix, *change(seen, depth), *rest),
+        )
 
     return plant
 
@@ -149,7 +170,9 @@ def window(by: int) -> Callable[[Patch, Target], None]:
 
 def other_rows(patch: Patch, target: Target) -> None:
     own = target.logits
-    patch.setattr(target, "logits", lambda final, rows=None: own(final, None if rows is None else rows + 1))
+    patch.setattr(
+        target, "logits", lambda final, rows=None: own(final, None if rows is None else rows + 1)
+    )
 
 
 def other_head(patch: Patch, target: Target) -> None:
@@ -162,10 +185,22 @@ def nothing_committed(patch: Patch, target: Target) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Patch, Target], None], str]] = {
-    "hooks one below": (tapped(-1), "state at boundary 1 is not the model's own: relative difference"),
-    "hooks one above": (tapped(1), "state at boundary 0 is not the model's own: relative difference"),
-    "taps one below": (forwarded(shifted(1)), "a plain text: its state at boundary 1 is not the model's own"),
-    "taps one above": (forwarded(shifted(-1)), "a plain text: its state at boundary 1 is not the model's own"),
+    "hooks one below": (
+        tapped(-1),
+        "state at boundary 1 is not the model's own: relative difference",
+    ),
+    "hooks one above": (
+        tapped(1),
+        "state at boundary 0 is not the model's own: relative difference",
+    ),
+    "taps one below": (
+        forwarded(shifted(1)),
+        "a plain text: its state at boundary 1 is not the model's own",
+    ),
+    "taps one above": (
+        forwarded(shifted(-1)),
+        "a plain text: its state at boundary 1 is not the model's own",
+    ),
     "not normed": (forwarded(not_normed), "the final state is not the model's own"),
     "normed twice": (forwarded(normed_twice), "the final state is not the model's own"),
     "norm left out": (norm_left_out, "the final norm of the state at boundary"),
@@ -193,7 +228,9 @@ NAMES = ("llama", "qwen3", "massive")
     ],
     ids=str,
 )
-def test_a_planted_fault_is_found(fault: str, name: str, dtype: torch.dtype, monkeypatch: Patch) -> None:
+def test_a_planted_fault_is_found(
+    fault: str, name: str, dtype: torch.dtype, monkeypatch: Patch
+) -> None:
     plant, told = FAULTS[fault]
     target = sound(name, dtype)
     plant(monkeypatch, target)
@@ -205,7 +242,9 @@ def test_a_planted_fault_is_found(fault: str, name: str, dtype: torch.dtype, mon
 @pytest.mark.parametrize("by", [-1, 1])
 def test_a_window_off_by_one(by: int, dtype: torch.dtype, monkeypatch: Patch) -> None:
     window(by)(monkeypatch, target := sound("mistral", dtype))
-    with pytest.raises(ValueError, match="a plain text: its state at boundary 1 is not the model's own"):
+    with pytest.raises(
+        ValueError, match="a plain text: its state at boundary 1 is not the model's own"
+    ):
         target.prove()
 
 
@@ -275,7 +314,11 @@ def test_a_model_that_contradicts_itself_allows_no_more_than_the_most(monkeypatc
 def test_a_wrong_head(monkeypatch: Patch) -> None:
     target = Target(make("granite"))
     weight = target.head_weight()
-    monkeypatch.setattr(target, "logits", lambda final, rows=None: final @ (weight if rows is None else weight[rows]).T)
+    monkeypatch.setattr(
+        target,
+        "logits",
+        lambda final, rows=None: final @ (weight if rows is None else weight[rows]).T,
+    )
     with pytest.raises(ValueError, match="the logits is not the model's own"):
         target.prove()
 
@@ -288,7 +331,9 @@ def test_a_forgotten_window() -> None:
 
 
 def test_a_model_that_fails_is_reported_in_one_line() -> None:
-    with pytest.raises(ValueError, match=r"^in memory: Qwen3MoeForCausalLM fails on a short text: [^\n]+$"):
+    with pytest.raises(
+        ValueError, match=r"^in memory: Qwen3MoeForCausalLM fails on a short text: [^\n]+$"
+    ):
         Target(make("qwen3_moe").double()).prove()
 
 
@@ -307,14 +352,36 @@ def test_wide_windows_are_proved_too_and_put_back() -> None:
 @pytest.mark.parametrize(
     ("weight", "dtype", "told"),
     [
-        ("lm_head.weight", torch.float32, r"logits, .*lm_head\.weight is not finite in float32; check the checkpoint"),
-        ("model.layers.1.mlp.down_proj.weight", torch.float32, r"state at boundary 2, .*layers\.1\.mlp\.down_proj"),
-        ("model.layers.3.mlp.up_proj.weight", torch.float32, "state at boundary 4, on a short text"),
-        ("model.embed_tokens.weight", torch.bfloat16, r"boundary 0, .*embed_tok.* in bfloat16; load it in float32 \("),
-        ("model.norm.weight", torch.float16, r"model\.norm\.weight .* in float16; load it in bfloat16 or float32"),
+        (
+            "lm_head.weight",
+            torch.float32,
+            r"logits, .*lm_head\.weight is not finite in float32; check the checkpoint",
+        ),
+        (
+            "model.layers.1.mlp.down_proj.weight",
+            torch.float32,
+            r"state at boundary 2, .*layers\.1\.mlp\.down_proj",
+        ),
+        (
+            "model.layers.3.mlp.up_proj.weight",
+            torch.float32,
+            "state at boundary 4, on a short text",
+        ),
+        (
+            "model.embed_tokens.weight",
+            torch.bfloat16,
+            r"boundary 0, .*embed_tok.* in bfloat16; load it in float32 \(",
+        ),
+        (
+            "model.norm.weight",
+            torch.float16,
+            r"model\.norm\.weight .* in float16; load it in bfloat16 or float32",
+        ),
     ],
 )
-def test_weights_that_are_no_numbers_are_to_blame(weight: str, dtype: torch.dtype, told: str) -> None:
+def test_weights_that_are_no_numbers_are_to_blame(
+    weight: str, dtype: torch.dtype, told: str
+) -> None:
     model = make("llama").to(dtype)
     with torch.no_grad():
         model.get_parameter(weight)[3] = float("nan")
@@ -325,7 +392,11 @@ def test_weights_that_are_no_numbers_are_to_blame(weight: str, dtype: torch.dtyp
 @pytest.mark.parametrize(
     ("dtype", "size", "told"),
     [
-        (torch.float16, 6e4, r": -?inf in its logits, .*: float16 overflows in it; load it in bfloat16 or float32"),
+        (
+            torch.float16,
+            6e4,
+            r": -?inf in its logits, .*: float16 overflows in it; load it in bfloat16 or float32",
+        ),
         (torch.float32, 1e38, "float32 overflows in it; check the checkpoint"),
     ],
 )

@@ -21,7 +21,9 @@ def quantize(model: PreTrainedModel, bits: int, out: Path) -> None:
     """Round every matrix of the layers to whole numbers of so many bits a row, in place, and save them packed."""
     weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "channel"}
     scheme = quantization.QuantizationConfig(
-        config_groups={"all": {"weights": weights, "targets": ["Linear"]}}, ignore=["lm_head"], format="pack-quantized"
+        config_groups={"all": {"weights": weights, "targets": ["Linear"]}},
+        ignore=["lm_head"],
+        format="pack-quantized",
     )
     quantization.apply_quantization_config(model, scheme)
     for module in model.modules():
@@ -29,7 +31,9 @@ def quantize(model: PreTrainedModel, bits: int, out: Path) -> None:
             with torch.no_grad():
                 module.weight_scale.copy_(module.weight.abs().amax(1, keepdim=True) / LARGEST[bits])
                 whole = (module.weight / module.weight_scale).round()
-                module.weight.copy_(whole.clamp(-LARGEST[bits] - 1, LARGEST[bits]) * module.weight_scale)
+                module.weight.copy_(
+                    whole.clamp(-LARGEST[bits] - 1, LARGEST[bits]) * module.weight_scale
+                )
     compressor = compressors.ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     model.save_pretrained(out)
@@ -47,7 +51,9 @@ def rounded(model: PreTrainedModel, bits: int) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_it_is_the_model_that_its_weights_stand_for(target_directory: Path, tmp_path: Path, bits: int) -> None:
+def test_it_is_the_model_that_its_weights_stand_for(
+    target_directory: Path, tmp_path: Path, bits: int
+) -> None:
     """It proves itself, is one target however often it has run, and another than the one it was made of."""
     out = Path(shutil.copytree(target_directory, tmp_path / "quantized"))
     (out / "model.safetensors").unlink()
@@ -59,4 +65,8 @@ def test_it_is_the_model_that_its_weights_stand_for(target_directory: Path, tmp_
     target.prove()
     again = Target.load(out)
     again.model(IDS_1T)
-    assert again.identity["fingerprint"] == first != Target.load(target_directory).identity["fingerprint"]
+    assert (
+        again.identity["fingerprint"]
+        == first
+        != Target.load(target_directory).identity["fingerprint"]
+    )

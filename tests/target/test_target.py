@@ -32,7 +32,8 @@ def test_taps_are_hugging_faces_hidden_states(family: str) -> None:
         if boundary < LAYERS:
             assert_close(aux_1TNH[:, :, n], own.hidden_states[boundary])
     assert_close(target.final_norm(aux_1TNH[:, :, 2]), own.hidden_states[-1])
-    assert not torch.allclose(aux_1TNH[:, :, 2], own.hidden_states[-1], rtol=0.05)  # before the norm, not after
+    # before the norm, not after
+    assert not torch.allclose(aux_1TNH[:, :, 2], own.hidden_states[-1], rtol=0.05)
     assert_close(final_1TH, own.hidden_states[-1])
     normed = target(ids_1T, packed(14), [LAYERS, 2], final_norm=True).aux_BTNH
     assert_close(normed[:, :, 0], final_1TH)
@@ -56,7 +57,8 @@ def test_packed_documents_are_as_alone(family: str) -> None:
     model = make(family)
     first, second, third = tokens(9, 1), tokens(7, 2), tokens(16, 3)
     ids_BT = torch.cat([torch.cat([first, second], dim=1), third])
-    documents_BT = torch.tensor([[0] * 9 + [1] * 7, [0] * 12 + [-1] * 4])  # the second row ends in padding
+    # the second row ends in padding
+    documents_BT = torch.tensor([[0] * 9 + [1] * 7, [0] * 12 + [-1] * 4])
     target = Target(model)
     logits_BTV = target.logits(target(ids_BT, View.packed(documents_BT), ()).final_BTH)
     assert_close(logits_BTV[:1, :9], own_logits(model, first))
@@ -74,7 +76,11 @@ def ancestors(parents: list[int]) -> Tensor:
 
 def verify_and_commit(target: Target, parents: list[int], prefix: int, seed: int) -> None:
     """A tree after a prefix, against every path on its own; then commit the deepest path and go on."""
-    ids_1P, nodes_Q, rest_1R = tokens(prefix, seed), tokens(len(parents), seed + 1)[0], tokens(6, seed + 2)
+    ids_1P, nodes_Q, rest_1R = (
+        tokens(prefix, seed),
+        tokens(len(parents), seed + 1)[0],
+        tokens(6, seed + 2),
+    )
     cache = target.new_cache(prefix + len(parents) + 8)
 
     def run(ids_1T: Tensor, view: View) -> Tensor:
@@ -112,7 +118,10 @@ def test_sequences_of_a_batch_are_as_alone(family: str) -> None:
     """Prompts of different lengths, trees and paths of their own, and the tokens after each path."""
     target = Target(make(family))
     parents, prefixes = ([0, 0, 0, 1, 2, 4], [0, 0, 1, 2, 0, 3], [0, 0, 1, 1, 1, 0]), (9, 2, 6)
-    prompts, nodes_BQ = [tokens(n, n) for n in prefixes], torch.cat([tokens(6, seed) for seed in (21, 22, 23)])
+    prompts, nodes_BQ = (
+        [tokens(n, n) for n in prefixes],
+        torch.cat([tokens(6, seed) for seed in (21, 22, 23)]),
+    )
     rest_BR = torch.cat([tokens(3, seed) for seed in (31, 32, 33)])
     cache = target.new_cache(max(prefixes) + 6 + 3, 3)
     for b, ids_1P in enumerate(prompts):
@@ -124,14 +133,19 @@ def test_sequences_of_a_batch_are_as_alone(family: str) -> None:
     assert aux_BQNH.shape == (3, 6, 2, WIDTH)
     paths = [seen_BQQ[b, int(depth_BQ[b].argmax())].nonzero()[:, 0] for b in range(3)]
     most = max(map(len, paths))
-    own_texts = [torch.cat([prompts[b], nodes_BQ[b : b + 1, paths[b]], rest_BR[b : b + 1]], dim=1) for b in range(3)]
+    own_texts = [
+        torch.cat([prompts[b], nodes_BQ[b : b + 1, paths[b]], rest_BR[b : b + 1]], dim=1)
+        for b in range(3)
+    ]
     for b, path_P in enumerate(paths):
         own_1TV = own_logits(target.model, own_texts[b])[:, prefixes[b] : prefixes[b] + len(path_P)]
         assert_close(target.logits(final_BQH[b : b + 1, path_P]), own_1TV)
     filled = [torch.cat([path_P, torch.arange(len(path_P), most)]) for path_P in paths]
     cache.commit(length_B, torch.stack(filled))
     length_B = length_B + torch.tensor([len(path_P) for path_P in paths])
-    logits_B3V = target.logits(target(rest_BR, View.chain(length_B, 3, cache.capacity, cache), ()).final_BTH)
+    logits_B3V = target.logits(
+        target(rest_BR, View.chain(length_B, 3, cache.capacity, cache), ()).final_BTH
+    )
     for b, text_1T in enumerate(own_texts):
         assert_close(logits_B3V[b : b + 1], own_logits(target.model, text_1T)[:, -3:])
 
@@ -154,7 +168,9 @@ def test_any_tree(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
-def test_all_columns_stay_where_slots_cannot_be_read_for_free(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_columns_stay_where_slots_cannot_be_read_for_free(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = TargetCache.place
 
     def place_on_an_accelerator(self: TargetCache, view: View) -> int:
@@ -170,7 +186,8 @@ def test_wrong_boundaries_are_refused() -> None:
     target = Target(make("llama"))
     for wrong in (-1, LAYERS + 1):
         with pytest.raises(
-            ValueError, match=rf"no layer boundary {wrong}: this target has {LAYERS} layers, so 0 .* to {LAYERS}"
+            ValueError,
+            match=rf"no layer boundary {wrong}: this target has {LAYERS} layers, so 0 .* to {LAYERS}",
         ):
             target(tokens(4), packed(4), [1, wrong])
 
@@ -213,7 +230,9 @@ def test_autocast_does_not_reach_it() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         under = target(ids_1T, packed(8), [2])
         logits = target.logits(under.final_BTH)
-    assert torch.equal(under.aux_BTNH, plain.aux_BTNH) and torch.equal(logits, target.logits(plain.final_BTH))
+    assert torch.equal(under.aux_BTNH, plain.aux_BTNH) and torch.equal(
+        logits, target.logits(plain.final_BTH)
+    )
 
 
 def test_ends_of_text_come_from_every_config() -> None:

@@ -63,12 +63,23 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 MIXED = ["sliding_attention", "full_attention"] * (LAYERS // 2)
-GEMMA = {**SIZES, "head_dim": 16, "sliding_window": WINDOW, "layer_types": MIXED, "tie_word_embeddings": True}
+GEMMA = {
+    **SIZES,
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "layer_types": MIXED,
+    "tie_word_embeddings": True,
+}
 MOE = {**SIZES, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
 def gemma3_wrapper() -> PreTrainedModel:
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     config = Gemma3Config(
         text_config=GEMMA,
         vision_config={**vision, "image_size": 28, "patch_size": 14},
@@ -81,22 +92,48 @@ def gemma3_wrapper() -> PreTrainedModel:
 
 
 def gemma4_wrapper() -> PreTrainedModel:
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     vision |= {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}
-    text = {**GEMMA, "global_head_dim": 32, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8}
+    text = {
+        **GEMMA,
+        "global_head_dim": 32,
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8,
+    }
     return Gemma4ForConditionalGeneration(Gemma4Config(text_config=text, vision_config=vision))
 
 
 def qwen3_vl() -> PreTrainedModel:
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "patch_size": 4,
+    }
     vision |= {"out_hidden_size": WIDTH, "deepstack_visual_indexes": [0]}
     text = {**SIZES, "head_dim": 16, "rope_parameters": rope}
     return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision))
 
 
 def mistral3() -> PreTrainedModel:
-    vision = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+    }
     vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
     text = {"model_type": "mistral", **SIZES}
     return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision))
@@ -105,26 +142,51 @@ def mistral3() -> PreTrainedModel:
 def gpt_oss() -> PreTrainedModel:
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    return GptOssForCausalLM(GptOssConfig(**SIZES, **experts, **WINDOWED, head_dim=8, rope_parameters=rope))
+    return GptOssForCausalLM(
+        GptOssConfig(**SIZES, **experts, **WINDOWED, head_dim=8, rope_parameters=rope)
+    )
 
 
 TIED = {**SIZES, "tie_word_embeddings": True}
 WINDOWED = {"sliding_window": WINDOW, "layer_types": MIXED}
-CAPPED = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attn_implementation": "eager"}
+CAPPED = {
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "attn_implementation": "eager",
+}
 UPPER = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
 MULTIPLIERS = {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5}
 OLD = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2}
 GPT2 = {**OLD, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": 4, "n_positions": 128}
-OPT = {**OLD, "hidden_size": WIDTH, "word_embed_proj_dim": WIDTH, "ffn_dim": 48, "num_hidden_layers": LAYERS}
-LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
-EXPERTS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4}
+OPT = {
+    **OLD,
+    "hidden_size": WIDTH,
+    "word_embed_proj_dim": WIDTH,
+    "ffn_dim": 48,
+    "num_hidden_layers": LAYERS,
+}
+LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+EXPERTS = {
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+}
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "llama_tied": lambda: LlamaForCausalLM(LlamaConfig(**TIED)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen2_windows_above": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, **UPPER)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),  # 4 heads of 16 are not 32 wide
+    # 4 heads of 16 are not 32 wide
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW)),
     "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA, **CAPPED)),
     "gemma3_text": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA)),
@@ -138,7 +200,9 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "hyperclovax": lambda: HyperCLOVAXForCausalLM(HyperCLOVAXConfig(**SIZES, logits_scaling=3.0)),
     "cohere2": lambda: Cohere2ForCausalLM(Cohere2Config(**TIED, **WINDOWED, logit_scale=0.3)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
-    "opt": lambda: OPTForCausalLM(OPTConfig(**OPT, num_attention_heads=4, max_position_embeddings=128)),
+    "opt": lambda: OPTForCausalLM(
+        OPTConfig(**OPT, num_attention_heads=4, max_position_embeddings=128)
+    ),
     "gpt_oss": gpt_oss,
     "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**MOE, num_experts=4, head_dim=8)),
     "deepseek_v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**{**MOE, **EXPERTS, **LATENT})),
@@ -176,5 +240,6 @@ def own_logits(model: PreTrainedModel, ids_1T: Tensor) -> Tensor:
 
 
 def assert_close(ours: Tensor, own: Tensor) -> None:
-    tolerance = 1e-5 if own.dtype == torch.float64 else 2e-4  # norms and softmax are float32 in most families
+    # norms and softmax are float32 in most families
+    tolerance = 1e-5 if own.dtype == torch.float64 else 2e-4
     torch.testing.assert_close(ours, own, rtol=tolerance, atol=tolerance)

@@ -19,7 +19,14 @@ from specdec.data.module import Splits
 from specdec.drafter import Drafter, DrafterSpec, load_drafter, save_drafter
 from specdec.nn.view import View
 from specdec.target import Target
-from specdec.training.building import FromDrafter, FromTarget, Start, build, check_checkpoint, logit_scale
+from specdec.training.building import (
+    FromDrafter,
+    FromTarget,
+    Start,
+    build,
+    check_checkpoint,
+    logit_scale,
+)
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from tests.tiny import VOCAB, biased, presets, tiny_drafter, tiny_target, variants
 
@@ -50,7 +57,15 @@ def make(
     start: Start = FromTarget(),  # noqa: B008  frozen
 ) -> Drafter:
     torch.manual_seed(5)
-    return build(spec, target or tiny_target(dtype=torch.float32), data, start, train_embed, train_head, steps)
+    return build(
+        spec,
+        target or tiny_target(dtype=torch.float32),
+        data,
+        start,
+        train_embed,
+        train_head,
+        steps,
+    )
 
 
 def test_it_starts_from_the_target() -> None:
@@ -76,16 +91,25 @@ def test_the_first_loss_is_near_that_of_an_even_guess(name: str, norm_weight: fl
     ids_BT = torch.randint(0, VOCAB, (4, 60), generator=torch.manual_seed(1))
     batch = Batch(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), torch.zeros_like(ids_BT))
     objective = ObjectiveConfig(steps=4)
-    loss = TrainStep(drafter, objective)(batch, target_outputs(target, drafter, batch, objective, False), False).loss
+    loss = TrainStep(drafter, objective)(
+        batch, target_outputs(target, drafter, batch, objective, False), False
+    ).loss
     assert float(loss.detach()) == pytest.approx(math.log(drafter.config.draft_vocab_size), abs=1)
 
 
-@pytest.mark.parametrize(("train_embed", "train_head"), [(False, True), (True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("train_embed", "train_head"), [(False, True), (True, False), (True, True), (False, False)]
+)
 @pytest.mark.parametrize("name", [*presets(), *variants()])
-def test_what_is_trained_is_what_was_asked_for(name: str, train_embed: bool, train_head: bool) -> None:
+def test_what_is_trained_is_what_was_asked_for(
+    name: str, train_embed: bool, train_head: bool
+) -> None:
     spec = (presets() | variants())[name]
     drafter = make(spec, train_embed=train_embed, train_head=train_head and spec.head == "own")
-    wanted = {"embed_tokens.weight": train_embed, "lm_head.weight": train_head and spec.head == "own"}
+    wanted = {
+        "embed_tokens.weight": train_embed,
+        "lm_head.weight": train_head and spec.head == "own",
+    }
     assert {key: p.requires_grad for key, p in drafter.named_parameters()} == {
         key: wanted.get(key, True) for key, _ in drafter.named_parameters()
     }
@@ -126,7 +150,9 @@ def test_eagle_1_is_trained_with_the_target_s_scale() -> None:
     """The drafter's logits of the target's own state are the target's, and the state itself is not scaled."""
     target = scaled(0.25)
     drafter = make(EAGLE1, target, train_head=False, steps=1)
-    assert drafter.config.logit_scale == 0.25 and torch.equal(drafter.lm_head.weight, target.head_weight())
+    assert drafter.config.logit_scale == 0.25 and torch.equal(
+        drafter.lm_head.weight, target.head_weight()
+    )
     h_1TH = torch.randn(1, 5, target.hidden_size)
     view = View.packed(torch.zeros(1, 5, dtype=torch.int64))
     step = drafter.step(torch.tensor([[1, 2, 3, 4, 5]]), h_1TH, view)
@@ -178,7 +204,9 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], message: st
 def stored(drafter: Drafter) -> dict[str, Any]:
     return {
         "drafter_config": drafter.config.to_json(),
-        "state_dict": {f"train_step.drafter.{name}": value for name, value in drafter.state_dict().items()},
+        "state_dict": {
+            f"train_step.drafter.{name}": value for name, value in drafter.state_dict().items()
+        },
     }
 
 
@@ -230,13 +258,17 @@ def test_all_of_it_is_taken_and_trained(name: str, tmp_path: Path, target: Targe
     spec = DESIGNS[name]
     before = saved_drafter(spec, tmp_path / "d", target)
     own = spec.head == "own"
-    drafter = make(spec, target, start=FromDrafter(str(tmp_path / "d")), train_embed=True, train_head=own)
+    drafter = make(
+        spec, target, start=FromDrafter(str(tmp_path / "d")), train_embed=True, train_head=own
+    )
     expected = before.state_dict() | ({} if own else {"lm_head.weight": target.head_weight()})
     assert drafter.state_dict().keys() == expected.keys()
     assert all(torch.equal(value, expected[key]) for key, value in drafter.state_dict().items())
     assert torch.equal(drafter.vocab.draft_ids_V, before.vocab.draft_ids_V)
     assert drafter.config == before.config and drafter.training
-    assert all(p.requires_grad for key, p in drafter.named_parameters() if own or key != "lm_head.weight")
+    assert all(
+        p.requires_grad for key, p in drafter.named_parameters() if own or key != "lm_head.weight"
+    )
     frozen = make(spec, target, start=FromDrafter(str(tmp_path / "d")), train_head=False)
     assert {key for key, p in frozen.named_parameters() if not p.requires_grad} == {
         "embed_tokens.weight",
@@ -247,12 +279,28 @@ def test_all_of_it_is_taken_and_trained(name: str, tmp_path: Path, target: Targe
 @pytest.mark.parametrize(
     ("spec", "asked", "message"),
     [
-        (DESIGNS["eagle3"], EAGLE3, r"norms\.aux is none, not each; recurrence is PreNorm, not PostNorm: set model"),
+        (
+            DESIGNS["eagle3"],
+            EAGLE3,
+            r"norms\.aux is none, not each; recurrence is PreNorm, not PostNorm: set model",
+        ),
         (biased(), EAGLE1, r"entry\.bias is yes, not no"),
-        (dataclasses.replace(EAGLE3, aux_layers=[1, 4, 6]), EAGLE3, r"aux_layers is \[1, 4, 6\], not \[2, 3, 4\]"),
-        (EAGLE3, dataclasses.replace(EAGLE3, draft_vocab_size=39), "draft_vocab_size is 40, not 39"),
+        (
+            dataclasses.replace(EAGLE3, aux_layers=[1, 4, 6]),
+            EAGLE3,
+            r"aux_layers is \[1, 4, 6\], not \[2, 3, 4\]",
+        ),
+        (
+            EAGLE3,
+            dataclasses.replace(EAGLE3, draft_vocab_size=39),
+            "draft_vocab_size is 40, not 39",
+        ),
         (DESIGNS["two_layer"], EAGLE3, "num_layers is 2, not 1"),
-        (dataclasses.replace(EAGLE3, intermediate_size=20), EAGLE3, "intermediate_size is 20, not 48"),
+        (
+            dataclasses.replace(EAGLE3, intermediate_size=20),
+            EAGLE3,
+            "intermediate_size is 20, not 48",
+        ),
         (DESIGNS["sliding_window"], EAGLE3, "attention_window is 16, not full"),
     ],
 )
@@ -260,13 +308,17 @@ def test_another_design_is_refused_by_name(
     spec: DrafterSpec, asked: DrafterSpec, message: str, tmp_path: Path, target: Target
 ) -> None:
     saved_drafter(spec, tmp_path / "d", target)
-    with pytest.raises(ValueError, match=rf"d: the drafter is not of the design in model\.drafter: {message}") as error:
+    with pytest.raises(
+        ValueError, match=rf"d: the drafter is not of the design in model\.drafter: {message}"
+    ) as error:
         make(asked, target, start=FromDrafter(str(tmp_path / "d")), train_head=asked.head == "own")
     assert "\n" not in str(error.value)
 
 
 @pytest.fixture
-def export_command(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def export_command(
+    target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     """A short run on the CPU, of EAGLE-3."""
     monkeypatch.setattr(sys, "argv", ["specdec"])
     text = str(text_file)
@@ -283,9 +335,13 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_fit_export_import_and_fit_again(export_command: list[str], target_directory: Path, tmp_path: Path) -> None:
+def test_fit_export_import_and_fit_again(
+    export_command: list[str], target_directory: Path, tmp_path: Path
+) -> None:
     """What was trained goes on from where it was, says so in its config, and is resumed like any run."""
-    first, served, back, second = (tmp_path / name for name in ("first", "served", "back", "second"))
+    first, served, back, second = (
+        tmp_path / name for name in ("first", "served", "back", "second")
+    )
     of, one = ["--target", str(target_directory)], ["--trainer.max_steps", "1"]
     assert main([*export_command, "--trainer.max_steps", "2", "--out", str(first)]) == 0
     assert main(["export", "--drafter", str(first / "drafter"), *of, "--out", str(served)]) == 0

@@ -57,7 +57,9 @@ def averaged(history: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """What the average of these weights must be, in float64."""
     out = {name: value.double() for name, value in history[0].items()}
     for state in history[1:]:
-        out = {name: DECAY * out[name] + (1 - DECAY) * value.double() for name, value in state.items()}
+        out = {
+            name: DECAY * out[name] + (1 - DECAY) * value.double() for name, value in state.items()
+        }
     return out
 
 
@@ -72,7 +74,9 @@ def history(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
         def noting(self: DrafterModule, *args: Any) -> None:
             before(self, *args)
             assert self.drafter is not None
-            seen.append({name: value.detach().clone() for name, value in self.drafter.named_parameters()})
+            seen.append(
+                {name: value.detach().clone() for name, value in self.drafter.named_parameters()}
+            )
 
         monkeypatch.setattr(DrafterModule, hook, noting)
 
@@ -99,24 +103,36 @@ def test_the_average_is_validated_and_saved(
     assert equal({n: saved["state_dict"][f"train_step.drafter.{n}"] for n in names}, valid_six)
     assert equal({n: saved["current_model_state"][f"train_step.drafter.{n}"] for n in names}, six)
     assert all(name.startswith("train_step.drafter.") for name in saved["state_dict"])
-    assert torch.equal(final["embed_tokens.weight"], sanity["embed_tokens.weight"])  # frozen: not a bit moves
+    # frozen: not a bit moves
+    assert torch.equal(final["embed_tokens.weight"], sanity["embed_tokens.weight"])
 
 
 @pytest.mark.parametrize("checkpoint", ["step-3", "last"])
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(base: list[str], tmp_path: Path, checkpoint: str) -> None:
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
+    base: list[str], tmp_path: Path, checkpoint: str
+) -> None:
     """Also from a last checkpoint that is only written when training ends."""
     whole, first, halves = tmp_path / "whole", tmp_path / "first", tmp_path / "halves"
     constant = [*base, *EMA, "--model.schedule.warmup", "0", "--model.schedule.floor", "1"]
     assert run("fit", [*constant, "--out", str(whole)]) == 0
-    short = ["--trainer.max_steps", "4", "--checkpoint.every_n_train_steps", "3" if checkpoint == "step-3" else "100"]
+    short = [
+        "--trainer.max_steps",
+        "4",
+        "--checkpoint.every_n_train_steps",
+        "3" if checkpoint == "step-3" else "100",
+    ]
     assert run("fit", [*constant, *short, "--out", str(first)]) == 0
     path = first / "checkpoints" / f"{checkpoint}.ckpt"
-    assert torch.load(path, weights_only=True)["global_step"] == (3 if checkpoint == "step-3" else 4)
+    assert torch.load(path, weights_only=True)["global_step"] == (
+        3 if checkpoint == "step-3" else 4
+    )
     assert run("fit", [*constant, "--out", str(halves), "--ckpt_path", str(path)]) == 0
     assert equal(weights(whole), weights(halves))
 
 
-def test_an_interrupted_validation_saves_both(base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_validation_saves_both(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The exchange is undone before the checkpoint is written, and the drafter kept is the average."""
 
     def interrupted(*args: Any) -> None:
@@ -125,7 +141,10 @@ def test_an_interrupted_validation_saves_both(base: list[str], tmp_path: Path, m
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(DrafterModule, "validation_step", interrupted)
-        assert run("fit", [*base, *EMA, "--trainer.num_sanity_val_steps", "0", "--out", str(out)]) == 130
+        assert (
+            run("fit", [*base, *EMA, "--trainer.num_sanity_val_steps", "0", "--out", str(out)])
+            == 130
+        )
     whole = tmp_path / "whole"
     assert run("fit", [*base, *EMA, "--out", str(whole)]) == 0
     saved = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
@@ -134,13 +153,22 @@ def test_an_interrupted_validation_saves_both(base: list[str], tmp_path: Path, m
     assert equal(saved["current_model_state"], wanted["current_model_state"])
     assert equal(saved["state_dict"], wanted["state_dict"])
     assert equal(
-        weights(out), {name.removeprefix("train_step.drafter."): value for name, value in wanted["state_dict"].items()}
+        weights(out),
+        {
+            name.removeprefix("train_step.drafter."): value
+            for name, value in wanted["state_dict"].items()
+        },
     )
 
 
 def trainer(step: int, every: int = 3, zero: bool = True) -> Any:
     return SimpleNamespace(
-        global_step=step, log_every_n_steps=every, is_global_zero=zero, global_rank=0, loggers=[], world_size=1
+        global_step=step,
+        log_every_n_steps=every,
+        is_global_zero=zero,
+        global_rank=0,
+        loggers=[],
+        world_size=1,
     )
 
 
@@ -159,7 +187,9 @@ def test_no_bit_is_lost_and_a_batch_of_a_step_has_its_number(tmp_path: Path) -> 
     assert len(read_losses(tmp_path / "losses.txt")) == 6  # three at a time
     record.on_save_checkpoint(trainer(4), None, {})  # type: ignore[arg-type]
     rows = [line.split() for line in read_losses(tmp_path / "losses.txt")]
-    assert [row[:2] for row in rows] == [[str(step), str(part)] for step in range(4) for part in range(2)]
+    assert [row[:2] for row in rows] == [
+        [str(step), str(part)] for step in range(4) for part in range(2)
+    ]
     assert float.fromhex(rows[3][2]) == float(torch.tensor(1 / (4 + 1 / 8)))
 
 

@@ -11,13 +11,24 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from specdec.training.checkpoint import DIGEST, AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
+from specdec.training.checkpoint import (
+    DIGEST,
+    AtomicCheckpointIO,
+    RunCheckpoint,
+    contents,
+    newest,
+    verify,
+)
 from specdec.training.run_directory import compare
 from tests.tiny import largest_file
 
 
 def written(path: Path, step: int = 7) -> Path:
-    state = {"state_dict": {"w": torch.arange(5000.0)}, "global_step": step, "specdec_config": {"a": 1}}
+    state = {
+        "state_dict": {"w": torch.arange(5000.0)},
+        "global_step": step,
+        "specdec_config": {"a": 1},
+    }
     AtomicCheckpointIO().save_checkpoint(state, path)
     return path
 
@@ -33,11 +44,15 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for at in [*draw.sample(range(len(whole)), 200), *range(len(whole) - DIGEST - 30, len(whole))]:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :])
-        with pytest.raises(ValueError, match=r"a\.ckpt[^\n]*use an earlier one[^\n]*--ckpt_path auto"):
+        with pytest.raises(
+            ValueError, match=r"a\.ckpt[^\n]*use an earlier one[^\n]*--ckpt_path auto"
+        ):
             verify(path)
 
 
-def test_of_a_checkpoint_without_a_digest_every_flipped_bit_of_the_data_is_found(tmp_path: Path) -> None:
+def test_of_a_checkpoint_without_a_digest_every_flipped_bit_of_the_data_is_found(
+    tmp_path: Path,
+) -> None:
     """Weights, and the pickle that says where they go; what lies between them is padding."""
     path, draw = written(tmp_path / "a.ckpt"), random.Random(0)
     torch.save(torch.load(path, weights_only=True), path)
@@ -46,14 +61,19 @@ def test_of_a_checkpoint_without_a_digest_every_flipped_bit_of_the_data_is_found
         members = archive.infolist()
     places = []
     for member in members:
-        name, extra = struct.unpack("<HH", whole[member.header_offset + 26 : member.header_offset + 30])
+        name, extra = struct.unpack(
+            "<HH", whole[member.header_offset + 26 : member.header_offset + 30]
+        )
         start = member.header_offset + 30 + name + extra
         places += [draw.randrange(start, start + member.file_size) for _ in range(20)]
     for at in places:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :])
-        with pytest.raises(ValueError, match=r"a\.ckpt[^\n]*use an earlier one[^\n]*--ckpt_path auto"):
+        with pytest.raises(
+            ValueError, match=r"a\.ckpt[^\n]*use an earlier one[^\n]*--ckpt_path auto"
+        ):
             verify(path)
-    for at in draw.sample(range(len(whole)), 200):  # elsewhere: found, or without a say in what is read
+    # elsewhere: found, or without a say in what is read
+    for at in draw.sample(range(len(whole)), 200):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :])
         try:
             found = AtomicCheckpointIO().load_checkpoint(path)
@@ -67,7 +87,8 @@ def test_of_a_checkpoint_without_a_digest_every_flipped_bit_of_the_data_is_found
 def test_what_is_cut_off_does_not_count(left: int, tmp_path: Path) -> None:
     path = written(tmp_path / "a.ckpt")
     path.write_bytes(path.read_bytes()[:left])
-    for look in (contents, verify) if left >= 0 or left < -DIGEST else (verify,):  # the data is whole
+    # the data is whole
+    for look in (contents, verify) if left >= 0 or left < -DIGEST else (verify,):
         with pytest.raises(ValueError, match=r"a\.ckpt: damaged, cut off or no checkpoint"):
             look(path)
 
@@ -75,7 +96,8 @@ def test_what_is_cut_off_does_not_count(left: int, tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_not_loaded(tmp_path: Path) -> None:
     path = written(tmp_path / "a.ckpt")
     whole = bytearray(path.read_bytes())
-    whole[whole.index(torch.arange(100.0, 110.0).numpy().tobytes())] ^= 1  # a weight, which torch would load in silence
+    # a weight, which torch would load in silence
+    whole[whole.index(torch.arange(100.0, 110.0).numpy().tobytes())] ^= 1
     path.write_bytes(whole)
     torch.load(path, weights_only=True)
     with pytest.raises(ValueError, match=r"a\.ckpt: damaged, cut off or .* its SHA-256 differs"):
@@ -94,7 +116,9 @@ class Hostile:
         return Path.touch, (self.mark,)
 
 
-@pytest.mark.parametrize("make", [lambda mark: {"global_step": 7, "x": Hostile(mark)}, lambda mark: [1, 2]])
+@pytest.mark.parametrize(
+    "make", [lambda mark: {"global_step": 7, "x": Hostile(mark)}, lambda mark: [1, 2]]
+)
 def test_a_strangers_file_runs_no_code(make: Callable[[Path], object], tmp_path: Path) -> None:
     """As a stranger would write it: what is no mapping, or holds code."""
     path, mark = tmp_path / "step-7.ckpt", tmp_path / "mark"
@@ -112,7 +136,9 @@ def test_a_strangers_file_runs_no_code(make: Callable[[Path], object], tmp_path:
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_a_write_that_fails_half_way_leaves_the_older_file_or_none(older: bool, tmp_path: Path) -> None:
+def test_a_write_that_fails_half_way_leaves_the_older_file_or_none(
+    older: bool, tmp_path: Path
+) -> None:
     """The system refuses the file at 100 kB, in the midst of torch's own writing."""
     path = tmp_path / "last.ckpt"
     if older:

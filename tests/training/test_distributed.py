@@ -22,9 +22,13 @@ from tests.training.test_module import Begin, InMemory, fit, learner, moved, pla
 from tests.two_processes import launch
 
 
-@pytest.mark.parametrize("given", ["ddp_spawn", "fsdp", "deepspeed_stage_2", SimpleNamespace(class_path="my.DDP")])
+@pytest.mark.parametrize(
+    "given", ["ddp_spawn", "fsdp", "deepspeed_stage_2", SimpleNamespace(class_path="my.DDP")]
+)
 def test_any_other_strategy_is_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"^trainer\.strategy=[^\n]*set auto, ddp, ddp_fork, fsdp2$"):
+    with pytest.raises(
+        ValueError, match=r"^trainer\.strategy=[^\n]*set auto, ddp, ddp_fork, fsdp2$"
+    ):
         strategy_kind(given)
 
 
@@ -45,12 +49,21 @@ def program(out: Path) -> None:
     """Every case, one after another; each process writes the weights that it ends with."""
     rank, found = int(os.environ["RANK"]), {}
     torch.set_num_threads(1)
-    for strategy, (name, (answers, batch_size, accumulate, _)) in itertools.product(STRATEGIES, CASES.items()):
+    for strategy, (name, (answers, batch_size, accumulate, _)) in itertools.product(
+        STRATEGIES, CASES.items()
+    ):
         begin, module = Begin(), learner(train_embed=True)
-        more = {"strategy": strategy, "devices": PROCESSES, "accumulate_grad_batches": accumulate, "callbacks": [begin]}
+        more = {
+            "strategy": strategy,
+            "devices": PROCESSES,
+            "accumulate_grad_batches": accumulate,
+            "callbacks": [begin],
+        }
         run = trainer(**more)
         run.fit(module, datamodule=InMemory(sample(answers), batch_size))
-        assert module.drafter is not None and run.world_size == PROCESSES and run.global_rank == rank
+        assert (
+            module.drafter is not None and run.world_size == PROCESSES and run.global_rank == rank
+        )
         found[f"{strategy}: {name}"] = {
             "before": begin.drafter.state_dict(),
             "after": unsharded(module.drafter).state_dict(),
@@ -82,7 +95,9 @@ def spoiled(strategy: str) -> list[str]:
     for loss in (True, False):
         more = {"strategy": strategy, "devices": PROCESSES, "log_every_n_steps": 0, "max_steps": 3}
         try:
-            trainer(callbacks=[Spoiled(loss)], **more).fit(learner(), datamodule=InMemory(sample([12] * 8), 1))
+            trainer(callbacks=[Spoiled(loss)], **more).fit(
+                learner(), datamodule=InMemory(sample([12] * 8), 1)
+            )
         except ValueError as error:
             said.append(str(error))
     return said

@@ -45,13 +45,21 @@ def spoil(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
     def run(self: DrafterModule, batch: Batch, stage: str, measure: bool = True) -> StepOutput:
         out = inner(self, batch, stage, measure)
-        return out._replace(loss=out.loss * math.nan) if stage == "train" and self.global_step == step else out
+        return (
+            out._replace(loss=out.loss * math.nan)
+            if stage == "train" and self.global_step == step
+            else out
+        )
 
     monkeypatch.setattr(DrafterModule, "_run", run)
 
 
 EMA = ["--trainer.callbacks+=specdec.training.ema.EMA"]
-VALIDATED = ["--trainer.limit_val_batches=1", "--trainer.val_check_interval=1", "--trainer.num_sanity_val_steps=0"]
+VALIDATED = [
+    "--trainer.limit_val_batches=1",
+    "--trainer.val_check_interval=1",
+    "--trainer.num_sanity_val_steps=0",
+]
 
 
 @pytest.mark.parametrize(
@@ -82,28 +90,42 @@ def test_a_learning_rate_that_is_far_too_high(
 
 
 def test_the_last_sound_checkpoint_stays_and_goes_on(
-    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    base: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out, whole = tmp_path / "run", tmp_path / "whole"
     with monkeypatch.context() as patch:
         spoil(patch, 3)
         assert main(["fit", *base, f"--out={out}"]) == 2
     assert "by step 3 the loss" in capsys.readouterr().err
-    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["last.ckpt", "step-2.ckpt"]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [
+        "last.ckpt",
+        "step-2.ckpt",
+    ]
     assert contents(out / "checkpoints" / "last.ckpt")["global_step"] == 2
-    assert main(["fit", *base, f"--out={out}", "--ckpt_path=auto"]) == main(["fit", *base, f"--out={whole}"]) == 0
+    assert (
+        main(["fit", *base, f"--out={out}", "--ckpt_path=auto"])
+        == main(["fit", *base, f"--out={whole}"])
+        == 0
+    )
     one, two = (load_file(run / "drafter" / "model.safetensors") for run in (out, whole))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_what_the_message_advises_helps(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_message_advises_helps(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A resumed run has the present config's learning rate, not the checkpoint's."""
     out, high = tmp_path / "run", ["--model.optimizer.lr=1e30"]
     assert main(["fit", *base, "--trainer.max_steps=2", f"--out={out}"]) == 0
     auto = [*base, f"--out={out}", "--ckpt_path=auto", "--allow_changes=[model.optimizer]"]
     before = (out / "drafter" / "config.json").read_text()
     assert main(["fit", *auto, *high]) == 2 and SAID in capsys.readouterr().err
-    assert (out / "drafter" / "config.json").read_text() == before and not (out / "DONE.json").exists()
+    assert (out / "drafter" / "config.json").read_text() == before and not (
+        out / "DONE.json"
+    ).exists()
     assert main(["fit", *auto, "--model.optimizer.lr=1e-3"]) == 0
     assert json.loads((out / "DONE.json").read_text())["steps"] == 6
     last = contents(out / "checkpoints" / "last.ckpt")
@@ -111,7 +133,9 @@ def test_what_the_message_advises_helps(base: list[str], tmp_path: Path, capsys:
     assert {group["initial_lr"] for group in last["optimizer_states"][0]["param_groups"]} == {1e-3}
 
 
-def test_an_interruption_saves_nothing_either(base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_saves_nothing_either(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spoil(monkeypatch, 1)
     inner = DrafterModule.training_step
 
@@ -123,7 +147,11 @@ def test_an_interruption_saves_nothing_either(base: list[str], tmp_path: Path, m
     monkeypatch.setattr(DrafterModule, "training_step", training_step)
     out = tmp_path / "run"
     assert main(["fit", *base, "--checkpoint.every_n_train_steps=0", f"--out={out}"]) != 0
-    assert not (out / "DONE.json").exists() and not (out / "drafter").exists() and not list(out.rglob("*.ckpt"))
+    assert (
+        not (out / "DONE.json").exists()
+        and not (out / "drafter").exists()
+        and not list(out.rglob("*.ckpt"))
+    )
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

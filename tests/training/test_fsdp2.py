@@ -28,7 +28,8 @@ from tests.two_processes import launch
 
 pytestmark = pytest.mark.slow
 PROCESSES, STEPS, HALF = 2, 12, 6
-ANSWERS = [12, 3, 4, 8, 0, 9, 7, 0, 0, 0, 12, 1] * 4  # by turns the processes' rows; one, or both, may have none
+# by turns the processes' rows; one, or both, may have none
+ANSWERS = [12, 3, 4, 8, 0, 9, 7, 0, 0, 0, 12, 1] * 4
 ACCUMULATE = {1: ANSWERS[: 2 * STEPS], 2: ANSWERS}
 
 
@@ -50,7 +51,11 @@ class Losses(pl.Callback):
 
 
 def train(
-    accumulate: int, batch_size: int, optimizer: Any = AdamW, ckpt_path: Path | None = None, **more: Any
+    accumulate: int,
+    batch_size: int,
+    optimizer: Any = AdamW,
+    ckpt_path: Path | None = None,
+    **more: Any,
 ) -> tuple[DrafterModule, list[float]]:
     module = DrafterModule(
         target=Tiny(),
@@ -63,7 +68,9 @@ def train(
     torch.manual_seed(1)
     more = {"precision": "32-true"} | more
     run = trainer(gradient_clip_val=0.5, accumulate_grad_batches=accumulate, **more)
-    run.fit(module, datamodule=InMemory(sample(ACCUMULATE[accumulate]), batch_size), ckpt_path=ckpt_path)
+    run.fit(
+        module, datamodule=InMemory(sample(ACCUMULATE[accumulate]), batch_size), ckpt_path=ckpt_path
+    )
     return module, losses.found
 
 
@@ -90,19 +97,27 @@ def program(out: Path) -> None:
             assert module.drafter is not None
             found[f"{name} {accumulate}"] = losses, unsharded(module.drafter).state_dict()
             found[f"{name} {accumulate} norms"] = norms(module)
-    shares = [p.to_local().numel() / p.numel() for p in module.drafter.parameters() if isinstance(p, DTensor)]
+    shares = [
+        p.to_local().numel() / p.numel()
+        for p in module.drafter.parameters()
+        if isinstance(p, DTensor)
+    ]
     found["shares"] = max(shares) if len(shares) == len(list(module.drafter.parameters())) else 1.0
     found["muon"] = train(1, 1, MuonAdamW, strategy="fsdp2", devices=PROCESSES)[1]
 
     hybrid = {"strategy": "fsdp2", "devices": 1, "num_nodes": PROCESSES}
     own = {name: os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")}
-    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK=str(rank))  # each a node of its own
+    # each a node of its own
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK=str(rank))
     module, losses = train(1, 1, **hybrid)
     os.environ.update(own)
     assert module.drafter is not None
     mesh = module.drafter.lm_head.weight.device_mesh  # type: ignore[union-attr]
     assert mesh.mesh_dim_names == ("replicate", "shard") and mesh.shape == (PROCESSES, 1)  # type: ignore[union-attr]
-    found["hybrid 1"], found["hybrid 1 norms"] = (losses, unsharded(module.drafter).state_dict()), norms(module)
+    found["hybrid 1"], found["hybrid 1 norms"] = (
+        (losses, unsharded(module.drafter).state_dict()),
+        norms(module),
+    )
     for strategy in ("ddp", "fsdp2"):
         half = {"strategy": strategy, "devices": PROCESSES, "precision": "bf16-mixed"}
         found[f"{strategy} bf16"] = train(1, 1, **half)[1]
@@ -135,14 +150,18 @@ def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> floa
 
 
 @pytest.mark.parametrize("accumulate", ACCUMULATE)
-def test_losses_of_two_processes_are_those_of_one(found: list[dict[str, Any]], accumulate: int) -> None:
+def test_losses_of_two_processes_are_those_of_one(
+    found: list[dict[str, Any]], accumulate: int
+) -> None:
     """In float32, of the same rows at every step, to 1e-6 of their size; weights as far as Adam lets rounding grow."""
     module, wanted = train(accumulate, PROCESSES)
     assert module.drafter is not None and len(wanted) == STEPS
     for strategy in ("ddp", "fsdp2", "hybrid")[: 3 if accumulate == 1 else 2]:
         for rank in range(PROCESSES):
             losses, weights = found[rank][f"{strategy} {accumulate}"]
-            assert found[rank][f"{strategy} {accumulate} norms"] == pytest.approx(norms(module), rel=1e-3, abs=1e-12)
+            assert found[rank][f"{strategy} {accumulate} norms"] == pytest.approx(
+                norms(module), rel=1e-3, abs=1e-12
+            )
             assert losses == pytest.approx(wanted, rel=1e-6, abs=1e-12)
             assert differ(weights, module.drafter.state_dict()) < 1e-4
 
@@ -166,14 +185,20 @@ def test_a_resumed_run_is_the_run(found: list[dict[str, Any]]) -> None:
 def test_the_saved_drafter_is_whole(out: Path, found: list[dict[str, Any]]) -> None:
     for folder in ("drafter", "drafter_best"):
         assert differ(load_drafter(out / folder).state_dict(), found[0]["fsdp2 2"][1]) == 0
-    assert json.loads((out / "drafter_best" / "config.json").read_text())["chosen_by"]["step"] == STEPS
+    assert (
+        json.loads((out / "drafter_best" / "config.json").read_text())["chosen_by"]["step"] == STEPS
+    )
 
 
 def test_a_checkpoint_is_one_file_with_all_weights(out: Path, found: list[dict[str, Any]]) -> None:
     last = contents(out / "checkpoints" / "last.ckpt")
     assert last["global_step"] == STEPS and last["drafter_config"]
     prefix = "train_step.drafter."
-    weights = {name.removeprefix(prefix): value for name, value in last["state_dict"].items() if prefix in name}
+    weights = {
+        name.removeprefix(prefix): value
+        for name, value in last["state_dict"].items()
+        if prefix in name
+    }
     assert differ(weights, found[0]["fsdp2 2"][1]) == 0
 
 

@@ -111,11 +111,16 @@ def pupil(spec: DrafterSpec) -> Drafter:
     drafter = Drafter(config, torch.arange(VOCAB)[: config.draft_vocab_size]).double()
     named = dict(sorted(published(drafter).items()))
     matrices = {name: weight for name, weight in named.items() if weight.ndim > 1}
-    fill(drafter, named | dict(zip(matrices, whole_numbers(matrices.values(), 1 / 2048), strict=True)))
+    fill(
+        drafter,
+        named | dict(zip(matrices, whole_numbers(matrices.values(), 1 / 2048), strict=True)),
+    )
     return drafter
 
 
-def losses(case: Case, kernel: UnrollKernel, recompute: bool = False, steps: int = 20) -> list[float]:
+def losses(
+    case: Case, kernel: UnrollKernel, recompute: bool = False, steps: int = 20
+) -> list[float]:
     """As the module trains: warm start, frozen embedding, AdamW with the default betas."""
     target = tiny_target()
     draw(target.model.parameters(), 1 / 1024)
@@ -125,7 +130,10 @@ def losses(case: Case, kernel: UnrollKernel, recompute: bool = False, steps: int
     drafter.embed_tokens.requires_grad_(False)
     drafter.lm_head.requires_grad_(case.spec.head == "own" and case.train_head)
     optimizer = torch.optim.AdamW(
-        [p for p in drafter.parameters() if p.requires_grad], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0
+        [p for p in drafter.parameters() if p.requires_grad],
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        weight_decay=0.0,
     )
     data = batch()
     recipe = ObjectiveConfig(case.loss, case.steps, case.weights, case.in_vocab, kernel, recompute)
@@ -147,7 +155,9 @@ def losses(case: Case, kernel: UnrollKernel, recompute: bool = False, steps: int
 def test_losses_are_the_committed_ones_and_fall(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rope, "tables", float64_tables)
     committed = json.loads(GOLDEN.read_text())[name]
-    assert losses(CASES[name], Blocked(8), steps=8) == pytest.approx(committed[:8], rel=1e-10, abs=0)
+    assert losses(CASES[name], Blocked(8), steps=8) == pytest.approx(
+        committed[:8], rel=1e-10, abs=0
+    )
     assert committed[-1] < 0.85 * committed[0] and committed == sorted(committed, reverse=True)
 
 
@@ -168,4 +178,7 @@ def test_every_shipped_design_has_its_losses() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     Rope.tables = float64_tables  # type: ignore[method-assign]
-    GOLDEN.write_text(json.dumps({name: losses(case, Blocked(8)) for name, case in CASES.items()}, indent=1) + "\n")
+    GOLDEN.write_text(
+        json.dumps({name: losses(case, Blocked(8)) for name, case in CASES.items()}, indent=1)
+        + "\n"
+    )

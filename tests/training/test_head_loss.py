@@ -55,10 +55,18 @@ def case(share: float = 0.7, dtype: torch.dtype = torch.float64) -> Case:
     trained = torch.rand(K, B, T, generator=torch.Generator().manual_seed(0)) < share
     for k in range(K):
         trained[k, :, T - 1 - k :] = False
-    vocab = DraftVocab(torch.randperm(V, generator=torch.Generator().manual_seed(1))[:D].sort().values, V)
+    vocab = DraftVocab(
+        torch.randperm(V, generator=torch.Generator().manual_seed(1))[:D].sort().values, V
+    )
     probs = TargetHead(Echo(), vocab, {"log_p_RD", "log_mass_R", "token_R"}, known=True)  # type: ignore[arg-type]
     normed = [random(S, H, seed=10 + k).to(dtype).requires_grad_() for k in range(K)]
-    return Case(trained, random(S, V, seed=2), random(D, H, seed=3).to(dtype).requires_grad_(), normed, probs)
+    return Case(
+        trained,
+        random(S, V, seed=2),
+        random(D, H, seed=3).to(dtype).requires_grad_(),
+        normed,
+        probs,
+    )
 
 
 def run(
@@ -69,7 +77,14 @@ def run(
     watch: Any = None,
 ) -> Any:
     cut = list(pieces(of.trained_KBT, size))
-    job = HeadTask(cut, lambda at_C: of.probs(of.final_SV[at_C]), terms, [0.8**k for k in range(K)], in_vocab, watch)
+    job = HeadTask(
+        cut,
+        lambda at_C: of.probs(of.final_SV[at_C]),
+        terms,
+        [0.8**k for k in range(K)],
+        in_vocab,
+        watch,
+    )
     loss, *sums = head_loss(job, of.weight_DH, of.normed)
     return loss, HeadSums(*sums)
 
@@ -86,7 +101,9 @@ def naive(
         kept = probs.covered_C if in_vocab else torch.ones_like(probs.covered_C)
         rows = LossRows(logits_SD[at][kept], *(x[kept] for x in probs[:4]))
         losses = [loss_of(rows).sum() for _, loss_of in terms]
-        loss = loss + 0.8**k * sum(weight * one for (weight, _), one in zip(terms, losses, strict=True))
+        loss = loss + 0.8**k * sum(
+            weight * one for (weight, _), one in zip(terms, losses, strict=True)
+        )
         counts.append(kept.sum().double())
         sums.append(torch.stack(losses))
     total = sum(0.8**k * count for k, count in enumerate(counts))
@@ -113,7 +130,8 @@ def test_any_piece_gives_the_same(size: int, in_vocab: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_no_row_is_a_loss_of_zero_and_gradients_of_zero(dtype: torch.dtype) -> None:
-    for trained, in_vocab in ((False, False), (True, True)):  # nothing trained; or nothing that the vocabulary knows
+    # nothing trained; or nothing that the vocabulary knows
+    for trained, in_vocab in ((False, False), (True, True)):
         of = case(dtype=dtype)
         of.trained_KBT.logical_and_(torch.tensor(trained))
         outside = next(v for v in range(V) if v not in of.probs.vocab.target_ids_D.tolist())
@@ -121,7 +139,9 @@ def test_no_row_is_a_loss_of_zero_and_gradients_of_zero(dtype: torch.dtype) -> N
         loss, sums = run(of, 4, in_vocab=in_vocab)
         assert float(loss.detach()) == 0 and float(sums.count_K.sum()) == 0
         for scale in (1.0, 2.0**16):  # as a gradient scaler multiplies it
-            found = torch.autograd.grad(run(of, 4, in_vocab=in_vocab)[0] * scale, [of.weight_DH, *of.normed])
+            found = torch.autograd.grad(
+                run(of, 4, in_vocab=in_vocab)[0] * scale, [of.weight_DH, *of.normed]
+            )
             assert all(bool((x == 0).all()) for x in found)
 
 
@@ -138,7 +158,9 @@ class Wide(TorchDispatchMode):
         for x in out if isinstance(out, tuple | list) else [out]:
             if isinstance(x, Tensor) and x.ndim == 2 and x.shape[1] == D and x.is_floating_point():
                 memory = x.untyped_storage()
-                entry = self.living.setdefault(memory.data_ptr(), [memory.nbytes() // (D * x.element_size()), 0])
+                entry = self.living.setdefault(
+                    memory.data_ptr(), [memory.nbytes() // (D * x.element_size()), 0]
+                )
                 entry[1] += 1
                 weakref.finalize(x, self.forget, memory.data_ptr())
         self.most = max(self.most, sum(rows for rows, _ in self.living.values()))
@@ -171,7 +193,11 @@ def test_autocast_multiplies_low_and_compares_wide() -> None:
     of = of._replace(final_SV=of.final_SV.float())
     with torch.autocast("cpu", torch.bfloat16):
         loss, sums = run(
-            of, 4, watch=lambda k, slots, logits_RD, probs: seen.append((logits_RD.dtype, probs.p_CD.dtype))
+            of,
+            4,
+            watch=lambda k, slots, logits_RD, probs: seen.append(
+                (logits_RD.dtype, probs.p_CD.dtype)
+            ),
         )
     assert set(seen) == {(torch.bfloat16, torch.float32)}
     assert loss.dtype == sums.loss_KN.dtype == torch.float32
@@ -198,7 +224,9 @@ class Matrix:
 
 
 def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    ).to(dtype)
 
 
 def vocabulary(size: int, seed: int = 0) -> DraftVocab:
@@ -216,11 +244,15 @@ ALL = frozenset({"log_p_RD", "log_mass_R", "token_R"})
 SOME = [ALL, *(ALL - {name} for name in sorted(ALL)), frozenset()]
 
 
-def head_of(target: Matrix, vocab: DraftVocab, reads: Collection[str] = ALL, known: bool = True) -> TargetHead:
+def head_of(
+    target: Matrix, vocab: DraftVocab, reads: Collection[str] = ALL, known: bool = True
+) -> TargetHead:
     return TargetHead(target, vocab, reads, known)  # type: ignore[arg-type]
 
 
-def check_probs(found: TargetProbs, full_CV: Tensor, vocab: DraftVocab, reads: Collection[str], known: bool) -> None:
+def check_probs(
+    found: TargetProbs, full_CV: Tensor, vocab: DraftVocab, reads: Collection[str], known: bool
+) -> None:
     ids = vocab.target_ids_D
     p_CV = full_CV.softmax(-1)
     inside_C = p_CV[:, ids].sum(-1)
@@ -235,16 +267,27 @@ def check_probs(found: TargetProbs, full_CV: Tensor, vocab: DraftVocab, reads: C
     for name, x in zip(("log_p_RD", "log_mass_R"), (found.log_p_CD, found.log_mass_C), strict=True):
         assert bool(x.isnan().all()) is (name not in reads)  # nobody mistakes it for a number
     assert bool((found.token_C == -1).all()) is ("token_R" not in reads)
-    assert found.log_p_CD.shape == found.p_CD.shape and found.log_mass_C.shape == found.token_C.shape == inside_C.shape
+    assert (
+        found.log_p_CD.shape == found.p_CD.shape
+        and found.log_mass_C.shape == found.token_C.shape == inside_C.shape
+    )
     if known:
-        assert found.covered_C.tolist() == [best in ids.tolist() for best in full_CV.argmax(-1).tolist()]
+        assert found.covered_C.tolist() == [
+            best in ids.tolist() for best in full_CV.argmax(-1).tolist()
+        ]
 
 
 @pytest.mark.parametrize("reads", SOME, ids=lambda reads: "+".join(sorted(reads)) or "p")
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("size", [1, 5, 40, 61])
-def test_it_is_the_full_logits_law(block: int, size: int, known: bool, reads: frozenset[str]) -> None:
-    target, vocab, final = Matrix(2 * drawn(HEAD_V, HEAD_H, seed=1)), vocabulary(size), drawn(400, HEAD_H, seed=2)
+def test_it_is_the_full_logits_law(
+    block: int, size: int, known: bool, reads: frozenset[str]
+) -> None:
+    target, vocab, final = (
+        Matrix(2 * drawn(HEAD_V, HEAD_H, seed=1)),
+        vocabulary(size),
+        drawn(400, HEAD_H, seed=2),
+    )
     found = head_of(target, vocab, reads, known)(final)
     check_probs(found, final @ target.head_VH.T, vocab, reads, known)
     streamed = known or "log_mass_R" in reads
@@ -290,7 +333,9 @@ def taught(mask_KBT: Tensor, size: int) -> list[tuple[int, int, int]]:
     st.integers(1, 30),
     st.sampled_from([0.0, 0.2, 0.8, 1.0]),
 )
-def test_every_trained_slot_once_with_its_teacher(seed: int, B: int, T: int, K: int, size: int, share: float) -> None:
+def test_every_trained_slot_once_with_its_teacher(
+    seed: int, B: int, T: int, K: int, size: int, share: float
+) -> None:
     mask = trained_slots(seed, B, T, K, share)
     wanted = [(k, b * T + t, b * T + t + 1 + k) for k, b, t in mask.nonzero().tolist()]
     assert sorted(taught(mask, size)) == wanted

@@ -15,8 +15,12 @@ T = 3072
 DOCUMENTS = {"one": [0] * T, "packed": [0] * 1600 + [1] * 900 + [2] * 50 + [3] * 400 + [-1] * 122}
 
 
-@pytest.mark.parametrize(("documents", "window", "answers"), [("one", "full", 1.0), ("packed", 300, 0.3)])
-def test_a_step_makes_no_tensor_of_all_pairs(documents: str, window: int | str, answers: float) -> None:
+@pytest.mark.parametrize(
+    ("documents", "window", "answers"), [("one", "full", 1.0), ("packed", 300, 0.3)]
+)
+def test_a_step_makes_no_tensor_of_all_pairs(
+    documents: str, window: int | str, answers: float
+) -> None:
     """Target, unroll with recomputation, loss and backward pass, all that a step does."""
     target = tiny_target(dtype=torch.float32)
     spec = dataclasses.replace(presets()["eagle3_1"], attention_window=window)
@@ -31,4 +35,6 @@ def test_a_step_makes_no_tensor_of_all_pairs(documents: str, window: int | str, 
     with NoPairs(T):
         found = TrainStep(drafter, recipe)(batch, target_outputs(target, drafter, batch, recipe))
         found.loss.backward()
-    assert found.loss.isfinite() and all(p.grad is not None and p.grad.isfinite().all() for p in drafter.parameters())
+    assert found.loss.isfinite() and all(
+        p.grad is not None and p.grad.isfinite().all() for p in drafter.parameters()
+    )

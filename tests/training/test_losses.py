@@ -71,7 +71,9 @@ def slope(function: Callable[[Tensor], Tensor], at_RD: Tensor, step: float = 1e-
     for index in range(at_RD.numel()):
         nudge_RD = torch.zeros_like(at_RD)
         nudge_RD.view(-1)[index] = step
-        slope_RD.view(-1)[index] = (function(at_RD + nudge_RD) - function(at_RD - nudge_RD)) / (2 * step)
+        slope_RD.view(-1)[index] = (function(at_RD + nudge_RD) - function(at_RD - nudge_RD)) / (
+            2 * step
+        )
     return slope_RD
 
 
@@ -88,7 +90,9 @@ def graded(grade_: Grade, rows: LossRows, weight_R: Tensor) -> tuple[Tensor, Ten
     return grade_(rows, weight_R), rows.draft_RD
 
 
-def assert_graded(loss: DistributionLoss, rows: LossRows, weight_R: Tensor, rtol: float = 1e-10) -> None:
+def assert_graded(
+    loss: DistributionLoss, rows: LossRows, weight_R: Tensor, rtol: float = 1e-10
+) -> None:
     """Closed form and autograd agree, to within the greatest entry of a row, and are finite."""
     loss_R, grad_RD = graded(loss.grade_, rows, weight_R)
     wanted_R, wanted_RD = graded(partial(DistributionLoss.grade_, loss), rows, weight_R)
@@ -106,12 +110,18 @@ def test_the_closed_gradient_is_autograds(loss: DistributionLoss) -> None:
         assert_graded(loss, rows, WEIGHTS)
 
 
-@pytest.mark.parametrize("loss", [loss for loss in LAW_LOSSES if not isinstance(loss, LKLambda)], ids=str)
+@pytest.mark.parametrize(
+    "loss", [loss for loss in LAW_LOSSES if not isinstance(loss, LKLambda)], ids=str
+)
 def test_the_gradient_is_the_slope(loss: DistributionLoss) -> None:
     """Not of LKLambda, whose weight is held: ``test_lk`` does that."""
     rows = random_rows(3)
-    slope_RD = slope(lambda draft_RD: (loss(rows._replace(draft_RD=draft_RD)) * WEIGHTS).sum(), rows.draft_RD)
-    torch.testing.assert_close(graded(loss.grade_, rows, WEIGHTS)[1], slope_RD, rtol=1e-6, atol=1e-8)
+    slope_RD = slope(
+        lambda draft_RD: (loss(rows._replace(draft_RD=draft_RD)) * WEIGHTS).sum(), rows.draft_RD
+    )
+    torch.testing.assert_close(
+        graded(loss.grade_, rows, WEIGHTS)[1], slope_RD, rtol=1e-6, atol=1e-8
+    )
 
 
 def extreme(dtype: torch.dtype) -> dict[str, LossRows]:
@@ -123,7 +133,9 @@ def extreme(dtype: torch.dtype) -> dict[str, LossRows]:
         "opposed": rows_of(draft_RD, -draft_RD.roll(1, 0)),
         "equal": rows_of(draft_RD, draft_RD),
         "hardly any mass": rows_of(draft_RD, torch.cat([draft_RD, draft_RD + 50], -1)),
-        "masked": LossRows(draft_RD, masked_p_RD, masked_p_RD.log(), nothing_R, masked_p_RD.argmax(-1)),
+        "masked": LossRows(
+            draft_RD, masked_p_RD, masked_p_RD.log(), nothing_R, masked_p_RD.argmax(-1)
+        ),
         "one token": rows_of(draft_RD[:, :1], draft_RD[:, :1]),
         "one of two tokens": rows_of(draft_RD[:, :1], draft_RD[:, :2]),
         "no rows": rows_of(draft_RD[:0], draft_RD[:0]),
@@ -135,7 +147,12 @@ def extreme(dtype: torch.dtype) -> dict[str, LossRows]:
 @pytest.mark.parametrize("case", extreme(torch.float64))
 def test_extreme_rows_stay_finite(loss: DistributionLoss, dtype: torch.dtype, case: str) -> None:
     rows = extreme(dtype)[case]
-    assert_graded(loss, rows, torch.ones(len(rows.draft_RD), dtype=dtype), 1e-10 if dtype == torch.float64 else 1e-4)
+    assert_graded(
+        loss,
+        rows,
+        torch.ones(len(rows.draft_RD), dtype=dtype),
+        1e-10 if dtype == torch.float64 else 1e-4,
+    )
 
 
 TargetProbs = list[float]
@@ -169,7 +186,9 @@ def jsd(p: TargetProbs, q: TargetProbs, beta: float) -> float:
     ],
     ids=lambda each: str(each) if isinstance(each, DistributionLoss) else "",
 )
-def test_it_is_its_definition(loss: DistributionLoss, definition: Callable[[TargetProbs, TargetProbs], float]) -> None:
+def test_it_is_its_definition(
+    loss: DistributionLoss, definition: Callable[[TargetProbs, TargetProbs], float]
+) -> None:
     got_R = loss(D_ROWS)
     assert got_R.shape == (5,)
     for r in range(5):
@@ -183,7 +202,9 @@ ONES = torch.ones(5, dtype=torch.float64)
 def alphas(rows: LossRows) -> list[float]:
     """Acceptance rates, in plain Python."""
     out = []
-    for p, mass, z in zip(rows.p_RD.tolist(), rows.log_mass_R.exp().tolist(), rows.draft_RD.tolist(), strict=True):
+    for p, mass, z in zip(
+        rows.p_RD.tolist(), rows.log_mass_R.exp().tolist(), rows.draft_RD.tolist(), strict=True
+    ):
         total = sum(math.exp(x) for x in z)
         out.append(sum(min(mass * x, math.exp(y) / total) for x, y in zip(p, z, strict=True)))
     return out
@@ -214,12 +235,16 @@ EAGLE1 = presets()["eagle1"]
 @pytest.mark.parametrize("beta", [1.0, 0.3])
 def test_smooth_l1_is_its_definition(beta: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    state_RH, target_RH = (2 * torch.randn(4, 6, dtype=torch.float64, generator=generator) for _ in range(2))
+    state_RH, target_RH = (
+        2 * torch.randn(4, 6, dtype=torch.float64, generator=generator) for _ in range(2)
+    )
     got_R = SmoothL1(beta)(state_RH, target_RH)
     gaps_RH = (state_RH - target_RH).abs()
     assert gaps_RH.min() < beta < gaps_RH.max()  # both branches
     for r in range(4):
-        gaps = [abs(a - b) for a, b in zip(state_RH[r].tolist(), target_RH[r].tolist(), strict=True)]
+        gaps = [
+            abs(a - b) for a, b in zip(state_RH[r].tolist(), target_RH[r].tolist(), strict=True)
+        ]
         want = sum(x * x / (2 * beta) if x < beta else x - beta / 2 for x in gaps) / 6
         assert float(got_R[r]) == pytest.approx(want, rel=1e-12)
 
@@ -239,7 +264,9 @@ class Tapped(LastLayer):
         ({"head": "own"}, "set head=target"),
     ],
 )
-def test_a_space_of_its_own_is_refused_with_what_to_change(changes: dict[str, object], advice: str) -> None:
+def test_a_space_of_its_own_is_refused_with_what_to_change(
+    changes: dict[str, object], advice: str
+) -> None:
     with pytest.raises(ValueError, match="another space") as error:
         SmoothL1().check(dataclasses.replace(EAGLE1, **changes))
     message = str(error.value)
@@ -255,7 +282,10 @@ EAGLE1_SUM = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)])
         (lambda: WeightedSum([]), "trains nothing"),
         (lambda: WeightedSum([Term(LKAlpha(), 0.0), Term(SmoothL1(), 0.0)]), "trains nothing"),
         (lambda: Term(EAGLE1_SUM), "no sum itself"),
-        (lambda: Term(LKAlpha(), math.nan), "WeightedSum: LKAlpha's weight must be at least 0, not nan"),
+        (
+            lambda: Term(LKAlpha(), math.nan),
+            "WeightedSum: LKAlpha's weight must be at least 0, not nan",
+        ),
         (lambda: LKLambda(scale=1.1), r"LKLambda\.scale must be at most 1, not 1\.1"),
         (lambda: LKLambda(decay=-1.0), r"LKLambda\.decay must be at least 0, not -1"),
         (lambda: TopKCrossEntropy(0), r"TopKCrossEntropy\.k must be at least 1"),

@@ -26,7 +26,11 @@ SIZES = {"vocab_size": WIDE_VOCAB, "hidden_size": 96, "intermediate_size": 256, 
 
 def config_of(spec: DrafterSpec) -> DrafterConfig:
     return DrafterConfig.for_target(
-        spec, llama_config(**SIZES), vocab_size=WIDE_VOCAB, num_target_layers=LAYERS, identity={"source": "tiny"}
+        spec,
+        llama_config(**SIZES),
+        vocab_size=WIDE_VOCAB,
+        num_target_layers=LAYERS,
+        identity={"source": "tiny"},
     )
 
 
@@ -41,7 +45,9 @@ def kept(drafter: Drafter, B: int, T: int, K: int, autocast: bool) -> int:
     """Bytes of all that fusion and unroll save, weights, their copies, the target's states and biases left out."""
     aux = torch.randn(B, T, len(drafter.config.aux_layers), drafter.config.target_hidden_size)
     ids, documents = torch.ones(B, T, dtype=torch.int64), torch.zeros(B, T, dtype=torch.int64)
-    shapes = {shape for p in drafter.parameters() for shape in (tuple(p.shape), tuple(p.shape)[::-1])}
+    shapes = {
+        shape for p in drafter.parameters() for shape in (tuple(p.shape), tuple(p.shape)[::-1])
+    }
     others = {x.untyped_storage().data_ptr() for x in (aux, *drafter.parameters())}
     alive: list[Any] = []  # else an address is given twice
     found: dict[int, int] = {}
@@ -65,10 +71,13 @@ def kept(drafter: Drafter, B: int, T: int, K: int, autocast: bool) -> int:
 @pytest.mark.parametrize("name", DESIGNS)
 def test_activations_are_what_autograd_keeps(name: str, autocast: bool) -> None:
     B, T = 2, 41
-    slack = 0.15 if name == "mtp" and autocast else 0  # transformers' norms make float32 copies there
+    # transformers' norms make float32 copies there
+    slack = 0.15 if name == "mtp" and autocast else 0
     for K in (1, 4, 5):
         drafter = drafter_of(
-            DESIGNS[name] if name != "dflash" else replace(DESIGNS[name], recurrence=MaskBlock(masks=K))
+            DESIGNS[name]
+            if name != "dflash"
+            else replace(DESIGNS[name], recurrence=MaskBlock(masks=K))
         )
         real = kept(drafter, B, T, K, autocast)
         products = torch.bfloat16 if autocast else torch.float32
@@ -78,10 +87,18 @@ def test_activations_are_what_autograd_keeps(name: str, autocast: bool) -> None:
         assert got - biases == pytest.approx(real, rel=(0.3 if K == 1 else 0.1) + slack), K
 
 
-EXPECTED = dict(zip(("weights", "activations", "target", "loss"), (20 * MB, 3000 * MB, 4 * MB, 28 * MB), strict=True))
+EXPECTED = dict(
+    zip(
+        ("weights", "activations", "target", "loss"),
+        (20 * MB, 3000 * MB, 4 * MB, 28 * MB),
+        strict=True,
+    )
+)
 
 
 def test_the_estimate_is_logged_part_by_part(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger=memory.__name__):
         report_memory(EXPECTED)
-    assert caplog.messages == ["estimated memory: 3,052 MB: weights 20, activations 3,000, target 4, loss 28"]
+    assert caplog.messages == [
+        "estimated memory: 3,052 MB: weights 20, activations 3,000, target 4, loss 28"
+    ]

@@ -16,11 +16,15 @@ NAMES = {"loss", "prefix_proxy", "coverage"} | {
 def counts(**rows: list[float]) -> StepCounts:
     """StepCounts with zeros where nothing is given."""
     blank = {name: [0.0, 0.0, 0.0] for name in StepCounts._fields}
-    found = {name: torch.tensor(row, dtype=torch.float64) for name, row in {**blank, **rows}.items()}
+    found = {
+        name: torch.tensor(row, dtype=torch.float64) for name, row in {**blank, **rows}.items()
+    }
     return StepCounts(**{**found, "loss_KN": found["loss_KN"].view(3, -1)})
 
 
-def measured(*updates: StepCounts, named: list[NamedTerm] = ONE, decay: float = 0.8) -> dict[str, float]:
+def measured(
+    *updates: StepCounts, named: list[NamedTerm] = ONE, decay: float = 0.8
+) -> dict[str, float]:
     metric = UnrollMetrics(named, [decay**k for k in range(3)])
     for update in updates:
         metric.update(update)
@@ -41,7 +45,9 @@ def test_every_figure_by_hand() -> None:
     got = measured(FIRST)
     assert set(got) == NAMES
     assert [got[f"accuracy_{k}"] for k in range(3)] == pytest.approx([6 / 8, 3 / 4, 1 / 2])
-    assert [got[f"expected_acceptance_{k}"] for k in range(3)] == pytest.approx([5 / 8, 2 / 4, 0.5 / 2])
+    assert [got[f"expected_acceptance_{k}"] for k in range(3)] == pytest.approx(
+        [5 / 8, 2 / 4, 0.5 / 2]
+    )
     assert [got[f"loss_{k}"] for k in range(3)] == pytest.approx([2, 0.5, 3.5])
     assert got["prefix_proxy"] == pytest.approx(1 + 6 / 8 + 2 / 4 + 1 / 2)
     assert got["coverage"] == pytest.approx(14 / 20)
@@ -49,9 +55,13 @@ def test_every_figure_by_hand() -> None:
 
 def test_the_loss_weighs_steps_and_terms() -> None:
     """One denominator: the decayed rows of all steps."""
-    assert measured(FIRST)["loss"] == pytest.approx((16 + 0.8 * 2 + 0.64 * 7) / (8 + 0.8 * 4 + 0.64 * 2))
+    assert measured(FIRST)["loss"] == pytest.approx(
+        (16 + 0.8 * 2 + 0.64 * 7) / (8 + 0.8 * 4 + 0.64 * 2)
+    )
     named = terms(WeightedSum([Term(SmoothL1(), 2.0), Term(SoftCrossEntropy(), 0.5)]))
-    two = FIRST._replace(loss_KN=torch.tensor([[4.0, 8.0], [0.0, 2.0], [1.0, 1.0]], dtype=torch.float64))
+    two = FIRST._replace(
+        loss_KN=torch.tensor([[4.0, 8.0], [0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
+    )
     got = measured(two, named=named, decay=0.5)
     rows = 8 + 0.5 * 4 + 0.25 * 2
     assert got["smooth_l1"] == pytest.approx((4 + 0.25) / rows)

@@ -72,9 +72,15 @@ def part(rows: Batch, at: slice) -> Batch:
 
 
 def learner(**more: Any) -> DrafterModule:
-    given: dict[str, Any] = {"drafter": presets()["eagle3_1"], "ttt_steps": 3, "schedule": WarmupCosine(0.0)}
+    given: dict[str, Any] = {
+        "drafter": presets()["eagle3_1"],
+        "ttt_steps": 3,
+        "schedule": WarmupCosine(0.0),
+    }
     return DrafterModule(
-        target=Tiny(), optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=RATE), **(given | more)
+        target=Tiny(),
+        optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=RATE),
+        **(given | more),
     )
 
 
@@ -87,7 +93,9 @@ def trainer(**more: Any) -> pl.Trainer:
     return pl.Trainer(**(given | more))
 
 
-def fit(module: DrafterModule, rows: Batch, batch_size: int, **more: Any) -> tuple[Drafter, Drafter]:
+def fit(
+    module: DrafterModule, rows: Batch, batch_size: int, **more: Any
+) -> tuple[Drafter, Drafter]:
     """The drafter before and after."""
     begin = Begin()
     trainer(callbacks=[begin], **more).fit(module, datamodule=InMemory(rows, batch_size))
@@ -101,7 +109,9 @@ def plain(drafter: Drafter, recipe: ObjectiveConfig, rows: Batch, windows: list[
     for step, window in enumerate(windows):
         batch = part(rows, window)
         parameters = [p for p in drafter.parameters() if p.requires_grad]
-        loss = TrainStep(drafter, recipe)(batch, target_outputs(target, drafter, batch, recipe), measure=False).loss
+        loss = TrainStep(drafter, recipe)(
+            batch, target_outputs(target, drafter, batch, recipe), measure=False
+        ).loss
         with torch.no_grad():
             for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
                 p.sub_(gradient, alpha=RATE * rate.factor(step, len(windows)))
@@ -121,7 +131,8 @@ def moved(one: Drafter, other: Drafter) -> float:
         ([12, 3, 4, 3], 2, 2, [slice(0, 4)]),  # batches with many and with few rows
         ([12, 7, 0, 0], 2, 2, [slice(0, 4)]),  # one without any
         ([0, 2, 9, 0, 12], 1, 5, [slice(0, 5)]),
-        ([12, 5, 4, 8, 6], 1, 2, [slice(0, 2), slice(2, 4), slice(4, 5)]),  # the last window of the epoch is short
+        # the last window of the epoch is short
+        ([12, 5, 4, 8, 6], 1, 2, [slice(0, 2), slice(2, 4), slice(4, 5)]),
         ([12, 5, 4, 8, 6, 9, 3], 2, 2, [slice(0, 4), slice(4, 7)]),  # and so is its last batch
         ([12, 5, 4], 2, 4, [slice(0, 3)]),  # the epoch is shorter than a window
     ],
@@ -130,7 +141,11 @@ def moved(one: Drafter, other: Drafter) -> float:
 def test_accumulated_batches_are_one_batch(
     name: str, answers: list[int], batch_size: int, accumulate: int, windows: list[slice]
 ) -> None:
-    loss = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)]) if name == "eagle1" else SoftCrossEntropy()
+    loss = (
+        WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)])
+        if name == "eagle1"
+        else SoftCrossEntropy()
+    )
     module, rows = learner(drafter=presets()[name], loss=loss, train_embed=True), sample(answers)
     before, after = fit(module, rows, batch_size, accumulate_grad_batches=accumulate)
     wanted = plain(copy.deepcopy(before), module.objective, rows, windows)
@@ -170,8 +185,14 @@ class Kept(DummyLogger):
 
 
 @pytest.mark.parametrize(("every", "accumulate"), [(1, 1), (1, 2), (2, 1)])
-def test_the_norm_is_that_before_clipping_and_the_rate_that_of_the_step(every: int, accumulate: int) -> None:
-    logger, module, rows = Kept(), learner(schedule=WarmupCosine(0.5)), sample([12, 4, 9, 5] * accumulate)
+def test_the_norm_is_that_before_clipping_and_the_rate_that_of_the_step(
+    every: int, accumulate: int
+) -> None:
+    logger, module, rows = (
+        Kept(),
+        learner(schedule=WarmupCosine(0.5)),
+        sample([12, 4, 9, 5] * accumulate),
+    )
     before, after = fit(
         module, rows, 1, accumulate_grad_batches=accumulate, logger=logger, log_every_n_steps=every,
         gradient_clip_val=1e-6,
@@ -194,11 +215,18 @@ def test_the_norm_is_that_before_clipping_and_the_rate_that_of_the_step(every: i
 def test_groups_of_other_rates_are_logged_beside_the_first() -> None:
     def two(named: Any) -> torch.optim.Optimizer:
         (_, one), *rest = named
-        return torch.optim.SGD([{"params": [one]}, {"params": [p for _, p in rest], "lr": 0.5}], lr=RATE)
+        return torch.optim.SGD(
+            [{"params": [one]}, {"params": [p for _, p in rest], "lr": 0.5}], lr=RATE
+        )
 
-    logger, module = Kept(), DrafterModule(target=Tiny(), drafter=presets()["eagle3_1"], ttt_steps=1, optimizer=two)
+    logger, module = (
+        Kept(),
+        DrafterModule(target=Tiny(), drafter=presets()["eagle3_1"], ttt_steps=1, optimizer=two),
+    )
     fit(module, sample([12, 4]), 2, logger=logger)
-    assert logger.of("train/lr") == [pytest.approx(RATE)] and logger.of("train/lr_1") == [pytest.approx(0.5)]
+    assert logger.of("train/lr") == [pytest.approx(RATE)] and logger.of("train/lr_1") == [
+        pytest.approx(0.5)
+    ]
 
 
 @dataclass(frozen=True)
@@ -213,9 +241,13 @@ class Halves(Schedule):
     ("schedule", "rates"),
     [
         (Halves(), [1, 1, 0.5, 0.5]),
-        (partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.25, total_iters=3), [0.25, 0.5, 0.75, 1]),
+        (
+            partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.25, total_iters=3),
+            [0.25, 0.5, 0.75, 1],
+        ),
         (partial(torch.optim.lr_scheduler.StepLR, step_size=3, gamma=0.1), [1, 1, 1, 0.1]),
-        (partial(ReduceLROnPlateau, monitor="train/lr", patience=0, factor=0.5), [1, 1, 1, 1]),  # once an epoch
+        # once an epoch
+        (partial(ReduceLROnPlateau, monitor="train/lr", patience=0, factor=0.5), [1, 1, 1, 1]),
     ],
 )
 def test_schedules_of_one_s_own_and_of_torch(schedule: Any, rates: list[float]) -> None:
@@ -245,7 +277,9 @@ def test_a_logger_gets_the_module_s_arguments_as_plain_data() -> None:
 class Marked(FeatureNoise):
     """Adds one, and so says where it went."""
 
-    def __call__(self, aux_BTNH: Tensor, documents_BT: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(
+        self, aux_BTNH: Tensor, documents_BT: Tensor, generator: torch.Generator
+    ) -> Tensor:
         return aux_BTNH + 1
 
 
@@ -270,11 +304,17 @@ def ready(module: DrafterModule) -> DrafterModule:
     return module
 
 
-def test_noise_is_on_what_enters_the_drafter_in_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_is_on_what_enters_the_drafter_in_training_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = ready(learner(noise=Marked()))
     given, said = run(module, "train", monkeypatch)
-    assert torch.equal(given.aux_BTNH, said.aux_BTNH + 1) and torch.equal(given.final_BTH, said.final_BTH)
-    for mine, theirs in zip(given.probs(given.final_BTH[0]), said.probs(said.final_BTH[0]), strict=True):
+    assert torch.equal(given.aux_BTNH, said.aux_BTNH + 1) and torch.equal(
+        given.final_BTH, said.final_BTH
+    )
+    for mine, theirs in zip(
+        given.probs(given.final_BTH[0]), said.probs(said.final_BTH[0]), strict=True
+    ):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
     given, said = run(module, "val", monkeypatch)
     assert torch.equal(given.aux_BTNH, said.aux_BTNH)
@@ -284,9 +324,15 @@ def test_noise_is_on_what_enters_the_drafter_in_training_alone(monkeypatch: pyte
     ("given", "message"),
     [
         ({"ttt_steps": 0}, r"model\.ttt_steps must be at least 1, not 0"),
-        ({"step_weights": StepWeights()}, r"^model\.step_weights=StepWeights is an abstract base class"),
+        (
+            {"step_weights": StepWeights()},
+            r"^model\.step_weights=StepWeights is an abstract base class",
+        ),
         ({"loss": SmoothL1()}, "SmoothL1"),
-        ({"drafter": "dflash", "recompute": True}, r"the steps of a block are one call.*model\.step_keep"),
+        (
+            {"drafter": "dflash", "recompute": True},
+            r"the steps of a block are one call.*model\.step_keep",
+        ),
     ],
 )
 def test_a_module_that_cannot_be(given: dict[str, Any], message: str) -> None:
@@ -314,7 +360,9 @@ def test_features_that_are_no_numbers_are_told_by_their_place(bad: float) -> Non
 
     assert module.drafter is not None
     target.forward = broken(1, 4)  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=rf"sample 1, token 4, boundary 3 holds {bad};.*check the checkpoint"):
+    with pytest.raises(
+        ValueError, match=rf"sample 1, token 4, boundary 3 holds {bad};.*check the checkpoint"
+    ):
         target_outputs(target, module.drafter, rows, module.objective)
     target.forward = broken(1, 9)  # type: ignore[method-assign]
     aux_BTNH = target_outputs(target, module.drafter, rows, module.objective).aux_BTNH
@@ -324,11 +372,15 @@ def test_features_that_are_no_numbers_are_told_by_their_place(bad: float) -> Non
 def test_validation_reports_what_it_measured() -> None:
     """The mean over all rows of all batches, with batches of different sizes; nothing carries over."""
     module, rows = ready(learner()), sample([12, 4, 9])
-    found = trainer(limit_val_batches=1.0).validate(module, datamodule=InMemory(rows, 2), verbose=False)[0]
+    found = trainer(limit_val_batches=1.0).validate(
+        module, datamodule=InMemory(rows, 2), verbose=False
+    )[0]
     assert module.drafter is not None
     whole = TrainStep(module.drafter, module.objective)(
         rows, target_outputs(module.target, module.drafter, rows, module.objective)
     )
     assert found["val/loss"] == pytest.approx(float(whole.loss.detach()), rel=1e-6)
-    again = trainer(limit_val_batches=1.0).validate(module, datamodule=InMemory(rows, 2), verbose=False)[0]
+    again = trainer(limit_val_batches=1.0).validate(
+        module, datamodule=InMemory(rows, 2), verbose=False
+    )[0]
     assert again == found

@@ -60,7 +60,10 @@ def test_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_first_and_last_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [line.split(",")[0] for line in lines(monkeypatch, 1e6, max_steps=6)] == ["step 1/6", "step 6/6"]
+    assert [line.split(",")[0] for line in lines(monkeypatch, 1e6, max_steps=6)] == [
+        "step 1/6",
+        "step 6/6",
+    ]
 
 
 def test_without_total(monkeypatch: pytest.MonkeyPatch) -> None:

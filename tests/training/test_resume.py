@@ -66,7 +66,9 @@ def dies(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 
     def dying(self: DrafterModule, batch: Batch, batch_idx: int) -> torch.Tensor:
         if self.global_step == at:
-            monkeypatch.setattr("specdec.training.checkpoint.RunCheckpoint.on_exception", lambda *_: None)
+            monkeypatch.setattr(
+                "specdec.training.checkpoint.RunCheckpoint.on_exception", lambda *_: None
+            )
             raise DeadError
         return inner(self, batch, batch_idx)
 
@@ -74,7 +76,10 @@ def dies(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 
 
 def test_one_command_begins_and_goes_on(
-    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    base: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """From the start where there is no checkpoint; past damaged ones to the newest whole one; then it is done."""
     caplog.set_level(logging.INFO, "specdec")
@@ -87,20 +92,32 @@ def test_one_command_begins_and_goes_on(
             dies(patch, at)
             with pytest.raises(DeadError):
                 run("fit", auto)
-        begin = f"going on from {out}/checkpoints/step-{found}.ckpt" if found else f"{out}: no checkpoint yet"
+        begin = (
+            f"going on from {out}/checkpoints/step-{found}.ckpt"
+            if found
+            else f"{out}: no checkpoint yet"
+        )
         assert begin in caplog.text
         for name in damaged:
             flip(out / "checkpoints" / name)
     caplog.clear()
-    (left := out / "checkpoints" / ".tmp-0123456789ab").mkdir()  # by a killed save, whose lock nobody holds
+    # by a killed save, whose lock nobody holds
+    (left := out / "checkpoints" / ".tmp-0123456789ab").mkdir()
     (left / ".lock").touch()
     assert run("fit", auto) == 0
     assert f"going on from {out}/checkpoints/step-4.ckpt" in caplog.text
-    assert same(whole, out) and checkpoints(out) == checkpoints(whole) == ["last.ckpt", "step-4.ckpt", "step-6.ckpt"]
+    assert same(whole, out) and checkpoints(out) == checkpoints(whole) == [
+        "last.ckpt",
+        "step-4.ckpt",
+        "step-6.ckpt",
+    ]
     configs = len(list(out.glob("config*")))
     caplog.clear()
     assert run("fit", auto) == 0
-    assert f"{out} is done: nothing is left to train" in caplog.text and len(list(out.glob("config*"))) == configs
+    assert (
+        f"{out} is done: nothing is left to train" in caplog.text
+        and len(list(out.glob("config*"))) == configs
+    )
 
 
 @pytest.mark.parametrize("accumulate", [2])
@@ -131,7 +148,10 @@ def test_a_scheduler_of_torch_goes_on_to_the_last_bit(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that also moves the momentum, and whose length refers to the run's."""
-    cycle = {"class_path": "OneCycleLR", "init_args": {"max_lr": 1e-2, "total_steps": "${trainer.max_steps}"}}
+    cycle = {
+        "class_path": "OneCycleLR",
+        "init_args": {"max_lr": 1e-2, "total_steps": "${trainer.max_steps}"},
+    }
     (tmp_path / "cycle.yaml").write_text(json.dumps({"model": {"schedule": cycle}}))
     base = ["--config", str(tmp_path / "cycle.yaml"), *base, "--trainer.log_every_n_steps=1"]
     whole, out = tmp_path / "whole", tmp_path / "run"
@@ -142,16 +162,24 @@ def test_a_scheduler_of_torch_goes_on_to_the_last_bit(
         with pytest.raises(DeadError):
             run("fit", auto)
     assert run("fit", auto) == 0
-    assert same(whole, out) and (whole / "losses.txt").read_text() == (out / "losses.txt").read_text()
-    rows = list(csv.DictReader((whole / "csv" / "version_0" / "metrics.csv").read_text().splitlines()))
+    assert (
+        same(whole, out) and (whole / "losses.txt").read_text() == (out / "losses.txt").read_text()
+    )
+    rows = list(
+        csv.DictReader((whole / "csv" / "version_0" / "metrics.csv").read_text().splitlines())
+    )
     rates = [float(row["train/lr"]) for row in rows if row["train/lr"]]
     assert rates[0] == pytest.approx(1e-2 / 25) and max(rates) > 5e-3 and rates[-1] < rates[0]
 
 
-def test_refused_checkpoints_are_named_in_turn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_checkpoints_are_named_in_turn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert newest(tmp_path) is None
     for name, step in (("step-2", 2), ("step-10", 10), ("step-4", 4), ("last", 12)):
-        AtomicCheckpointIO().save_checkpoint({"global_step": step, "x": torch.ones(1000)}, tmp_path / f"{name}.ckpt")
+        AtomicCheckpointIO().save_checkpoint(
+            {"global_step": step, "x": torch.ones(1000)}, tmp_path / f"{name}.ckpt"
+        )
     (tmp_path / ".tmp-1").touch()
     assert newest(tmp_path) == tmp_path / "last.ckpt"
     flip(tmp_path / "last.ckpt")
@@ -174,11 +202,16 @@ def saved(path: Path, **config: Any) -> Path:
     return path
 
 
-def test_what_changes_the_training_is_refused_key_by_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_changes_the_training_is_refused_key_by_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "specdec")
     before = {
         "model": {
-            "optimizer": {"class_path": "specdec.nn.optimizers.AdamW", "init_args": {"lr": 0.1, "betas": [0.9, 1]}}
+            "optimizer": {
+                "class_path": "specdec.nn.optimizers.AdamW",
+                "init_args": {"lr": 0.1, "betas": [0.9, 1]},
+            }
         },
         "data": {"class_path": "TextData", "init_args": {"seq_len": 8}},
         "trainer": {"precision": None, "max_steps": 6, "logger": None, "devices": 1},
@@ -191,12 +224,25 @@ def test_what_changes_the_training_is_refused_key_by_key(tmp_path: Path, caplog:
 
     now: dict[str, Any] = json.loads(json.dumps(before))
     now["out"], now["checkpoint"]["every_n_train_steps"], now["trainer"]["max_steps"] = "b", 5, 9
-    assert set(compare(path, now, [])) == {"out", "checkpoint.every_n_train_steps", "trainer.max_steps"}
-    assert "trainer.max_steps was 6, is 9; the learning rate's schedule depends on the run's length" in caplog.text
+    assert set(compare(path, now, [])) == {
+        "out",
+        "checkpoint.every_n_train_steps",
+        "trainer.max_steps",
+    }
+    assert (
+        "trainer.max_steps was 6, is 9; the learning rate's schedule depends on the run's length"
+        in caplog.text
+    )
     caplog.clear()
 
-    now["model"]["optimizer"]["init_args"]["lr"], now["seed_everything"], now["trainer"]["devices"] = 0.2, 1, 2
-    with pytest.raises(ValueError, match=r"a\.ckpt was trained under other settings[^\n]*--allow_changes '\[") as told:
+    (
+        now["model"]["optimizer"]["init_args"]["lr"],
+        now["seed_everything"],
+        now["trainer"]["devices"],
+    ) = 0.2, 1, 2
+    with pytest.raises(
+        ValueError, match=r"a\.ckpt was trained under other settings[^\n]*--allow_changes '\["
+    ) as told:
         compare(path, now, [])
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert lines == [
@@ -206,7 +252,9 @@ def test_what_changes_the_training_is_refused_key_by_key(tmp_path: Path, caplog:
     with pytest.raises(ValueError, match=r"listed above \(seed_everything\)"):
         compare(path, now, ["model.optimizer", "trainer.devices"])
     assert len(compare(path, now, ["model", "trainer.devices", "seed_everything"])) == 6
-    with pytest.raises(ValueError, match=r"--allow_changes 'model.optimiser': no setting has that name"):
+    with pytest.raises(
+        ValueError, match=r"--allow_changes 'model.optimiser': no setting has that name"
+    ):
         compare(path, now, ["model.optimiser"])
     AtomicCheckpointIO().save_checkpoint({"global_step": 1}, tmp_path / "b.ckpt")
     with pytest.raises(ValueError, match="it holds no config"):
@@ -227,7 +275,10 @@ def test_going_back_needs_a_directory_of_its_own(
 
 
 def test_a_resumed_run_may_be_made_longer_and_changed_by_name(
-    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    base: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "specdec")
     out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
@@ -240,7 +291,10 @@ def test_a_resumed_run_may_be_made_longer_and_changed_by_name(
     assert checkpoints(out) == before and (out / "DONE.json").exists()
     # a checkpoint knows its config wherever it lies
     moved = shutil.copy(out / "checkpoints" / "step-4.ckpt", tmp_path / "moved.ckpt")
-    assert main(["fit", *base, f"--out={elsewhere}", f"--ckpt_path={moved}", "--model.ttt_steps=2"]) == 2
+    assert (
+        main(["fit", *base, f"--out={elsewhere}", f"--ckpt_path={moved}", "--model.ttt_steps=2"])
+        == 2
+    )
     assert "(model.ttt_steps)" in capsys.readouterr().err and not elsewhere.exists()
     allowed = ["--model.optimizer.lr=0.5", "--allow_changes=[model.optimizer]"]
     assert run("fit", [*auto, *allowed, "--trainer.max_steps=8"]) == 0

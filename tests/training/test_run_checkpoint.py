@@ -61,7 +61,12 @@ def sent(monkeypatch: pytest.MonkeyPatch, method: str, at: int, *signums: signal
     ],
 )
 def test_a_run_stopped_within_a_step_goes_on_as_if_it_were_not(
-    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, method: str, at: int
+    base: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signum: signal.Signals,
+    method: str,
+    at: int,
 ) -> None:
     """In the second step: at its first batch, at its last, and in the validation between its batches."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
@@ -102,7 +107,10 @@ def test_the_first_signal_waits_for_the_step_and_ctrl_c_after_it_ends_the_run_at
     sent(monkeypatch, "training_step", 4, *signums)
     every = ["--checkpoint.every_n_train_steps", "1"]
     assert run("fit", [*base, *every, "--out", str(tmp_path / "run")]) == status
-    assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == step
+    assert (
+        torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+        == step
+    )
 
 
 @pytest.mark.parametrize(("log_model", "uploads"), [("true", 1), ("all", 2)])
@@ -120,7 +128,9 @@ def test_a_logger_gets_the_checkpoints(
 
     waiting: list[RunCheckpoint] = []
     monkeypatch.setattr(
-        CSVLogger, "after_save_checkpoint", lambda _, c: take(c) if log_model == "all" else waiting.append(c)
+        CSVLogger,
+        "after_save_checkpoint",
+        lambda _, c: take(c) if log_model == "all" else waiting.append(c),
     )
     monkeypatch.setattr(CSVLogger, "finalize", lambda *_: [take(c) for c in waiting])
     out = tmp_path / "run"

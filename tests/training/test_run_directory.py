@@ -24,7 +24,9 @@ def fail(directory: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_one_run_has_a_directory_and_the_other_deletes_nothing_of_it(tmp_path: Path, made: bool) -> None:
+def test_one_run_has_a_directory_and_the_other_deletes_nothing_of_it(
+    tmp_path: Path, made: bool
+) -> None:
     """The first has written nothing yet; the second fails before its first step."""
     out = tmp_path / "some" / "run"
     if made:
@@ -32,7 +34,12 @@ def test_one_run_has_a_directory_and_the_other_deletes_nothing_of_it(tmp_path: P
     with RunDirectory() as first:
         assert first.choose(str(out)) == out
         second = RunDirectory()
-        with pytest.raises(ValueError, match=r"run is claimed by another run[^\n]*choose another --out"), second:
+        with (
+            pytest.raises(
+                ValueError, match=r"run is claimed by another run[^\n]*choose another --out"
+            ),
+            second,
+        ):
             second.choose(str(out))
         assert tree(out) == {CLAIM}
         (out / "config.yaml").write_text("a")
@@ -74,13 +81,17 @@ def test_what_a_resumed_run_finds_is_claimed_and_kept(tmp_path: Path, begun: boo
     directory = RunDirectory()
     assert directory.choose(str(out), resumes=True) == out
     assert tree(out) == {CLAIM, *kept}
-    with pytest.raises(ValueError, match=rf"run is claimed by another run \(process {os.getpid()} on "):
+    with pytest.raises(
+        ValueError, match=rf"run is claimed by another run \(process {os.getpid()} on "
+    ):
         RunDirectory().choose(str(out))
     fail(directory)
     assert tree(out) == kept
 
 
-def test_runs_started_together_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_started_together_have_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPECDEC_RUNS", str(tmp_path))
     names = [tmp_path / name for name in ("fit-1", "fit-1-2", "fit-1-3", "fit-1-4")]
     monkeypatch.setattr(run_directory, "run_names", lambda kind: iter(names))
@@ -134,7 +145,9 @@ HOLD = (
 
 @pytest.fixture
 def other(tmp_path: Path) -> "subprocess.Popen[str]":
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "True\n"
     return process
 
@@ -151,13 +164,19 @@ def test_a_killed_runs_claim_is_void(tmp_path: Path, other: "subprocess.Popen[st
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("foreign", [("thesis.tex",), ("config.yaml",), ("checkpoints/last.ckpt", "losses.txt")])
-def test_a_folder_that_no_run_has_left_is_not_gone_on_with(foreign: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "foreign", [("thesis.tex",), ("config.yaml",), ("checkpoints/last.ckpt", "losses.txt")]
+)
+def test_a_folder_that_no_run_has_left_is_not_gone_on_with(
+    foreign: tuple[str, ...], tmp_path: Path
+) -> None:
     for name in foreign:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match="holds files, and none of a run of specdec fit: choose another --out"):
+    with pytest.raises(
+        ValueError, match="holds files, and none of a run of specdec fit: choose another --out"
+    ):
         RunDirectory().choose(str(tmp_path), resumes=True)
     assert sorted(tmp_path.rglob("*")) == before
     (tmp_path / ".claimed").touch()  # a killed run leaves it

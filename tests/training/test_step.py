@@ -53,7 +53,9 @@ def train_step(
     loss: Loss = SOFT,
     **more: Any,
 ) -> StepOutput:
-    return TrainStep(drafter, ObjectiveConfig(loss, steps, Decay(decay), in_vocab, **more))(batch, teacher, measure)
+    return TrainStep(drafter, ObjectiveConfig(loss, steps, Decay(decay), in_vocab, **more))(
+        batch, teacher, measure
+    )
 
 
 def learner(spec: DrafterSpec, dtype: torch.dtype = torch.float64) -> Drafter:
@@ -78,7 +80,9 @@ def make_teacher(drafter: Drafter, batch: Batch, seed: int = 1) -> TargetOutputs
     aux = torch.randn(*batch.ids_BT.shape, n, HIDDEN, dtype=torch.float64, generator=generator)
     logits = 2 * torch.randn(*batch.ids_BT.shape, VOCAB, dtype=torch.float64, generator=generator)
     return TargetOutputs(
-        aux, logits, TargetHead(Echo(), drafter.vocab, {"log_p_RD", "log_mass_R", "token_R"}, known=True)
+        aux,
+        logits,
+        TargetHead(Echo(), drafter.vocab, {"log_p_RD", "log_mass_R", "token_R"}, known=True),
     )
 
 
@@ -94,7 +98,9 @@ class Slow(NamedTuple):
 
 
 @torch.no_grad()
-def slow(drafter: Drafter, batch: Batch, teacher: TargetOutputs, decay: float, in_vocab: bool) -> Slow:
+def slow(
+    drafter: Drafter, batch: Batch, teacher: TargetOutputs, decay: float, in_vocab: bool
+) -> Slow:
     """The definition, slot by slot."""
     ids = drafter.vocab.target_ids_D.tolist()
     logits_K = [
@@ -120,16 +126,23 @@ def slow(drafter: Drafter, batch: Batch, teacher: TargetOutputs, decay: float, i
                 counts["covered_K"][k] += best in ids
                 if best in ids or not in_vocab:
                     counts["rows_K"][k] += 1
-                    counts["loss_K"][k] -= math.fsum(p * math.log(q) for p, q in zip(P, Q, strict=True))
+                    counts["loss_K"][k] -= math.fsum(
+                        p * math.log(q) for p, q in zip(P, Q, strict=True)
+                    )
                 if all(m[t + 1 : predicted + 1]):
                     hit = ids[max(range(len(ids)), key=lambda j: Q[j])] == best
                     right[b, t] &= hit
                     counts["reached_K"][k] += 1
                     counts["hits_K"][k] += hit
                     counts["prefix_hits_K"][k] += right[b, t]
-                    counts["overlap_K"][k] += math.fsum(min(full[v], Q[j]) for j, v in enumerate(ids))
+                    counts["overlap_K"][k] += math.fsum(
+                        min(full[v], Q[j]) for j, v in enumerate(ids)
+                    )
     total = math.fsum(decay**k * rows for k, rows in enumerate(counts["rows_K"]))
-    return Slow(math.fsum(decay**k * loss for k, loss in enumerate(counts["loss_K"])) / max(total, 1e-30), counts)
+    return Slow(
+        math.fsum(decay**k * loss for k, loss in enumerate(counts["loss_K"])) / max(total, 1e-30),
+        counts,
+    )
 
 
 @pytest.mark.parametrize("in_vocab", [True, False])
@@ -163,8 +176,12 @@ def test_the_teacher_is_renormalised_for_the_loss_and_not_for_the_overlap() -> N
         for logits in (teacher.final_BTH, heavier)
     )
     torch.testing.assert_close(after.loss, before.loss, rtol=1e-13, atol=0)
-    assert float(before.counts.overlap_K.min()) > 1e-3 and float(after.counts.overlap_K.max()) < 1e-9
-    with_mask = train_step(drafter, batch, teacher._replace(final_BTH=heavier), K, 0.8, in_vocab=True)
+    assert (
+        float(before.counts.overlap_K.min()) > 1e-3 and float(after.counts.overlap_K.max()) < 1e-9
+    )
+    with_mask = train_step(
+        drafter, batch, teacher._replace(final_BTH=heavier), K, 0.8, in_vocab=True
+    )
     assert float(with_mask.counts.rows_K.sum()) == 0 and float(with_mask.loss.detach()) == 0
     assert torch.equal(with_mask.counts.supervised_K, before.counts.supervised_K)
 
@@ -190,12 +207,16 @@ def test_the_teacher_is_the_targets_own_word(name: str) -> None:
     target, drafter, batch = tiny_target(), learner(presets()[name]), make_batch()
     teacher = target_outputs(target, drafter, batch, ObjectiveConfig())
     assert not teacher.aux_BTNH.requires_grad and not teacher.final_BTH.requires_grad
-    own = target.model(batch.ids_BT[:1], output_hidden_states=True)  # the first row is one whole document
+    # the first row is one whole document
+    own = target.model(batch.ids_BT[:1], output_hidden_states=True)
     probs = teacher.probs(teacher.final_BTH[0])
     want = own.logits[0][:, drafter.vocab.target_ids_D].softmax(-1)
     torch.testing.assert_close(probs.p_CD, want, rtol=1e-5, atol=1e-7)
-    for n, boundary in enumerate(drafter.config.aux_layers):  # EAGLE-1's last one after the final norm, as theirs
-        torch.testing.assert_close(teacher.aux_BTNH[0, :, n], own.hidden_states[boundary][0], rtol=1e-5, atol=1e-5)
+    # EAGLE-1's last one after the final norm, as theirs
+    for n, boundary in enumerate(drafter.config.aux_layers):
+        torch.testing.assert_close(
+            teacher.aux_BTNH[0, :, n], own.hidden_states[boundary][0], rtol=1e-5, atol=1e-5
+        )
     assert (name == "eagle1") == (drafter.config.aux_layers == (LAYERS,))
     second = target(batch.ids_BT[1:2, 6:], View.packed(torch.zeros(1, 8, dtype=torch.int64)), [2])
     torch.testing.assert_close(teacher.final_BTH[1, 6:], second.final_BTH[0], rtol=1e-5, atol=1e-5)
@@ -204,7 +225,8 @@ def test_the_teacher_is_the_targets_own_word(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kept", "arrive"),
     [
-        ("eagle3", torch.bfloat16, torch.bfloat16),  # a projection reads them, for which autocast would round them
+        # a projection reads them, for which autocast would round them
+        ("eagle3", torch.bfloat16, torch.bfloat16),
         ("eagle3", torch.float64, torch.float32),  # which autocast leaves alone
         ("eagle3_1", torch.bfloat16, torch.float32),  # a norm reads them
         ("eagle1", torch.bfloat16, torch.float32),  # the drafter's own residual stream
@@ -221,7 +243,9 @@ def test_states_are_widened_under_autocast_only_where_they_have_to_be(
     assert target_outputs(target, drafter, batch, ObjectiveConfig()).aux_BTNH.dtype == torch.float32
 
 
-SEVERAL = WeightedSum([Term(LKLambda(), 0.5), Term(SoftCrossEntropy(), 2.0), Term(TotalVariation(), 0.0)])
+SEVERAL = WeightedSum(
+    [Term(LKLambda(), 0.5), Term(SoftCrossEntropy(), 2.0), Term(TotalVariation(), 0.0)]
+)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -233,7 +257,9 @@ def test_several_terms_are_counted_one_by_one(recompute: bool) -> None:
     alone = [train_step(drafter, batch, teacher, K, 0.8, loss=term.loss) for term in SEVERAL.terms]
     assert got.counts is not None
     for n, one in enumerate(alone):
-        torch.testing.assert_close(got.counts.loss_KN[:, n], one.counts.loss_KN[:, 0], rtol=1e-13, atol=0)
+        torch.testing.assert_close(
+            got.counts.loss_KN[:, n], one.counts.loss_KN[:, 0], rtol=1e-13, atol=0
+        )
     want = sum(term.weight * one.loss for term, one in zip(SEVERAL.terms, alone, strict=True))
     torch.testing.assert_close(got.loss, want, rtol=1e-13, atol=0)
     rows = sum(0.8**k * float(count) for k, count in enumerate(got.counts.rows_K))
@@ -256,15 +282,25 @@ class Counted(TorchDispatchMode):
 def test_how_often_a_device_is_waited_for(K: int) -> None:
     """Six times a step, whatever is unrolled: for features that are finite, the number and places of kept slots, the
     numbers, places and cuts of pieces (a list is read here without an operator). A CPU's slices ask twice, of three."""
-    drafter, batch, config = learner(presets()["eagle3_1"]), make_batch(), ObjectiveConfig(steps=K, kernel=Dense())
+    drafter, batch, config = (
+        learner(presets()["eagle3_1"]),
+        make_batch(),
+        ObjectiveConfig(steps=K, kernel=Dense()),
+    )
     step, target = TrainStep(drafter, config), tiny_target()
     with Counted() as counted:
-        step(batch, target_outputs(target, drafter, batch, config, measure=False), measure=False).loss.backward()
+        step(
+            batch, target_outputs(target, drafter, batch, config, measure=False), measure=False
+        ).loss.backward()
     assert counted.found["aten::nonzero"] <= 2
     assert counted.found["aten::_local_scalar_dense"] == 2 + 2 * 3 * K
-    assert not {"aten::item", "aten::equal", "aten::is_nonzero", "aten::_unique2", "aten::masked_select"} & {
-        *counted.found
-    }
+    assert not {
+        "aten::item",
+        "aten::equal",
+        "aten::is_nonzero",
+        "aten::_unique2",
+        "aten::masked_select",
+    } & {*counted.found}
 
 
 def test_how_many_operators_a_step_launches() -> None:
@@ -297,7 +333,9 @@ def test_the_target_is_asked_for_what_is_read_and_no_more(
     loss: Loss, in_vocab: bool, measure: bool, reads: set[str], known: bool
 ) -> None:
     recipe = ObjectiveConfig(loss, in_vocab=in_vocab)
-    probs = target_outputs(tiny_target(), learner(presets()["eagle3"]), make_batch(), recipe, measure).probs
+    probs = target_outputs(
+        tiny_target(), learner(presets()["eagle3"]), make_batch(), recipe, measure
+    ).probs
     assert isinstance(probs, TargetHead)
     assert probs.known is known and (
         probs.reads == reads or (loss is SEVERAL and probs.reads >= {"log_mass_R", "log_p_RD"})

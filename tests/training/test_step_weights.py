@@ -21,7 +21,14 @@ from specdec.nn.unroll import Blocked
 from specdec.training.divergences import HardCrossEntropy
 from specdec.training.head_loss import TargetHead
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum, terms
-from specdec.training.step import ObjectiveConfig, StepCounts, TargetOutputs, TrainStep, UnrollMetrics, target_outputs
+from specdec.training.step import (
+    ObjectiveConfig,
+    StepCounts,
+    TargetOutputs,
+    TrainStep,
+    UnrollMetrics,
+    target_outputs,
+)
 from specdec.training.step_weights import DPACE, AcceptUntilFail, Decay, PrefixWeights, StepWeights
 from specdec.training.ttt import supervised, ttt_unroll
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_target, variants
@@ -69,14 +76,20 @@ def lesson(name: str) -> Lesson:
     """A target of whose greedy tokens many are what one of the unroll's steps drafts there."""
     drafter, batch = learner((presets() | variants())[name]), make_batch()
     generator = torch.Generator().manual_seed(2)
-    head_VH = torch.nn.functional.normalize(torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=generator))
+    head_VH = torch.nn.functional.normalize(
+        torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=generator)
+    )
     aux_BTNH = make_teacher(drafter, batch).aux_BTNH
     token_BT = torch.randint(0, VOCAB, (3, T), generator=generator)
     by_BT = torch.randint(0, 5, (3, T), generator=generator)  # mostly the first step
     for k, step in enumerate(ttt_unroll(drafter, batch.ids_BT, aux_BTNH, batch.documents_BT, K)):
-        drafted_BT = drafter.vocab.target_ids_D[drafter.logits(step.normed_BTH).argmax(-1)].roll(1 + k, 1)
+        drafted_BT = drafter.vocab.target_ids_D[drafter.logits(step.normed_BTH).argmax(-1)].roll(
+            1 + k, 1
+        )
         token_BT = torch.where((by_BT - 1).clamp(min=0) == k, drafted_BT, token_BT)
-    final_BTH = 3 * head_VH[token_BT] + 0.1 * torch.randn(3, T, HIDDEN, dtype=torch.float64, generator=generator)
+    final_BTH = 3 * head_VH[token_BT] + 0.1 * torch.randn(
+        3, T, HIDDEN, dtype=torch.float64, generator=generator
+    )
     probs = TargetHead(Matrix(head_VH), drafter.vocab, {"token_R"}, known=True)  # type: ignore[arg-type]
     return Lesson(drafter, batch, TargetOutputs(aux_BTNH, final_BTH, probs), head_VH)
 
@@ -90,13 +103,18 @@ def rows_of(of: Lesson, part: PrefixWeights, loss: Loss, in_vocab: bool) -> list
     """Every row that counts, by step, slot by slot."""
     drafter, batch, ids = of.drafter, of.batch, of.drafter.vocab.target_ids_D
     unroll = list(ttt_unroll(drafter, batch.ids_BT, of.teacher.aux_BTNH, batch.documents_BT, K))
-    trained_KBT = torch.stack([supervised(batch.loss_mask_BT, batch.documents_BT, k) for k in range(K)])
+    trained_KBT = torch.stack(
+        [supervised(batch.loss_mask_BT, batch.documents_BT, k) for k in range(K)]
+    )
     out: list[list[Row]] = [[] for _ in range(K)]
     for b, t in itertools.product(range(3), range(T)):
         trained, seen, found = trained_KBT[:, b, t].tolist(), [0.0] * K, []
         for k in (k for k in range(K) if trained[k]):
             state_H = of.teacher.final_BTH[b, t + 1 + k]
-            full_V, q_D = of.head_VH @ state_H, drafter.logits(unroll[k].normed_BTH)[b, t].softmax(-1)
+            full_V, q_D = (
+                of.head_VH @ state_H,
+                drafter.logits(unroll[k].normed_BTH)[b, t].softmax(-1),
+            )
             best = int(full_V.argmax())
             if isinstance(part, AcceptUntilFail):
                 seen[k] = float(int(ids[q_D.argmax()]) == best)
@@ -116,15 +134,26 @@ def rows_of(of: Lesson, part: PrefixWeights, loss: Loss, in_vocab: bool) -> list
 @pytest.mark.parametrize("in_vocab", [True, False])
 @pytest.mark.parametrize("part", [AcceptUntilFail(), DPACE()], ids=["auf", "dpace"])
 @pytest.mark.parametrize("name", ["eagle1", "eagle3_1", "peagle_3_1"])
-def test_a_training_step_is_its_definition_in_any_pieces(name: str, part: PrefixWeights, in_vocab: bool) -> None:
+def test_a_training_step_is_its_definition_in_any_pieces(
+    name: str, part: PrefixWeights, in_vocab: bool
+) -> None:
     """Loss, figures and gradients; with EAGLE-1 of two losses, one of them of the state."""
     of, loss = lesson(name), EAGLE1 if name == "eagle1" else SoftCrossEntropy()
     rows, factors, named = rows_of(of, part, loss, in_vocab), part.factors(K), terms(loss)
-    sums_KN = torch.stack([torch.stack([row.loss_N * row.weight for row in step]).sum(0) for step in rows])
+    sums_KN = torch.stack(
+        [torch.stack([row.loss_N * row.weight for row in step]).sum(0) for step in rows]
+    )
     count_K = [math.fsum(row.weight for row in step) for step in rows]
     assert count_K[2] > 0 and count_K[0] > count_K[2]  # some chains go on, some have failed
     total = math.fsum(map(math.prod, zip(factors, count_K, strict=True)))
-    want = sum(f * term.weight * sums_KN[k, n] for k, f in enumerate(factors) for n, term in enumerate(named)) / total
+    want = (
+        sum(
+            f * term.weight * sums_KN[k, n]
+            for k, f in enumerate(factors)
+            for n, term in enumerate(named)
+        )
+        / total
+    )
     learned = [p for p in of.drafter.parameters() if p.requires_grad]
     wanted = torch.autograd.grad(want, learned)
     for size in (1, 2**20):
@@ -139,28 +168,43 @@ def test_a_training_step_is_its_definition_in_any_pieces(name: str, part: Prefix
         metrics.update(got.counts)
         figures = metrics.compute()
         assert float(figures["loss"]) == pytest.approx(float(want.detach()), rel=1e-6)
-        per_step = (sums_KN.detach() * torch.tensor([term.weight for term in named])).sum(1) / torch.tensor(count_K)
-        assert [float(figures[f"loss_{k}"]) for k in range(K)] == pytest.approx(per_step.tolist(), rel=1e-6)
+        per_step = (sums_KN.detach() * torch.tensor([term.weight for term in named])).sum(
+            1
+        ) / torch.tensor(count_K)
+        assert [float(figures[f"loss_{k}"]) for k in range(K)] == pytest.approx(
+            per_step.tolist(), rel=1e-6
+        )
 
 
 def test_a_step_whose_rows_weigh_less_than_one_has_its_mean() -> None:
     metrics = UnrollMetrics(terms(SoftCrossEntropy()), [1.0])
     blank = {name: torch.zeros(1, dtype=torch.float64) for name in StepCounts._fields}
-    metrics.update(StepCounts(**{**blank, "rows_K": blank["rows_K"] + 0.25, "loss_KN": torch.full((1, 1), 0.5)}))
+    metrics.update(
+        StepCounts(
+            **{**blank, "rows_K": blank["rows_K"] + 0.25, "loss_KN": torch.full((1, 1), 0.5)}
+        )
+    )
     assert float(metrics.compute()["loss_0"]) == 2
 
 
 def test_dpace_with_the_hard_loss_climbs_the_accepted_length() -> None:
     """By autograd of the surrogate itself, whose confidences are nobody's constants."""
     of = lesson("eagle3_1")
-    got = TrainStep(of.drafter, ObjectiveConfig(HardCrossEntropy(), K, DPACE(0.0), piece_bytes=1))(of.batch, of.teacher)
+    got = TrainStep(of.drafter, ObjectiveConfig(HardCrossEntropy(), K, DPACE(0.0), piece_bytes=1))(
+        of.batch, of.teacher
+    )
     alive_S, length = torch.ones(3 * T, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     ids = of.drafter.vocab.target_ids_D
     unroll = ttt_unroll(of.drafter, of.batch.ids_BT, of.teacher.aux_BTNH, of.batch.documents_BT, K)
     best_BT = (of.teacher.final_BTH @ of.head_VH.T).argmax(-1)
     for k, step in enumerate(unroll):
-        q_BTD, token_BT1 = of.drafter.logits(step.normed_BTH).softmax(-1), best_BT.roll(-1 - k, 1)[..., None]
-        sure_BT = (q_BTD * (ids == token_BT1)).sum(-1) * supervised(of.batch.loss_mask_BT, of.batch.documents_BT, k)
+        q_BTD, token_BT1 = (
+            of.drafter.logits(step.normed_BTH).softmax(-1),
+            best_BT.roll(-1 - k, 1)[..., None],
+        )
+        sure_BT = (q_BTD * (ids == token_BT1)).sum(-1) * supervised(
+            of.batch.loss_mask_BT, of.batch.documents_BT, k
+        )
         alive_S = alive_S * sure_BT.flatten()
         length = length + alive_S.sum()
     learned = [p for p in of.drafter.parameters() if p.requires_grad]
@@ -183,7 +227,9 @@ def test_no_supervised_row_is_zero_and_reaches_every_parameter(part: PrefixWeigh
 def test_only_weights_that_look_ask_twice(part: StepWeights, passes: int) -> None:
     """And they ask for what they look at, whatever the loss reads."""
     of, asked = lesson("eagle3_1"), []
-    heard = of.teacher._replace(probs=lambda final_CH: asked.append(len(final_CH)) or of.teacher.probs(final_CH))
+    heard = of.teacher._replace(
+        probs=lambda final_CH: asked.append(len(final_CH)) or of.teacher.probs(final_CH)
+    )
     once = ObjectiveConfig(SoftCrossEntropy(), K, part, False)
     TrainStep(of.drafter, once)(of.batch, heard, measure=False)
     assert len(asked) == passes and len(set(asked)) == 1

@@ -60,7 +60,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def reports(clock: Clock, callbacks: tuple[pl.Callback, ...] = (), **more: Any) -> dict[int, dict[str, float]]:
+def reports(
+    clock: Clock, callbacks: tuple[pl.Callback, ...] = (), **more: Any
+) -> dict[int, dict[str, float]]:
     """What is logged in eight steps, by step."""
     module, found = learner(), dict[int, dict[str, float]]()
     log = module.log_dict
@@ -88,5 +90,7 @@ def test_rates_of_whole_steps(clock: Clock) -> None:
 def test_validations_and_checkpoints_do_not_count(clock: Clock, tmp_path: Path) -> None:
     writer = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1)
     slow = {"plugins": SlowFiles(clock), "enable_checkpointing": True}
-    for report in reports(clock, (writer,), limit_val_batches=1, val_check_interval=2, **slow).values():
+    for report in reports(
+        clock, (writer,), limit_val_batches=1, val_check_interval=2, **slow
+    ).values():
         assert 2 * STEP <= 2 * report["speed/step_seconds"] <= 2 * (STEP + FETCH)

@@ -38,7 +38,8 @@ def slots(mask: Tensor) -> list[int]:
 @pytest.mark.parametrize(
     ("k", "trained", "reached"),
     [
-        (0, [1, 2, 6, 7], [1, 2, 6, 7]),  # the slot before each answer drafts its second token; none beyond its end
+        # the slot before each answer drafts its second token; none beyond its end
+        (0, [1, 2, 6, 7], [1, 2, 6, 7]),
         (1, [0, 1, 5, 6], [1, 6]),
         (2, [0, 4, 5], []),
         (3, [3, 4], []),
@@ -53,10 +54,14 @@ def test_masks_of_a_two_turn_sample(k: int, trained: list[int], reached: list[in
     assert slots(reachable(answers(TURNS), one(TURNS), k)) == reached
 
 
-def sample(documents: list[list[int]], spec: DrafterSpec, seed: int = 0) -> tuple[Any, Tensor, Tensor, Tensor]:
+def sample(
+    documents: list[list[int]], spec: DrafterSpec, seed: int = 0
+) -> tuple[Any, Tensor, Tensor, Tensor]:
     drafter, generator = tiny_drafter(spec), torch.Generator().manual_seed(seed)
     B, T = len(documents), len(documents[0])
-    aux = torch.randn(B, T, len(drafter.config.aux_layers), HIDDEN, dtype=torch.float64, generator=generator)
+    aux = torch.randn(
+        B, T, len(drafter.config.aux_layers), HIDDEN, dtype=torch.float64, generator=generator
+    )
     ids = torch.randint(1, VOCAB, (B, T), generator=generator)
     return drafter, ids, aux, torch.tensor(documents)
 
@@ -79,10 +84,12 @@ def test_every_step_gets_the_next_token_the_last_feature_and_the_next_position(n
         wanted = drafter.read(ids[:, 1 + k :], h.dtype)  # teacher-forced
         assert read.shape == (1, 6, wanted.shape[-1])
         torch.testing.assert_close(read[:, : 5 - k], wanted, rtol=0, atol=1e-13)
-        assert torch.equal(h, drafter.fuse(aux) if k == 0 else made[k - 1].h_BTH)  # same anchor, not shifted
+        # same anchor, not shifted
+        assert torch.equal(h, drafter.fuse(aux) if k == 0 else made[k - 1].h_BTH)
         assert view.positions_BT[0].tolist() == [t + k for t in range(6)]
         assert (
-            torch.equal(view.visibility.mask_B1TS, seen[0][2].visibility.mask_B1TS) and view.cache is seen[0][2].cache
+            torch.equal(view.visibility.mask_B1TS, seen[0][2].visibility.mask_B1TS)
+            and view.cache is seen[0][2].cache
         )
 
 
@@ -97,12 +104,19 @@ def test_packed_documents_are_as_alone(name: str) -> None:
     start = 0
     for length in lengths:
         here = slice(start, start + length)
-        alone = list(ttt_unroll(drafter, ids[:, here], aux[:, here], torch.zeros(1, length, dtype=torch.int64), K))
+        alone = list(
+            ttt_unroll(
+                drafter, ids[:, here], aux[:, here], torch.zeros(1, length, dtype=torch.int64), K
+            )
+        )
         for k in range(K):
             used = supervised(every, documents, k)[0, here]
             assert int(used.sum()) == length - 2 - k
             torch.testing.assert_close(
-                packed[k].normed_BTH[0, here][used], alone[k].normed_BTH[0][used], rtol=0, atol=1e-11
+                packed[k].normed_BTH[0, here][used],
+                alone[k].normed_BTH[0][used],
+                rtol=0,
+                atol=1e-11,
             )
         start += length
 
@@ -120,8 +134,12 @@ def test_a_slot_hears_nothing_of_what_comes_after_its_prediction(name: str) -> N
         by_ids = [step.normed_BTH for step in ttt_unroll(drafter, other_ids, aux, documents, K)]
         by_aux = [step.normed_BTH for step in ttt_unroll(drafter, ids, other_aux, documents, K)]
         for k in range(K):
-            changed_ids = ((by_ids[k] - before[k]).abs().amax(-1)[0] > 1e-9).nonzero()[:, 0].tolist()
-            changed_aux = ((by_aux[k] - before[k]).abs().amax(-1)[0] > 1e-9).nonzero()[:, 0].tolist()
+            changed_ids = (
+                ((by_ids[k] - before[k]).abs().amax(-1)[0] > 1e-9).nonzero()[:, 0].tolist()
+            )
+            changed_aux = (
+                ((by_aux[k] - before[k]).abs().amax(-1)[0] > 1e-9).nonzero()[:, 0].tolist()
+            )
             # slot t reads x[t+1+k] and all before it, but for the first token, which nobody reads
             assert changed_ids == (list(range(max(0, at - 1 - k), T)) if at else [])
             assert changed_aux == list(range(at, T))
@@ -168,15 +186,26 @@ def test_it_is_steps_that_each_read_their_tokens(name: str, recompute: bool) -> 
             used = supervised(torch.ones_like(ids, dtype=torch.bool), documents, k)
             assert bool(used.any())
             states = step.normed_BTH[used]
-            loss = loss + (states * torch.randn(states.shape, generator=generator, dtype=torch.float64)).sum()
+            loss = (
+                loss
+                + (
+                    states * torch.randn(states.shape, generator=generator, dtype=torch.float64)
+                ).sum()
+            )
         drafter.zero_grad(set_to_none=True)
         loss.backward()
-        grads = {part: p.grad.clone() for part, p in drafter.named_parameters() if p.grad is not None}
+        grads = {
+            part: p.grad.clone() for part, p in drafter.named_parameters() if p.grad is not None
+        }
         found.append(([step.normed_BTH.detach() for step in made], grads))
     (ours, by_ours), (theirs, by_theirs) = found
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-    assert set(by_ours) == set(by_theirs) == {part for part, _ in drafter.named_parameters()} - {"lm_head.weight"}
+    assert (
+        set(by_ours)
+        == set(by_theirs)
+        == {part for part, _ in drafter.named_parameters()} - {"lm_head.weight"}
+    )
     for part, gradient in by_theirs.items():
         assert gradient.abs().max() > 1e-6, part
         torch.testing.assert_close(by_ours[part], gradient, rtol=1e-9, atol=1e-9, msg=part)
@@ -185,12 +214,18 @@ def test_it_is_steps_that_each_read_their_tokens(name: str, recompute: bool) -> 
 ROWS, TOKENS, STEPS = 3, 40, 4
 
 
-KERNELS: dict[str, UnrollKernel] = {"dense": Dense(), "blocked": Blocked(7), "merged": Merged(plain_block)}
+KERNELS: dict[str, UnrollKernel] = {
+    "dense": Dense(),
+    "blocked": Blocked(7),
+    "merged": Merged(plain_block),
+}
 
 
 def three_documents() -> Tensor:
     """One document; two; one and padding."""
-    return torch.tensor([[0] * TOKENS, [0] * 15 + [1] * (TOKENS - 15), [0] * 22 + [-1] * (TOKENS - 22)])
+    return torch.tensor(
+        [[0] * TOKENS, [0] * 15 + [1] * (TOKENS - 15), [0] * 22 + [-1] * (TOKENS - 22)]
+    )
 
 
 def late_answers() -> Tensor:
@@ -204,11 +239,22 @@ def trained() -> Tensor:
     return torch.stack([supervised(late_answers(), three_documents(), k) for k in range(STEPS)])
 
 
-def unrolled(drafter: Drafter, kernel: UnrollKernel, recompute: bool, kept: KeptSlots | None) -> list[Step]:
+def unrolled(
+    drafter: Drafter, kernel: UnrollKernel, recompute: bool, kept: KeptSlots | None
+) -> list[Step]:
     generator = torch.Generator().manual_seed(3)
-    aux = torch.randn(ROWS, TOKENS, len(drafter.config.aux_layers), HIDDEN, dtype=torch.float64, generator=generator)
+    aux = torch.randn(
+        ROWS,
+        TOKENS,
+        len(drafter.config.aux_layers),
+        HIDDEN,
+        dtype=torch.float64,
+        generator=generator,
+    )
     ids = torch.randint(0, VOCAB, (ROWS, TOKENS), generator=generator)
-    return list(ttt_unroll(drafter, ids, aux, three_documents(), STEPS, kernel, recompute, [kept] * STEPS))
+    return list(
+        ttt_unroll(drafter, ids, aux, three_documents(), STEPS, kernel, recompute, [kept] * STEPS)
+    )
 
 
 def rows(steps: list[Step], kept: KeptSlots | None) -> list[Tensor]:
@@ -236,8 +282,14 @@ def check_kept(spec: DrafterSpec, kernel: UnrollKernel, recompute: bool) -> None
     drafter = tiny_drafter(spec).requires_grad_()
     kept = KeptSlots.of(trained())
     assert kept is not None
-    whole, fewer = unrolled(drafter, Dense(), False, None), unrolled(drafter, kernel, recompute, kept)
-    assert all(step.h_BTH.shape[1] == step.normed_BTH.shape[1] == kept.slots_BM.shape[1] < TOKENS for step in fewer)
+    whole, fewer = (
+        unrolled(drafter, Dense(), False, None),
+        unrolled(drafter, kernel, recompute, kept),
+    )
+    assert all(
+        step.h_BTH.shape[1] == step.normed_BTH.shape[1] == kept.slots_BM.shape[1] < TOKENS
+        for step in fewer
+    )
     same(rows(fewer, kept), rows(whole, None))
     want, got = gradients(drafter, rows(whole, None)), gradients(drafter, rows(fewer, kept))
     assert want.keys() == got.keys()
@@ -265,7 +317,9 @@ def test_every_slot_that_a_step_trains_is_kept_once(data: st.DataObject) -> None
     for b in range(2):
         want = trained_KBT[:, b].any(0).nonzero()[:, 0].tolist()
         assert kept.slots_BM[b].tolist() == want + [0] * (M - len(want))
-        assert [int(kept.place_S[b * TOKENS + t]) for t in want] == [b * M + i for i in range(len(want))]
+        assert [int(kept.place_S[b * TOKENS + t]) for t in want] == [
+            b * M + i for i in range(len(want))
+        ]
 
 
 STEPS, LONG = 4, 20

@@ -27,25 +27,42 @@ QUIET: dict[str, Any] = {
 
 
 def texts(path: Path, words: str, count: int) -> str:
-    return str(write_jsonl(path, [{"text": f"def {words}_{i}(a, b):\n    return a + {i}\n"} for i in range(count)]))
+    return str(
+        write_jsonl(
+            path, [{"text": f"def {words}_{i}(a, b):\n    return a + {i}\n"} for i in range(count)]
+        )
+    )
 
 
 def validated(target: Path, data: TextData, **more: Any) -> dict[str, float]:
     """The figures of validation of the drafter that training begins with."""
     torch.manual_seed(0)
-    module = DrafterModule(target=str(target), drafter=DrafterSpec(draft_vocab_size=100), ttt_steps=2)
+    module = DrafterModule(
+        target=str(target), drafter=DrafterSpec(draft_vocab_size=100), ttt_steps=2
+    )
     trainer = pl.Trainer(max_steps=1, limit_train_batches=1, val_check_interval=1, **(QUIET | more))
     # a rate of zero: the weights stay as they start
     module.make_optimizer = lambda named: torch.optim.SGD([p for _, p in named], lr=0.0)
     trainer.fit(module, datamodule=data)
-    return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+    return {
+        name: float(value)
+        for name, value in trainer.callback_metrics.items()
+        if name.startswith("val/")
+    }
 
 
-def test_figures_by_source_are_those_of_the_source_alone(target_directory: Path, tmp_path: Path) -> None:
+def test_figures_by_source_are_those_of_the_source_alone(
+    target_directory: Path, tmp_path: Path
+) -> None:
     train = texts(tmp_path / "train.jsonl", "add", 60)
-    files = [texts(tmp_path / "one.jsonl", "first", 30), texts(tmp_path / "two.v1.jsonl", "other", 11)]
+    files = [
+        texts(tmp_path / "one.jsonl", "first", 30),
+        texts(tmp_path / "two.v1.jsonl", "other", 11),
+    ]
     size: dict[str, Any] = {"seq_len": 32, "batch_size": 3}
-    mixed = validated(target_directory, TextData(train, [MixSource(file) for file in files], **size))
+    mixed = validated(
+        target_directory, TextData(train, [MixSource(file) for file in files], **size)
+    )
     alone = [validated(target_directory, TextData(train, file, **size)) for file in files]
     for figure in BY_SOURCE:
         for name, found in zip(("one", "two.v1"), alone, strict=True):
@@ -54,7 +71,11 @@ def test_figures_by_source_are_those_of_the_source_alone(target_directory: Path,
     low, high = sorted(mixed[f"val/loss/{name}"] for name in ("one", "two.v1"))
     assert low < mixed["val/loss"] < high
     assert not any("/" in name.removeprefix("val/") for name in alone[0])
-    cut = validated(target_directory, TextData(train, [MixSource(file) for file in files], **size), limit_val_batches=1)
+    cut = validated(
+        target_directory,
+        TextData(train, [MixSource(file) for file in files], **size),
+        limit_val_batches=1,
+    )
     assert "val/loss/one" in cut and "val/loss/two.v1" not in cut
 
 
@@ -85,7 +106,10 @@ def test_two_processes_have_the_figures_of_one(target_directory: Path, tmp_path:
 
 
 def test_a_run_and_its_card_say_the_shares(
-    target_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    target_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["specdec"])
     sources = [
@@ -94,9 +118,21 @@ def test_a_run_and_its_card_say_the_shares(
     ]
     run = tmp_path / "run"
     config = {
-        "model": {"target": {"source": str(target_directory)}, "drafter": {"draft_vocab_size": 100}, "ttt_steps": 2},
-        "data": {"class_path": "TextData", "init_args": {"train": sources, "seq_len": 32, "batch_size": 2}},
-        "trainer": {"max_steps": 2, "accelerator": "cpu", "val_check_interval": 2, "log_every_n_steps": 1},
+        "model": {
+            "target": {"source": str(target_directory)},
+            "drafter": {"draft_vocab_size": 100},
+            "ttt_steps": 2,
+        },
+        "data": {
+            "class_path": "TextData",
+            "init_args": {"train": sources, "seq_len": 32, "batch_size": 2},
+        },
+        "trainer": {
+            "max_steps": 2,
+            "accelerator": "cpu",
+            "val_check_interval": 2,
+            "log_every_n_steps": 1,
+        },
         "acceptance": {"every_n_validations": 0},
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
@@ -104,12 +140,25 @@ def test_a_run_and_its_card_say_the_shares(
     told = read_json(run / "provenance.json")["mix"]
     assert [(part["name"], part["weight"]) for part in told] == [("code", 3.0), ("more", 1.0)]
     assert abs(told[0]["share_of_rows"] - 0.75) < 0.05
-    assert {"val/loss", "val/loss/code", "val/loss/more"} <= read_json(run / "DONE.json")["metrics"].keys()
+    assert {"val/loss", "val/loss/code", "val/loss/more"} <= read_json(run / "DONE.json")[
+        "metrics"
+    ].keys()
     record = trained(run / "drafter")
-    assert record is not None and [Path(path).name for path in record["data"]] == ["one.jsonl", "two.jsonl"]
+    assert record is not None and [Path(path).name for path in record["data"]] == [
+        "one.jsonl",
+        "two.jsonl",
+    ]
     text = "".join(card._training(record))
     assert f"on one.jsonl, two.jsonl (code {told[0]['share_of_rows']:.1%} of the rows and" in text
-    again = ["fit", "--config", str(tmp_path / "run.yaml"), "--out", str(run), "--ckpt_path", "auto"]
+    again = [
+        "fit",
+        "--config",
+        str(tmp_path / "run.yaml"),
+        "--out",
+        str(run),
+        "--ckpt_path",
+        "auto",
+    ]
     assert main([*again, "--trainer.max_steps", "3", "--data.val_fraction", "0.05"]) == 0
     sources[0]["weight"] = 2
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))

@@ -88,7 +88,20 @@ called: dict[str, Any] = {}
 
 
 def test_a_function_is_a_command() -> None:
-    argv = ["--target", "there", "--drafter", "D", "--prompts", "a b", "[c", "--sizes", "1", "2", "--plain", "false"]
+    argv = [
+        "--target",
+        "there",
+        "--drafter",
+        "D",
+        "--prompts",
+        "a b",
+        "[c",
+        "--sizes",
+        "1",
+        "2",
+        "--plain",
+        "false",
+    ]
     assert call(command_of_options, "thing", argv) == 0
     assert called == {
         "target": Place("there"), "drafter": Path("D"), "prompts": ["a b", "[c"], "sizes": [1, 2], "plain": False,

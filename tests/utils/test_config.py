@@ -13,7 +13,10 @@ def write(path: Path, text: str) -> str:
 
 
 def test_a_later_file_wins(tmp_path: Path) -> None:
-    one, two = write(tmp_path / "one.yaml", "a: {b: 1, c: 1}"), write(tmp_path / "two.yaml", "a: {b: 2}")
+    one, two = (
+        write(tmp_path / "one.yaml", "a: {b: 1, c: 1}"),
+        write(tmp_path / "two.yaml", "a: {b: 2}"),
+    )
     assert compose(["--config", one, "--config", two])[0] == {"a": {"b": 2, "c": 1}}
 
 
@@ -22,19 +25,29 @@ def test_a_glob_is_text() -> None:
 
 
 def test_flags_pass_through(tmp_path: Path) -> None:
-    assert compose(["--print_config", "--model.compile", "true"])[1] == ["--print_config", "--model.compile", "true"]
+    assert compose(["--print_config", "--model.compile", "true"])[1] == [
+        "--print_config",
+        "--model.compile",
+        "true",
+    ]
 
 
-def test_a_part_file_beside_the_config_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_file_beside_the_config_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     part = write(tmp_path / "part.yaml", "a: 1")
-    file = write(tmp_path / "main.yaml", "model: {drafter: part.yaml, other: conf/drafter/eagle3.yaml}")
+    file = write(
+        tmp_path / "main.yaml", "model: {drafter: part.yaml, other: conf/drafter/eagle3.yaml}"
+    )
     monkeypatch.chdir("/")
     config = compose(["--config", file])[0]
     assert config["model"]["drafter"] == part
     assert Path(config["model"]["other"]).is_file()
 
 
-def test_shipped_configs_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_configs_are_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert Path(shipped("conf/drafter/eagle3_1.yaml")).is_file()
     assert shipped("conf/nothing.yaml") == "conf/nothing.yaml"
@@ -57,7 +70,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         compose(["--config", str(tmp_path / "nowhere.yaml")])
 
 
-def test_a_bare_part_file_is_given_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bare_part_file_is_given_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     part = write(tmp_path / "part.yaml", "a: 1")
     monkeypatch.chdir(tmp_path)
     assert compose(["--model.drafter", "part.yaml"])[1] == ["--model.drafter", part]

@@ -18,7 +18,10 @@ def test_one_class_has_one_name() -> None:
         assert canonical([{"class_path": name}]) == [
             {"class_path": "Concat", "init_args": {}},
         ]
-    assert canonical({"class_path": "no.Such", "init_args": None}) == {"class_path": "no.Such", "init_args": {}}
+    assert canonical({"class_path": "no.Such", "init_args": None}) == {
+        "class_path": "no.Such",
+        "init_args": {},
+    }
     assert canonical({"a": (1, (2,))}) == {"a": [1, [2]]}
 
 
@@ -30,7 +33,11 @@ def test_one_class_has_one_name() -> None:
         ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, [("a.c", 2, 3)]),
         ({"a": 1}, {"b": 1}, [("a", 1, None), ("b", None, 1)]),
         ({"a": LONG}, {"a": {**LONG, "init_args": {"bias": True}}}, [("a.bias", False, True)]),
-        ({"a": LONG}, {"a": {**LONG, "class_path": "x.Y"}}, [("a", LONG, {**LONG, "class_path": "x.Y"})]),
+        (
+            {"a": LONG},
+            {"a": {**LONG, "class_path": "x.Y"}},
+            [("a", LONG, {**LONG, "class_path": "x.Y"})],
+        ),
         ({"a": LONG}, {"a": {"bias": 1}}, [("a", LONG, {"bias": 1})]),
     ],
 )
@@ -63,8 +70,14 @@ def test_hyperparameters_are_plain_and_hold_no_secret() -> None:
         "model": {"loss": {"class_path": "LKLambda", "init_args": {"decay": 3.0}}, "ttt_steps": 4},
         "trainer": {
             "logger": [
-                {"class_path": "Comet", "init_args": {"api_key": "abc", "prompt_tokens": 5, "hub_token": "def"}},
-                {"class_path": "MLFlowLogger", "init_args": {"tracking_uri": "https://me:pass@host/x", "token": None}},
+                {
+                    "class_path": "Comet",
+                    "init_args": {"api_key": "abc", "prompt_tokens": 5, "hub_token": "def"},
+                },
+                {
+                    "class_path": "MLFlowLogger",
+                    "init_args": {"tracking_uri": "https://me:pass@host/x", "token": None},
+                },
             ]
         },
         "data": {"train": ["a.jsonl"]},

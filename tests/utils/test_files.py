@@ -123,7 +123,10 @@ def test_a_failed_block_leaves_no_directory(tmp_path: Path, error: type[BaseExce
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
 def test_what_exists_is_never_overwritten_silently(tmp_path: Path, make: Any) -> None:
     make(tmp_path / "run")
-    with pytest.raises(ValueError, match="exists already"), files.staged_directory(tmp_path / "run"):
+    with (
+        pytest.raises(ValueError, match="exists already"),
+        files.staged_directory(tmp_path / "run"),
+    ):
         pytest.fail("the block must not run")
     assert names(tmp_path) == ["run"]
 
@@ -157,7 +160,10 @@ def test_a_failed_replacement_leaves_the_old_directory(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_leaves_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="run: no space left"), files.staged_directory(tmp_path / "run"):
+    with (
+        pytest.raises(ValueError, match="run: no space left"),
+        files.staged_directory(tmp_path / "run"),
+    ):
         pass
     assert names(tmp_path) == []
 
@@ -217,7 +223,9 @@ def test_json_of_no_sane_size_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text("123456789\n")
     assert files.read_json(path) == 123456789
     path.write_text("1234567890\n")
-    with pytest.raises(ValueError, match=r"v\.json: 11 bytes, and no JSON file of more than 10 is read"):
+    with pytest.raises(
+        ValueError, match=r"v\.json: 11 bytes, and no JSON file of more than 10 is read"
+    ):
         files.read_json(path)
 
 
@@ -245,9 +253,13 @@ with staged(sys.argv[1]) as temporary:
 """
 
 
-def test_the_next_writer_removes_what_killed_ones_have_left_and_nothing_else(tmp_path: Path) -> None:
+def test_the_next_writer_removes_what_killed_ones_have_left_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     def writer() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "x")], stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path / "x")], stdout=subprocess.PIPE
+        )
         assert process.stdout is not None and process.stdout.readline() == b"writing\n"
         return process
 
@@ -293,7 +305,9 @@ def test_a_folder_that_lost_a_file_while_it_was_written_is_not_left(
 
     monkeypatch.setattr(os, "replace", deleting)
     with (
-        pytest.raises(ValueError, match="run: new was removed while it was written: run the command again"),
+        pytest.raises(
+            ValueError, match="run: new was removed while it was written: run the command again"
+        ),
         files.staged_directory(path, replace=replace) as temporary,
     ):
         (temporary / "new").touch()
@@ -301,10 +315,15 @@ def test_a_folder_that_lost_a_file_while_it_was_written_is_not_left(
     assert not replace or names(path) == ["old"]
 
 
-def test_what_a_kill_left_beside_a_whole_folder_goes_when_it_is_asked_for_again(tmp_path: Path) -> None:
+def test_what_a_kill_left_beside_a_whole_folder_goes_when_it_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / ".tmp-0123456789ab").mkdir()
     (tmp_path / ".tmp-0123456789ab" / ".lock").touch()
-    with pytest.raises(ValueError, match="exists already"), files.staged_directory(tmp_path / "run"):
+    with (
+        pytest.raises(ValueError, match="exists already"),
+        files.staged_directory(tmp_path / "run"),
+    ):
         pass
     assert names(tmp_path) == ["run"]

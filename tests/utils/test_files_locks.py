@@ -23,7 +23,10 @@ def test_waits_for_another_process(tmp_path: Path, caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.INFO)
     path = tmp_path / "folder" / "lock"
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert holder.stdin is not None and holder.stdout is not None
     try:
@@ -83,7 +86,10 @@ with staged_directory(Path(sys.argv[1])) as folder:
 
 def make(path: Path) -> subprocess.Popen[str]:
     maker = subprocess.Popen(
-        [sys.executable, "-c", MAKE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", MAKE, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert maker.stdout is not None and maker.stdout.readline() == "making\n"
     return maker
@@ -93,13 +99,16 @@ def test_of_two_that_make_one_folder_the_second_is_told_at_once(tmp_path: Path) 
     path = tmp_path / "runs" / "out"
     with make(path) as first:
         message = (
-            rf"^{path} is claimed by another run \(process {first.pid} on .*\): wait for its end, or choose another"
+            rf"^{path} is claimed by another run \(process {first.pid} on .*\): "
+            "wait for its end, or choose another"
         )
         with pytest.raises(ValueError, match=message), staged_directory(path):
             pytest.fail("the block must not run")
         assert not path.exists() and is_held(claim_of(path))
         first.communicate()
-    assert {file.name for file in path.iterdir()} == {"mine", SUMS} and [*path.parent.iterdir()] == [path]
+    assert {file.name for file in path.iterdir()} == {"mine", SUMS} and [
+        *path.parent.iterdir()
+    ] == [path]
 
 
 def test_what_a_killed_process_claimed_is_free(tmp_path: Path) -> None:
@@ -115,6 +124,8 @@ def test_what_a_killed_process_claimed_is_free(tmp_path: Path) -> None:
 def test_a_run_without_a_name_takes_none_that_another_is_about_to_make(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdec.utils.config.run_names", lambda kind: (tmp_path / f"{kind}-{n}" for n in range(3)))
+    monkeypatch.setattr(
+        "specdec.utils.config.run_names", lambda kind: (tmp_path / f"{kind}-{n}" for n in range(3))
+    )
     with staged_directory(new_run("x")):
         assert new_run("x") == tmp_path / "x-1"

@@ -43,12 +43,23 @@ def test_a_hash_beside_a_file_is_read_as_tools_write_it(tmp_path: Path) -> None:
     file, beside = tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.sha256"
     file.write_text("{}\n")
     digest = sha256(file)
-    for text in ("{}", "{}  rows.jsonl\n", "{} *rows.jsonl\r\n", "{}  data/rows.jsonl\n", "{}  ./rows.jsonl"):
+    for text in (
+        "{}",
+        "{}  rows.jsonl\n",
+        "{} *rows.jsonl\r\n",
+        "{}  data/rows.jsonl\n",
+        "{}  ./rows.jsonl",
+    ):
         beside.write_bytes(text.format(digest).encode())
         check_sum(file)
     beside.write_text(digest.upper())
     check_sum(file)
-    wrong = f"{digest}  other.jsonl\n", digest[:-1], digest.capitalize().swapcase(), f"{digest}  r/ws.jsonl"
+    wrong = (
+        f"{digest}  other.jsonl\n",
+        digest[:-1],
+        digest.capitalize().swapcase(),
+        f"{digest}  r/ws.jsonl",
+    )
     for text in wrong:
         beside.write_text(text)
         with pytest.raises(ValueError, match="damaged"):
@@ -61,7 +72,10 @@ def test_every_flipped_bit_is_found_and_its_file_named(directory: Path) -> None:
         for at in range(len(whole)):
             for bit in (0, 3, 5, 7):
                 file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
-                with pytest.raises(ValueError, match=rf"{file.name if file.name != SUMS else directory.name}.*copy it"):
+                with pytest.raises(
+                    ValueError,
+                    match=rf"{file.name if file.name != SUMS else directory.name}.*copy it",
+                ):
                     check_sums(directory, "copy it again")
         file.write_bytes(whole)
     check_sums(directory, "copy it again")
@@ -75,7 +89,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: (d / SUMS).write_text((d / SUMS).read_text().splitlines(keepends=True)[0]),
         rf"safetensors: its SHA-256 is not that in {SUMS}",
     ),
-    "more": (lambda d: (d / "extra.bin").touch(), rf"extra\.bin: its SHA-256 is not that in {SUMS}"),
+    "more": (
+        lambda d: (d / "extra.bin").touch(),
+        rf"extra\.bin: its SHA-256 is not that in {SUMS}",
+    ),
     "a file": (lambda d: (d / "config.json").unlink(), r"config\.json: its SHA-256"),
 }
 

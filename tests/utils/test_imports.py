@@ -79,8 +79,12 @@ def test_what_nobody_vouched_for_is_not_imported(
     assert not mark.exists() and "users" not in sys.modules
 
 
-@pytest.mark.parametrize("args", [["--config", "run.yaml"], ["--config", "list.yaml"], ["--model.loss=users.MyLoss"]])
-def test_the_flag_that_the_refusal_names_helps(mark: Path, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "args", [["--config", "run.yaml"], ["--config", "list.yaml"], ["--model.loss=users.MyLoss"]]
+)
+def test_the_flag_that_the_refusal_names_helps(
+    mark: Path, args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fit", *args, "--allow_imports", "users", "--print_config"]) == 0
     assert "class_path: users." in capsys.readouterr().out
     assert mark.exists()
@@ -129,7 +133,9 @@ def test_a_class_where_no_type_is_declared_is_not_built() -> None:
     assert not isinstance(built, Fusion)
 
 
-@pytest.mark.parametrize("first", ["specdec.utils.config.compose([])", "specdec.utils.command.parse(parser, [])"])
+@pytest.mark.parametrize(
+    "first", ["specdec.utils.config.compose([])", "specdec.utils.command.parse(parser, [])"]
+)
 def test_every_way_in_is_guarded(first: str) -> None:
     code = (
         "import specdec.utils.command, specdec.utils.config; from collections.abc import Callable; import jsonargparse as j\n"  # noqa: E501
@@ -139,14 +145,19 @@ def test_every_way_in_is_guarded(first: str) -> None:
         "except j.ArgumentError as error: assert specdec.utils.command.short(str(error)).startswith('os.system (call)')\n"  # noqa: E501
         "else: raise SystemExit('taken')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_what_specdec_needs_itself_is_free() -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--fusion", type=Fusion)
-    assert type(parse(parser, ["--fusion", "specdec.drafter.fusion.Concat"]).fusion).__name__ == "Concat"
+    assert (
+        type(parse(parser, ["--fusion", "specdec.drafter.fusion.Concat"]).fusion).__name__
+        == "Concat"
+    )
     assert type(parse(parser, ["--fusion", "ScalarMix"]).fusion).__name__ == "ScalarMix"
 
 
@@ -198,7 +209,16 @@ def test_a_module_that_cannot_be_allowed_says_why(mark: Path, module: str, messa
 
 def test_the_flag_is_taken_from_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(imports.VARIABLE, "z")
-    args = ["--a", "1", "--allow_imports", "x, y", "--b", "--allow_imports=w", "--allow_imports", "x"]
+    args = [
+        "--a",
+        "1",
+        "--allow_imports",
+        "x, y",
+        "--b",
+        "--allow_imports=w",
+        "--allow_imports",
+        "x",
+    ]
     assert imports.take(args) == ((("z", "x", "y", "w"), (), ()), ["--a", "1", "--b"])
     for wrong in (["--allow_imports"], ["--allow_imports", "--out"]):
         with pytest.raises(ValueError, match="needs a module's name"):

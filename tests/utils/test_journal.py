@@ -44,7 +44,10 @@ def test_a_first_line_that_a_kill_cut_short_is_begun_anew(tmp_path: Path) -> Non
 
 
 def test_two_processes_do_not_write_one_journal(tmp_path: Path) -> None:
-    with Journal(tmp_path / "j", "test", {}), pytest.raises(ValueError, match="another process writes it"):
+    with (
+        Journal(tmp_path / "j", "test", {}),
+        pytest.raises(ValueError, match="another process writes it"),
+    ):
         written(tmp_path / "j", {})
 
 
@@ -62,11 +65,16 @@ def begun(kind: str, settings: dict[str, Any]) -> str:
         (begun("test", {"a": 2}), "begun otherwise: a 2 there, 1 now"),
         (begun("test", {"a": 1}) + "nonsense\n{}\n", "line 2: damaged"),
         (begun("test", {"a": 1}) + "[1]\n", "line 2: damaged"),
-        (json.dumps({"journal": "test", "settings": {"a": 1}}) + "\n", "line 1: damaged, or of an earlier specdec"),
+        (
+            json.dumps({"journal": "test", "settings": {"a": 1}}) + "\n",
+            "line 1: damaged, or of an earlier specdec",
+        ),
         ("my notes", "no journal of test"),
     ],
 )
-def test_what_is_not_this_works_journal_is_refused_and_kept(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_not_this_works_journal_is_refused_and_kept(
+    tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):

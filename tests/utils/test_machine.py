@@ -22,7 +22,9 @@ def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
     command = ["git", "-C", str(folder), *identity, *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture
@@ -92,9 +94,12 @@ def test_the_cpu_has_its_models_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @needs_git
-def test_a_clean_and_a_dirty_tree(checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_clean_and_a_dirty_tree(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     head = git(checkout, "rev-parse", "HEAD")
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))  # as inside a hook of another repository
+    # as inside a hook of another repository
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     assert module._git(checkout) == (head, False)
     (checkout / "new.txt").write_text("untracked")
     assert module._git(checkout) == (head, True)
@@ -117,9 +122,12 @@ def test_a_repository_without_a_commit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [FileNotFoundError("git"), PermissionError("git"), subprocess.TimeoutExpired("git", 20)]
+    "error",
+    [FileNotFoundError("git"), PermissionError("git"), subprocess.TimeoutExpired("git", 20)],
 )
-def test_git_may_be_missing_or_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_git_may_be_missing_or_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     (tmp_path / ".git").mkdir()
 
     def fail(*arguments: Any, **options: Any) -> None:

@@ -21,7 +21,9 @@ class Clock:
 
 
 def test_elsewhere_a_line_comes_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.INFO, logger="specdec")
     monkeypatch.setattr(module, "time", Clock())
@@ -36,10 +38,14 @@ def test_elsewhere_a_line_comes_now_and_then(
     assert capsys.readouterr().err == ""
 
 
-def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_on_a_terminal_there_is_a_bar(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="specdec")
     out, console = io.StringIO(), module.Console
-    monkeypatch.setattr(module, "Console", lambda stderr: console(file=out, force_terminal=True, width=100))
+    monkeypatch.setattr(
+        module, "Console", lambda stderr: console(file=out, force_terminal=True, width=100)
+    )
     with progress("features", "token", 4, done=1) as advance:
         advance(2, "shard 2")
     assert "features, shard 2" in out.getvalue() and "3/4" in out.getvalue()

@@ -28,19 +28,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("fit --trainer.max_step 5", "unknown option --trainer.max_step; did you mean --trainer.max_steps?"),
+        (
+            "fit --trainer.max_step 5",
+            "unknown option --trainer.max_step; did you mean --trainer.max_steps?",
+        ),
         ("fit --max_steps=5", "did you mean --trainer.max_steps?"),
         ("doctor --trainer.max_step 5", "did you mean --trainer.max_steps?"),
         ("evaluate --drafer x", "did you mean --drafter?"),
-        ("fit --model.drafter.fusion Concatt", "model.drafter.fusion: there is no Concatt; did you mean Concat?"),
+        (
+            "fit --model.drafter.fusion Concatt",
+            "model.drafter.fusion: there is no Concatt; did you mean Concat?",
+        ),
         ("fit --model.drafter.fusion Blend", "choose from Fusion, LastLayer, Concat"),
         ("fit --model.drafter.norms.aux=concatt", "did you mean concat?"),
         ("fit --data ChatDat", "did you mean ChatData?"),
         ("fit --model.loss SoftCrosEntropy", "did you mean SoftCrossEntropy?"),
         ("fit --trainer.callbacks+=EarlyStoping", "did you mean EarlyStopping?"),
-        ("fit --model.loss.betta 1", "unknown option --model.loss.betta; did you mean --model.loss.beta?"),
+        (
+            "fit --model.loss.betta 1",
+            "unknown option --model.loss.betta; did you mean --model.loss.beta?",
+        ),
         ("fit --data ChatData --data.init_args.trian x", "did you mean --data.train?"),
-        ("fit --model.optimizer specdec.nn.optimizers.MuonAdam", "did you mean specdec.nn.optimizers.MuonAdamW?"),
+        (
+            "fit --model.optimizer specdec.nn.optimizers.MuonAdam",
+            "did you mean specdec.nn.optimizers.MuonAdamW?",
+        ),
         ("fit --model.loss os.system", "os.system (model.loss) was not imported: Python's own"),
         ("sweep x --engine Locl", "did you mean Local?"),
         ("fit --config nowhere.yaml", "nowhere.yaml: no such file"),
@@ -52,9 +64,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "fit --allow_imports own_gates --model.drafter.fusion own_gates.TokenGat",
             "own_gates has no TokenGat; did you mean own_gates.TokenGate?",
         ),
-        ("fit --model.drafter.fusion own_gate.TokenGate", "own_gate.TokenGate (model.drafter.fusion) was not imported"),
+        (
+            "fit --model.drafter.fusion own_gate.TokenGate",
+            "own_gate.TokenGate (model.drafter.fusion) was not imported",
+        ),
         ("fit --model.drafter.fusion own_gate.TokenGate", "did you mean own_gates?"),
-        ("fit --model.drafter.fusion own_gates.TokenGate", "if you trust own_gates, add --allow_imports own_gates"),
+        (
+            "fit --model.drafter.fusion own_gates.TokenGate",
+            "if you trust own_gates, add --allow_imports own_gates",
+        ),
     ],
 )
 def test_a_command_line_with_the_likely_name(line: str, said: str) -> None:
@@ -66,10 +84,16 @@ def test_a_command_line_with_the_likely_name(line: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ("trainer: {max_step: 5}", "unknown key trainer.max_step in c.yaml; did you mean trainer.max_steps?"),
+        (
+            "trainer: {max_step: 5}",
+            "unknown key trainer.max_step in c.yaml; did you mean trainer.max_steps?",
+        ),
         ("model: {ttt_step: 3}", "did you mean model.ttt_steps?"),
         ("max_steps: 3", "did you mean trainer.max_steps?"),
-        ("model: {drafter: {fusion: Concatt}}", "model.drafter.fusion in c.yaml: there is no Concatt; did you mean"),
+        (
+            "model: {drafter: {fusion: Concatt}}",
+            "model.drafter.fusion in c.yaml: there is no Concatt; did you mean",
+        ),
         ("model: {drafter: part.yaml}", "unknown key model.drafter.fusio in"),
         (
             "model: {loss: {class_path: JensenShannon, init_args: {betta: 2}}}",
@@ -120,7 +144,9 @@ def test_what_the_parser_judges_is_left_to_it(line: str, folder: Path) -> None:
 
 def test_no_config_or_command_of_the_documents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    for file in sorted((ROOT / "conf").glob("quickstart.yaml")) + sorted((ROOT / "conf/train").glob("*.yaml")):
+    for file in sorted((ROOT / "conf").glob("quickstart.yaml")) + sorted(
+        (ROOT / "conf/train").glob("*.yaml")
+    ):
         check_names("fit", ["--config", str(file.relative_to(ROOT))])
     for preset in sorted((ROOT / "conf/drafter").glob("*.yaml")):
         check_names("fit", ["--model.drafter", str(preset.relative_to(ROOT))])
@@ -136,7 +162,9 @@ def test_no_config_or_command_of_the_documents_is_refused(monkeypatch: pytest.Mo
                     refused.append(f"{page.name}: {line}: {error}")
                 checked += 1
     # a reader's own files and modules are not here
-    assert checked > 30 and not [one for one in refused if not re.search("no such file|was not imported", one)]
+    assert checked > 30 and not [
+        one for one in refused if not re.search("no such file|was not imported", one)
+    ]
 
 
 def test_another_version_of_a_library_has_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +178,10 @@ def test_what_is_known_of_classes() -> None:
     """Of every class that an option of a command names."""
     parts = known_parts(index()["commands"]["fit"])
     assert "Concat" in {path.rpartition(".")[2] for path in parts["model.drafter.fusion"].classes}
-    assert parts["model.drafter.norms.aux"].words == ("none", "each", "concat") and parts["trainer.strategy"].free
+    assert (
+        parts["model.drafter.norms.aux"].words == ("none", "each", "concat")
+        and parts["trainer.strategy"].free
+    )
     assert arguments_of("specdec.training.divergences.JensenShannon") == ["beta"]
     for part in parts.values():
         assert set(part.classes) <= set(index()["classes"])
@@ -164,7 +195,11 @@ def test_a_module_is_found_and_read_but_not_run(folder: Path) -> None:
     )
     file, name = source_of("own_package.inner.Gate.Deep")
     assert (file, name) == (folder / "own_package/inner.py", "Gate")
-    assert file is not None and names_in(file) is not None and {"Gate", "Later", "m"} <= (names_in(file) or set())
+    assert (
+        file is not None
+        and names_in(file) is not None
+        and {"Gate", "Later", "m"} <= (names_in(file) or set())
+    )
     assert source_of("own_package_that_is_not_there.Gate") == (None, "")
     (folder / "broken.py").write_text("def")
     assert names_in(folder / "broken.py") is None
@@ -177,10 +212,17 @@ def test_it_takes_no_heavy_import(folder: Path) -> None:
         "import sys, specdec.cli as cli\nstatus = cli.main(sys.argv[1:])\n"
         "print(status, {'torch', 'lightning', 'transformers'} & set(sys.modules))"
     )
-    for args in (["--config", "c.yaml"], ["--allow_imports", "own_gates", "--model.loss", "own_gates.TokenGat"]):
+    for args in (
+        ["--config", "c.yaml"],
+        ["--allow_imports", "own_gates", "--model.loss", "own_gates.TokenGat"],
+    ):
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         done = subprocess.run(
-            [sys.executable, "-c", code, "fit", *args], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", code, "fit", *args],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.stdout == "2 set()\n" and "did you mean" in done.stderr, done.stderr
         assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 2

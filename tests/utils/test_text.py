@@ -38,7 +38,8 @@ def test_no_terminal_obeys_what_is_printable(foreign: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(0.4, "0 s"), (99.4, "99 s"), (125, "2 min"), (99 * 60, "99 min"), (7500, "2 h 5 min")]
+    ("seconds", "said"),
+    [(0.4, "0 s"), (99.4, "99 s"), (125, "2 min"), (99 * 60, "99 min"), (7500, "2 h 5 min")],
 )
 def test_duration(seconds: float, said: str) -> None:
     assert duration(seconds) == said
@@ -54,8 +55,13 @@ def test_duration(seconds: float, said: str) -> None:
             {"fc.weights": (2, 4), "head": (8, 2), "norm": (2,)},
             "it lacks fc.weight [2, 4] (is it fc.weights?); it has weights without a place: fc.weights",
         ),
-        ({"fc.weight": (4, 2), "head": (8, 2), "norm": (2,)}, "fc.weight is [4, 2], the config says [2, 4]"),
+        (
+            {"fc.weight": (4, 2), "head": (8, 2), "norm": (2,)},
+            "fc.weight is [4, 2], the config says [2, 4]",
+        ),
     ],
 )
-def test_a_tensor_is_named_with_what_was_expected(found: dict[str, tuple[int, ...]], said: str | None) -> None:
+def test_a_tensor_is_named_with_what_was_expected(
+    found: dict[str, tuple[int, ...]], said: str | None
+) -> None:
     assert tensor_fault(found, {"fc.weight": (2, 4), "head": (8, 2), "norm": (2,)}) == said

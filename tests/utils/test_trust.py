@@ -24,10 +24,16 @@ from specdec.utils.trust import (
     redacted_words,
 )
 
-LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
-MERGES = "a0: &a0 {x: 1, y: 2}\n" + "".join(f"a{n}: &a{n} {{p: *a{n - 1}, q: *a{n - 1}}}\n" for n in range(1, 40))
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+MERGES = "a0: &a0 {x: 1, y: 2}\n" + "".join(
+    f"a{n}: &a{n} {{p: *a{n - 1}, q: *a{n - 1}}}\n" for n in range(1, 40)
+)
 REPEATS = "x0: aaaaaaaa\n" + "".join(f"x{n}: '${{x{n - 1}}}${{x{n - 1}}}'\n" for n in range(1, 40))
-LISTS = "x0: [a, a]\n" + "".join(f"x{n}: ['${{x{n - 1}}}', '${{x{n - 1}}}']\n" for n in range(1, 40))
+LISTS = "x0: [a, a]\n" + "".join(
+    f"x{n}: ['${{x{n - 1}}}', '${{x{n - 1}}}']\n" for n in range(1, 40)
+)
 WRONG = {
     "aliases": (LAUGHS, "aliases"),
     "merges": (MERGES, "aliases"),
@@ -61,7 +67,8 @@ def test_what_no_config_is_takes_one_line_and_no_time(case: str, read: Any, tmp_
 
 
 @pytest.mark.parametrize(
-    "command_", [["fit"], ["evaluate"], ["sweep"], ["sweep", "x", "--config"], ["plan", "--world=1"]]
+    "command_",
+    [["fit"], ["evaluate"], ["sweep"], ["sweep", "x", "--config"], ["plan", "--world=1"]],
 )
 @pytest.mark.parametrize("kind", ["device", "pipe", "directory", "kernel"])
 def test_a_file_without_end_is_not_read(
@@ -69,7 +76,12 @@ def test_a_file_without_end_is_not_read(
 ) -> None:
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
-    place = {"device": "/dev/zero", "pipe": str(pipe), "directory": str(tmp_path), "kernel": "/proc/kcore"}[kind]
+    place = {
+        "device": "/dev/zero",
+        "pipe": str(pipe),
+        "directory": str(tmp_path),
+        "kernel": "/proc/kcore",
+    }[kind]
     if command_ == ["sweep"] and kind == "directory":
         pytest.skip("a sweep's directory")
     if kind == "kernel" and not os.access(place, os.R_OK):
@@ -82,7 +94,9 @@ def test_a_file_without_end_is_not_read(
 
 def test_aliases_and_references_of_a_real_config_are_read(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("a: &a {x: 1.0e-3, y: [1, 2]}\nb: *a\nc: {<<: *a, z: '${a.x}'}\nd: '${a.x}-${b.x}'\n")
+    path.write_text(
+        "a: &a {x: 1.0e-3, y: [1, 2]}\nb: *a\nc: {<<: *a, z: '${a.x}'}\nd: '${a.x}-${b.x}'\n"
+    )
     found = read_yaml(str(path))
     assert found["c"] == {"x": 1e-3, "y": [1, 2], "z": "${a.x}"} and found["b"] == found["a"]
     assert load_yaml("[" * (DEEPEST - 1) + "]" * (DEEPEST - 1), "x")
@@ -107,15 +121,27 @@ def test_a_part_of_any_name_is_measured(
     part.touch()
     os.truncate(part, 2**40)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"model": {"target": str(part)}}))
-    given = ["--model.target", str(part)] if place == "word" else ["--config", str(tmp_path / "c.yaml")]
+    given = (
+        ["--model.target", str(part)] if place == "word" else ["--config", str(tmp_path / "c.yaml")]
+    )
     assert main(["doctor", *given, "--data", "TextData"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert str(part) in last and "and no YAML of over" in last
 
 
 def test_what_is_off_reaches_nothing() -> None:
-    check_reach({"target": {"trust_remote_code": False}, "vllm": None, "vllm_args": [], "host": "127.0.0.1"}, "x")
-    check_reach({"data": {"train": "hub:me/data:train", "engine": "vllm"}, "logger": ["CSVLogger"]}, "x")
+    check_reach(
+        {
+            "target": {"trust_remote_code": False},
+            "vllm": None,
+            "vllm_args": [],
+            "host": "127.0.0.1",
+        },
+        "x",
+    )
+    check_reach(
+        {"data": {"train": "hub:me/data:train", "engine": "vllm"}, "logger": ["CSVLogger"]}, "x"
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,8 +156,18 @@ def test_what_is_off_reaches_nothing() -> None:
         ({"trust_remote_code": 1}, "trust_remote_code"),
         ({"dirpath": "simplecache::ftp://h/x"}, "dirpath"),
         ({"logger": [{"class_path": "lightning.pytorch.loggers.wandb.WandbLogger"}]}, "logger"),
-        ({"logger": [{"class_path": "CSVLogger", "init_args": {"save_dir": "/home/me"}}]}, "save_dir"),
-        ({"callbacks": [{"class_path": "ModelCheckpoint", "init_args": {"dirpath": "runs/../../x"}}]}, "dirpath"),
+        (
+            {"logger": [{"class_path": "CSVLogger", "init_args": {"save_dir": "/home/me"}}]},
+            "save_dir",
+        ),
+        (
+            {
+                "callbacks": [
+                    {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "runs/../../x"}}
+                ]
+            },
+            "dirpath",
+        ),
     ],
 )
 def test_a_refusal_names_the_flag_that_helps(given: Any, key: str) -> None:
@@ -156,7 +192,9 @@ def resolved(text: str) -> Any:
         "${oc.create:'${oc.env:PLAIN_NAME}'}", "${oc.select:d}", "${oc.env:PLAIN_NAME,default}",
     ],
 )  # fmt: skip
-def test_a_variable_is_read_only_if_it_is_allowed(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_is_read_only_if_it_is_allowed(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLAIN_NAME", "its-value")
     text = yaml.safe_dump({"a": value, "b": "PLAIN_NAME", "c": "NAME", "d": "${oc.env:PLAIN_NAME}"})
     imports.guard()
@@ -170,7 +208,9 @@ def test_a_variable_is_read_only_if_it_is_allowed(value: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWD", "PGPASSWORD"])
-def test_a_secret_of_the_environment_is_never_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_of_the_environment_is_never_read(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, "its-value")
     with imports.allowing((), env=[name]), pytest.raises(ValueError, match="would write a secret"):
         resolved(f"a: '${{oc.env:{name}}}'")
@@ -190,7 +230,11 @@ def test_a_tokenizer_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     with imports.allowing((), env=["TOKENIZER_DIR"]):
         assert resolved("a: ${oc.env:TOKENIZER_DIR}") == {"a": "/there"}
     kept = {"eos_token": "</s>", "mask_token": "<m>"}
-    assert redacted({**kept, "hf_token": "hide", "my.token": "hide"}) == {**kept, "hf_token": "***", "my.token": "***"}
+    assert redacted({**kept, "hf_token": "hide", "my.token": "hide"}) == {
+        **kept,
+        "hf_token": "***",
+        "my.token": "***",
+    }
 
 
 def test_the_command_line_allows_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +254,15 @@ def test_no_secret_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
     monkeypatch.setattr(command, "current", words)
     kept = provenance()["command"]
-    assert "hide" not in kept and "mine" in kept and "--max_new_tokens 5" in kept and "host/x" in kept
+    assert (
+        "hide" not in kept and "mine" in kept and "--max_new_tokens 5" in kept and "host/x" in kept
+    )
     assert redacted_words(words[:2] + words[8:10]) == words[:2] + words[8:10]
-    tree = {"logger": [{"api_key": "hide", "tracking_uri": "https://u:hide@h"}], "mask_tokens": "5", "token": None}
+    tree = {
+        "logger": [{"api_key": "hide", "tracking_uri": "https://u:hide@h"}],
+        "mask_tokens": "5",
+        "token": None,
+    }
     assert redacted(tree) == {
         "logger": [{"api_key": "***", "tracking_uri": "https://***@h"}], "mask_tokens": "5", "token": None
     }  # fmt: skip

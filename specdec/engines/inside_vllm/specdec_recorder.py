@@ -26,7 +26,9 @@ class ProposalRecorder:
             drafts = propose(*args, **kwargs)
             rows = zip(requests, places, last_tokens, drafts.tolist(), strict=True)
             for request, place, token, tokens in rows:
-                records.append({"request": request, "place": place + 1, "last": token, "drafts": tokens})
+                records.append(
+                    {"request": request, "place": place + 1, "last": token, "drafts": tokens}
+                )
             return drafts
 
         drafter.propose = recorded
@@ -43,7 +45,8 @@ class ProposalRecorder:
 def last_places(arguments: dict[str, Any]) -> list[int]:
     """The place in its text of each request's last feature, by the arguments of ``propose``."""
     positions = arguments["target_positions"]
-    if positions.ndim == 2:  # M-RoPE has a row for each of time, height and width; of a text they are equal
+    # M-RoPE has a row for each of time, height and width; of a text they are equal
+    if positions.ndim == 2:
         positions = positions[0]
     index = arguments["token_indices_to_sample"]
     if index is None:  # no drafts were verified in this pass: the last token of each request

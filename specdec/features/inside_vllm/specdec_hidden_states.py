@@ -36,7 +36,10 @@ class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):
         slots = (blocks[:, None] * size + torch.arange(size)).flatten()
         states = extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
         temporary = f"{pending.filename}.part"
-        save_file({"hidden_states": states.contiguous(), "token_ids": pending.token_ids.clone()}, temporary)
+        save_file(
+            {"hidden_states": states.contiguous(), "token_ids": pending.token_ids.clone()},
+            temporary,
+        )
         os.replace(temporary, pending.filename)
         self._written.add(pending.req_id)
 
