@@ -2,8 +2,8 @@
 
 ``python benchmarks/coverage.py --out benchmarks/results/coverage_<yyyymmdd>.md`` simulates decoding under a known model
 and counts the 95 % intervals that hold the truth: over prompts, of one evaluation
-(``specdec/evaluation/statistics.py``, beside the BCa bootstrap), and over seeds and prompts, of the contrast of two
-arms of a study (``specdec/studies/statistics.py``, beside that of the two arms alone). Then it gives two arms the true
+(``specdec/report/statistics.py``, beside the BCa bootstrap), and over seeds and prompts, of the contrast of two
+arms of a study (``specdec/report/contrasts.py``, beside that of the two arms alone). Then it gives two arms the true
 difference that is said to be detectable, and counts how often it is found.
 
 Legend: A arms, S seeds, P prompts, Q target passes.
@@ -25,8 +25,8 @@ from scipy.stats import bootstrap
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import harness
-from specdec.evaluation.statistics import interval, ratio
-from specdec.studies.statistics import Estimate, Linear, detectable, estimate, pooled, seed_error
+from specdec.report.contrasts import Estimate, Linear, detectable, estimate, pooled, seed_error
+from specdec.report.statistics import interval, ratio
 
 DEPTH, TOKENS = 5, 96  # drafts of a pass; new tokens of an answer
 # log-odds of acceptance: of all, and how much prompts differ (standard deviation)

@@ -27,13 +27,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import harness
 from benchmarks.training.recipe import WORKLOADS
+from specdec.commands.plan import drafter_flops, target_flops
 from specdec.data import Batch
 from specdec.decoding import Chain, DynamicTree, PlainDecoder, SpeculativeDecoder
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save_drafter
 from specdec.features import FeatureSource, OnTheFly
 from specdec.nn.backend import compile_pointwise
 from specdec.nn.unroll import unroll_kernel
-from specdec.plan import drafter_flops, target_flops
 from specdec.target import Target, TargetOutput
 from specdec.training.step import CUDA_PIECE, ObjectiveConfig, TrainStep, target_outputs
 

@@ -101,8 +101,8 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.training.losses import Term as Term
     from specdec.training.losses import WeightedSum as WeightedSum
     from specdec.training.module import DrafterModule as DrafterModule
-    from specdec.training.module import WarmupCosine as WarmupCosine
     from specdec.training.noise import UniformNoise as UniformNoise
+    from specdec.training.schedule import WarmupCosine as WarmupCosine
     from specdec.training.step_weights import DPACE as DPACE
     from specdec.training.step_weights import AcceptUntilFail as AcceptUntilFail
     from specdec.training.step_weights import Decay as Decay

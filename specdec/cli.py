@@ -20,24 +20,24 @@ from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import printable
 
 HELP = Path(__file__).with_name("help.json")
-"""The help of every command, so that it is shown at once, and what :mod:`specdec.utils.spelling` knows besides;
+"""The help of every command, so that it is shown at once, and what :mod:`specdec.commands.spelling` knows besides;
 ``python -m specdec.cli`` writes it anew."""
 COMMANDS = {
     "quickstart": (
-        "specdec.quickstart:quickstart",
+        "specdec.commands.quickstart:quickstart",
         "train and evaluate an EAGLE-3.1 drafter on the embedded target",
     ),
     "pretrain": (
         "specdec.pretrain:pretrain",
         "a small Llama of Python's sources, as the embedded target was made",
     ),
-    "fit": ("specdec.fit:run", "train a drafter (LightningCLI)"),
+    "fit": ("specdec.commands.fit:run", "train a drafter (LightningCLI)"),
     "doctor": (
         "specdec.diagnostics.doctor:main",
         "the faults of a set-up, or its data, before it is trained",
     ),
     "plan": (
-        "specdec.plan:main",
+        "specdec.commands.plan:main",
         "memory and steps of a fit on many devices, worked out in one process",
     ),
     "cache": (
@@ -132,7 +132,8 @@ def known_help(name: str) -> str:
 
 def check_names(name: str, args: list[str]) -> None:
     """Raise ValueError, with the likeliest name, for an option, key or class that a command does not have."""
-    from specdec.utils import imports, spelling
+    from specdec.commands import spelling
+    from specdec.utils import imports
 
     text = known_help(name) + "".join(f" --allow_{each}" for each in imports.Allowed._fields)
     if name in OF_FIT:
@@ -243,11 +244,12 @@ def _refuse(name: str, why: str) -> int:
 
 
 def _run(name: str, args: list[str]) -> int:
-    from specdec.utils import command, imports
+    from specdec.commands import parser
+    from specdec.utils import imports, machine
 
     module, _, function = COMMANDS[name][0].partition(":")
     given, args = imports.take(args)
-    command.current = ["specdec", name, *given.flags(), *args]
+    machine.command_line[:] = ["specdec", name, *given.flags(), *args]
     with imports.allowing(*given):
         found = getattr(importlib.import_module(module), function)
         if name in SHARED:
@@ -255,12 +257,12 @@ def _run(name: str, args: list[str]) -> int:
         # takes the options of fit beside its own
         if list(inspect.signature(found).parameters) == ["argv"]:
             return found(args)
-        return command.call(found, name, args)
+        return parser.call(found, name, args)
 
 
 def write_help() -> None:
     """Write down the help of every command, and what arguments the classes take that options name."""
-    from specdec.utils import spelling
+    from specdec.commands import spelling
 
     os.environ["COLUMNS"] = "100"
     texts = {}

@@ -32,7 +32,7 @@ from specdec.nn.view import View
 from specdec.training.callbacks import progress as progress_of_fit
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, newest
 from specdec.utils.config import runs_folder
-from specdec.utils.files import read_json, sha256, staged_directory, write_json, write_text
+from specdec.utils.files import staged_directory, write_json, write_text
 from specdec.utils.machine import multiplies_bfloat16, provenance
 from specdec.utils.numbers import (
     Count,
@@ -50,6 +50,7 @@ from specdec.utils.numbers import (
     check_numbers,
 )
 from specdec.utils.progress import progress
+from specdec.utils.reading import read_json, sha256
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import COMMANDS, StderrLines, main
-from specdec.utils.spelling import check, index
+from specdec.commands.spelling import check, index
 
 
 def test_help_names_every_command_and_loads_nothing_heavy() -> None:

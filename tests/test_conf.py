@@ -9,9 +9,9 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 
+from specdec.commands.fit import run
+from specdec.commands.parser import parse
 from specdec.drafter import MLA, Drafter, DrafterSpec, MaskBlock, TargetNorm, dry_run
-from specdec.fit import run
-from specdec.utils.command import parse
 from specdec.utils.config import canonical, compose
 from tests.tiny import deeper, presets, tiny_config, variants
 

@@ -31,18 +31,9 @@ from specdec.target import Target
 from specdec.training.callbacks import check_run, checked
 from specdec.training.checkpoint import AtomicCheckpointIO
 from specdec.training.run_directory import write_run_sums
-from specdec.utils.files import (
-    DOCUMENTS,
-    SUMS,
-    check_sums,
-    read_bytes,
-    sha256,
-    staged_directory,
-    write_json,
-    write_sums,
-    write_text,
-)
+from specdec.utils.files import staged_directory, write_json, write_sums, write_text
 from specdec.utils.journal import Journal, read_journal
+from specdec.utils.reading import DOCUMENTS, SUMS, check_sums, read_bytes, sha256
 from tests.evaluation.made import answer
 from tests.export.made import made_drafter
 from tests.features.made import Texts, fill, target_of

@@ -16,7 +16,7 @@ from specdec.data import Batch
 from specdec.embedded.corpus import SEED, train_tokenizer
 from specdec.nn.view import View
 from specdec.pretrain import RECORD, WEIGHTS, PretrainConfig, Pretraining, llama, next_tokens
-from specdec.utils.files import check_sums, read_json
+from specdec.utils.reading import check_sums, read_json
 from tests.embedded import conftest
 
 SMALL = {

@@ -117,7 +117,7 @@ def artefacts(a: World) -> dict[str, Artefact]:
 
 def _told(export: Path) -> Made:
     """What an export tells of its training, in the card too."""
-    from specdec.utils.files import read_json
+    from specdec.utils.reading import read_json
 
     told = read_json(export / "specdec.json")
     return {"training": str(told.get("training")), "evaluations": str(told.get("evaluations"))}

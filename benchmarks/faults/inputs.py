@@ -260,7 +260,7 @@ SIZES = (
 
 def json_files(a: World, draw: Draw, place: Path) -> Bad:
     """A JSON file of a drafter, target, export or evaluation: broken in its form, or one value wrong."""
-    from specdec.utils.files import SUMS
+    from specdec.utils.reading import SUMS
 
     kind = draw(st.sampled_from(["drafter", "target", "export", "evaluation", "features"]))
     source, name, within, sizes = {
@@ -324,7 +324,7 @@ def _use(a: World, kind: str, copy: Path, out: Path) -> list[str]:
 
 def safetensors_files(a: World, draw: Draw, place: Path) -> Bad:
     """A file of weights whose header lies, or is none."""
-    from specdec.utils.files import SUMS, sha256
+    from specdec.utils.reading import SUMS, sha256
 
     kind = draw(st.sampled_from(["drafter", "target", "export", "features"]))
     copy = world.copied(

@@ -15,7 +15,8 @@ import yaml
 
 from benchmarks import harness
 from benchmarks.faults.command import Command, finish
-from specdec.utils.files import sha256, write_text
+from specdec.utils.files import write_text
+from specdec.utils.reading import sha256
 
 STEPS, EVERY = 24, 4  # of a run; steps between checkpoints
 # what is learnt

@@ -32,7 +32,8 @@ from benchmarks.imports.collection import (
 )
 from benchmarks.imports.forward import IDS, Published, Said
 from benchmarks.imports.modules import PUBLISHED, REFUSED, Module
-from specdec.decoding.proposal import Chain, Proposer
+from specdec.decoding.proposal import Proposer
+from specdec.decoding.shapes import Chain
 from specdec.drafter import Drafter
 from specdec.export import import_drafter
 from specdec.nn.view import View

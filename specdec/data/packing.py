@@ -20,7 +20,8 @@ import torch
 
 from specdec.data.loader import PAD_DOCUMENT, Batch, Document
 from specdec.data.tokens import Encoded, entry, sound
-from specdec.utils.files import read_json, write_json
+from specdec.utils.files import write_json
+from specdec.utils.reading import read_json
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.utils.files import check_sum, explained, read_bytes, sha256
+from specdec.utils.reading import check_sum, explained, read_bytes, sha256
 
 log = logging.getLogger(__name__)
 

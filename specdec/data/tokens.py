@@ -23,17 +23,10 @@ from torch import Tensor
 
 from specdec.data.loader import Document
 from specdec.data.rows import contents_of, find_sources
-from specdec.utils.files import (
-    SUMS,
-    cache_directory,
-    check_sums,
-    explained,
-    locked,
-    read_json,
-    staged_directory,
-    write_json,
-)
+from specdec.utils.files import cache_directory, staged_directory, write_json
+from specdec.utils.locks import locked
 from specdec.utils.progress import Advance, progress
+from specdec.utils.reading import SUMS, check_sums, explained, read_json
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)

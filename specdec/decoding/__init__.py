@@ -9,8 +9,10 @@ from specdec.decoding.decoder import (
     warn_unless_made_for,
 )
 from specdec.decoding.generation import Chunk, Generation, Request, continuation
-from specdec.decoding.proposal import Chain, ChildSampling, DraftShape, DynamicTree, Proposer
-from specdec.decoding.shapes import StaticTree, parse_shape
+from specdec.decoding.parse import parse_shape
+from specdec.decoding.proposal import Proposer
+from specdec.decoding.shapes import Chain, ChildSampling, DraftShape, DynamicTree
+from specdec.decoding.static_tree import StaticTree
 
 __all__ = [
     "Chain",

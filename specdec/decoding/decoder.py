@@ -20,9 +20,9 @@ from specdec.decoding.generation import (
     TextStream,
     request_ids,
 )
-from specdec.decoding.proposal import Chain, DraftShape
 from specdec.decoding.round import PlainRound, SpeculativeRound
 from specdec.decoding.session import Compilation, DecodeSession, slots_for
+from specdec.decoding.shapes import Chain, DraftShape
 from specdec.drafter import Drafter
 from specdec.target import Target
 from specdec.utils.numbers import Side, Tokens, check_numbers

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from specdec.decoding.accept import DraftTree, Greedy, Sampling, ancestors, nodes_in_order
-from specdec.decoding.proposal import ChildSampling, DraftShape, Proposer
+from specdec.decoding.proposal import Proposer
 from specdec.decoding.sampling import NO_NOISE, acceptance_noise
+from specdec.decoding.shapes import ChildSampling, DraftShape
 from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target

@@ -1,111 +1,89 @@
-"""EAGLE-1's static tree, and the draft shapes by their names on a command line.
+"""Draft shapes: how a proposal grows, level by level, into a chain or EAGLE-2's dynamic tree."""
 
-Legend: B sequences, K frontier nodes, Q drafted nodes so far, L nodes of a level, R child ranks, N tree nodes with the
-root, D draft vocabulary.
-"""
-
-import functools
-import re
-import sys
-from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import DraftTree
-from specdec.decoding.proposal import (
-    Chain,
-    ChildSampling,
-    DraftShape,
-    DynamicTree,
-    Expand,
-    Frontier,
-)
+from specdec.decoding.accept import DraftTree, Rule
+from specdec.decoding.sampling import DRAFT, draw_distinct, exponential
 from specdec.drafter import DrafterConfig, DraftVocab
-from specdec.utils.imports import FLAG, ensure
-
-Ranks = tuple[int, ...]
-"""A static tree's node, by the rank of every child on the way from the root: 0 is its parent's most likely."""
-
-# https://arxiv.org/abs/2401.15077, as its authors' code has it under the name mc_sim_7b_63
-_EAGLE1 = (
-    "0 1 2 3  00 01 02 10 11 20 21 30  000 001 002 010 011 020 021 100  0000 0001 0002  00000 00001"
-)
-EAGLE1: tuple[Ranks, ...] = tuple(tuple(map(int, path)) for path in _EAGLE1.split())
-"""EAGLE-1's own tree: 25 nodes, with the root 26 tokens to verify."""
+from specdec.drafting.mode import Expand, Frontier
+from specdec.utils.numbers import Depth, Side, check_numbers
 
 
-class _StaticLevel(NamedTuple):
-    """A static tree's nodes of one depth, in the order of the tree."""
+class ChildSampling(NamedTuple):
+    """Finds the children of tree nodes as an acceptance rule wants them: the most likely ones, or drawn at random."""
 
-    row_L: Tensor  # int64, which of the nodes expanded just before is the parent
-    rank_L: Tensor  # int64
-    ranks: int  # one more than the highest
-    expanded_K: Tensor  # int64, the tree's nodes whose children these are
-    inner_K: Tensor  # int64, which of the L are expanded; none of the last level
-    seen_KQ: Tensor  # for View.append, as is the next
-    depth_Q: Tensor
+    rule: Rule  # children are drawn if it is ``sampled``; the rest is read only then
+    temperature: float  # of the drafter
+    seed_B: Tensor  # int64, of each sequence's noise
+    place_B: Tensor  # int64, where the root stands in each text
+
+    def find(self, logits_BKD: Tensor, width: int, level: int) -> tuple[Tensor, Tensor | None]:
+        """The children of nodes at a level of the tree (the root's is 0), in order, (B, K, width) draft ids; and what
+        they were drawn from, (B, K, D), if they were."""
+        if not self.rule.sampled:
+            return likeliest(logits_BKD, width)[1], None
+        q_BKD = (logits_BKD / self.temperature).softmax(-1)
+        noise_B1X = exponential(
+            self.seed_B, (self.place_B + level)[:, None], DRAFT, q_BKD[0].numel()
+        )
+        return draw_distinct(q_BKD, noise_B1X.view_as(q_BKD), width), q_BKD
+
+
+def likeliest(scores_V: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The greatest scores in order, and their tokens, (..., count) each; of one alone, the first of its equals."""
+    values, tokens = scores_V.max(-1, keepdim=True) if count == 1 else scores_V.topk(count)
+    return values, tokens
 
 
 @dataclass(frozen=True)
-class StaticTree(DraftShape):
-    """The same nodes in every round (https://arxiv.org/abs/2401.15077), level by level; inner nodes are expanded.
+class DraftShape:
+    """Base of the draft shapes: how many levels and how many nodes, root excluded, a proposal has, and how it grows."""
 
-    Args:
-        paths: every node but the root as a sequence of child ranks, in any order; parents and the siblings of lower
-            ranks are among them.
+    depth: Depth = 5
 
-    Raises:
-        ValueError: there is no path, one is no sequence of ranks, or a parent or sibling is lacking.
-    """
-
-    depth: int = field(init=False)
-    paths: tuple[Ranks, ...] = EAGLE1
-    _made: dict[torch.device, tuple[Tensor, list[_StaticLevel]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )  # what no round changes
+    in_order: ClassVar[bool] = False
+    """Whether every path is the first nodes of its tree, so that its keys lie where they belong already."""
 
     def __post_init__(self) -> None:
-        known = {tuple(path) for path in self.paths}
-        if not known or () in known or min(map(min, known)) < 0:
-            raise ValueError(
-                "shape: a static tree is a list of paths of child ranks from 0 up, as [[0], [1], [0, 0]]"
-            )
-        for path in sorted(known):
-            before = (*path[:-1], path[-1] - 1) if path[-1] else path[:-1]
-            if before and before not in known:
-                raise ValueError(
-                    f"shape: a static tree with the path {list(path)} has {list(before)} too: add it"
-                )
-        # level by level: so parents come first, and trees of the same nodes are equal
-        paths = tuple(sorted(known, key=lambda path: (len(path), path)))
-        object.__setattr__(self, "paths", paths)
-        object.__setattr__(self, "depth", len(paths[-1]))
+        check_numbers(type(self), vars(self), "shape: ")
 
     @property
     def nodes_drafted(self) -> int:
-        return len(self.paths)
+        """Draft tokens per proposal, at most."""
+        raise TypeError(f"{type(self).__name__} must say how many nodes it proposes")
 
     @property
     def slots(self) -> int:
-        return len({path[:-1] for path in self.paths} - {()})
+        """Drafter cache slots that growing needs beyond the committed ones."""
+        raise TypeError(f"{type(self).__name__} must say how many slots it needs")
 
     @property
     def name(self) -> str:
-        return f"static tree of {len(self.paths)} (depth {self.depth})"
+        """Short name for tables and plots."""
+        raise TypeError(f"{type(self).__name__} must have a name")
+
+    def describe(self) -> dict[str, Any]:
+        """Its parameters, for reports."""
+        parameters = {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
+        return {"class": type(self).__name__, **parameters}
 
     def check(self, config: DrafterConfig) -> None:
-        super().check(config)
-        if (most := max(map(max, self.paths))) >= config.draft_vocab_size:
+        """Raise ValueError when the drafter cannot propose so."""
+        config.recurrence.check_depth(self.depth)
+
+    def check_rule(self, rule: Rule) -> None:
+        """Raise ValueError when the rule cannot judge what is proposed so."""
+        if rule.chains and not self.in_order:
             raise ValueError(
-                f"shape: the child rank {most} is beyond the draft vocabulary of {config.draft_vocab_size}"
+                f"shape: {self.name} branches, and the rule block judges chains: use a chain"
             )
 
     def prepare(self, device: torch.device) -> None:
-        if device not in self._made:
-            with torch.inference_mode(False):  # it is kept, and not only for inference
-                self._made[device] = _levels(self.paths, device)
+        """Make what no round changes, before any."""
 
     def grow(
         self,
@@ -115,84 +93,153 @@ class StaticTree(DraftShape):
         vocab: DraftVocab,
         children: ChildSampling,
     ) -> DraftTree:
-        parents_N, levels = self._made[root_B.device]
-        parents_BN = parents_N.expand(len(root_B), -1)
-        tokens = [root_B[:, None]]
+        """The proposal after ``root_B``, given what the drafter says there, with K = 1."""
+        raise TypeError(f"{type(self).__name__} must grow")
+
+
+@dataclass(frozen=True)
+class Chain(DraftShape):
+    """One token after another; ``depth`` draft tokens."""
+
+    in_order: ClassVar[bool] = True
+
+    @property
+    def nodes_drafted(self) -> int:
+        return self.depth
+
+    @property
+    def slots(self) -> int:
+        return self.depth - 1
+
+    @property
+    def name(self) -> str:
+        return f"chain of {self.depth}"
+
+    def grow(
+        self,
+        root_B: Tensor,
+        start: Frontier,
+        expand: Expand,
+        vocab: DraftVocab,
+        children: ChildSampling,
+    ) -> DraftTree:
+        order_N = torch.arange(self.depth + 1, device=root_B.device)
+        tokens = [root_B]
+        drawn = []
         frontier = start
-        q_BND = None
-        for depth, level in enumerate(levels):
-            best_BKR, q_BKD = children.find(frontier.logits_BKD, level.ranks, depth)
-            if q_BKD is not None:
-                q_BND = (
-                    q_BKD.new_zeros(*parents_BN.shape, q_BKD.shape[-1]) if q_BND is None else q_BND
-                )
-                q_BND[:, level.expanded_K] = q_BKD
-            tokens.append(vocab.to_target(best_BKR[:, level.row_L, level.rank_L]))
-            if len(level.inner_K):
-                h_BKH = frontier.h_BKH[:, level.row_L[level.inner_K]]
-                frontier = expand(tokens[-1][:, level.inner_K], h_BKH, level.seen_KQ, level.depth_Q)
+        for level in range(self.depth):
+            if level:  # a draft sees all before it
+                seen_1Q = torch.ones(1, level, dtype=torch.bool, device=root_B.device)
+                frontier = expand(tokens[-1][:, None], frontier.h_BKH, seen_1Q, order_N[:level])
+            draft_B11, q_B1D = children.find(frontier.logits_BKD, 1, level)
+            tokens.append(vocab.to_target(draft_B11[:, 0, 0]))
+            if q_B1D is not None:
+                drawn.append(q_B1D)
+        tokens_BN = torch.stack(tokens, 1)
+        parents_BN = (order_N - 1).clamp(min=0).expand(len(root_B), -1)
+        if not drawn:
+            return DraftTree(tokens_BN, parents_BN)
         return DraftTree(
-            torch.cat(tokens, 1), parents_BN, q_BND, None if q_BND is None else vocab.target_ids_D
+            tokens_BN,
+            parents_BN,
+            torch.cat([*drawn, torch.zeros_like(drawn[0])], 1),
+            vocab.target_ids_D,
         )
 
 
-def _levels(paths: tuple[Ranks, ...], device: torch.device) -> tuple[Tensor, list[_StaticLevel]]:
-    """The parents of all nodes, (N,), and the levels."""
-    index = functools.partial(torch.tensor, dtype=torch.int64, device=device)
-    number = {path: node for node, path in enumerate(((), *paths))}
-    parents = {path[:-1] for path in paths}
-    above: list[Ranks] = [()]
-    drafted: list[Ranks] = []
-    levels = []
-    for depth in range(1, len(paths[-1]) + 1):
-        nodes = [path for path in paths if len(path) == depth]
-        inner = [path for path in nodes if path in parents]
-        drafted += inner
-        seen = [[path[: len(other)] == other for other in drafted] for path in inner]
-        level = _StaticLevel(
-            row_L=index([above.index(path[:-1]) for path in nodes]),
-            rank_L=index([path[-1] for path in nodes]),
-            ranks=1 + max(path[-1] for path in nodes),
-            expanded_K=index([number[path] for path in above]),
-            inner_K=index([nodes.index(path) for path in inner]),
-            seen_KQ=torch.tensor(seen, dtype=torch.bool, device=device),
-            depth_Q=index([len(path) - 1 for path in drafted]),
-        )
-        levels.append(level)
-        above = inner
-    return index([0, *(number[path[:-1]] for path in paths)]), levels
+@dataclass(frozen=True)
+class DynamicTree(DraftShape):
+    """EAGLE-2's context-dependent tree (https://arxiv.org/abs/2406.16858).
 
-
-def parse_shape(text: str) -> DraftShape:
-    """A shape as on a command line: ``chain:depth=3``, ``tree:depth=6,top_k=10,nodes=59``, ``static``; a name alone is
-    the shape with its defaults; or a class of the user's own by its import path, ``my_parts.Mine:depth=3``.
-
-    Raises:
-        ValueError: an unknown shape or parameter, or a value that is not a number.
+    Every level expands the ``top_k`` nodes of highest value, the product of the drafter's probabilities along the
+    path; at the end the ``nodes`` best candidates of all levels are kept. There, ties go to the shallower node, then to
+    the earlier candidate, so that a kept node's parent is always kept. The published tree of 60 tokens, depth 6, top-10
+    is ``nodes=59, depth=6, top_k=10``.
     """
-    kinds: dict[str, type[DraftShape]] = {"chain": Chain, "tree": DynamicTree, "static": StaticTree}
-    kind, colon, parameters = text.partition(":")
-    if (shape := kinds.get(kind) or _own(kind)) is None:
-        raise ValueError(
-            f"shape {text!r}: expected one of {', '.join(kinds)}, with parameters as chain:depth=3, or a DraftShape of "
-            f"your own, as my_parts.Mine:depth=3, with {FLAG} my_parts"
+
+    top_k: Side = 4
+    nodes: Side = 12
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = self.top_k + (self.depth - 1) * self.top_k**2
+        if self.nodes > most:
+            raise ValueError(
+                f"shape: depth {self.depth} and top_k {self.top_k} make 1 to {most} candidates, not {self.nodes}"
+            )
+
+    @property
+    def nodes_drafted(self) -> int:
+        return self.nodes
+
+    @property
+    def slots(self) -> int:
+        return self.top_k * (self.depth - 1)
+
+    @property
+    def name(self) -> str:
+        return f"tree of {self.nodes} (depth {self.depth}, top {self.top_k})"
+
+    def check(self, config: DrafterConfig) -> None:
+        super().check(config)
+        if self.top_k > config.draft_vocab_size:
+            raise ValueError(
+                f"shape: top_k {self.top_k} is more than the draft vocabulary of {config.draft_vocab_size}"
+            )
+
+    def check_rule(self, rule: Rule) -> None:
+        if rule.sampled:
+            raise ValueError(
+                f"shape: {self.name} keeps the drafts it likes best, which no rule for drawn drafts allows: "
+                "use a chain or a static tree, or the rule one_hot"
+            )
+
+    def grow(
+        self,
+        root_B: Tensor,
+        start: Frontier,
+        expand: Expand,
+        vocab: DraftVocab,
+        children: ChildSampling,
+    ) -> DraftTree:
+        k = self.top_k
+        device = root_B.device
+        value_BK, best_BK = likeliest(start.logits_BKD[:, 0].log_softmax(-1), k)
+        ids_BK = vocab.to_target(best_BK)
+        h_BKH = start.h_BKH.expand(-1, k, -1)
+        # the frontier's places among all candidates
+        candidate_BK = torch.arange(k, device=device).expand_as(ids_BK)
+        eye_BKK = torch.eye(k, dtype=torch.bool, device=device).expand(len(root_B), k, k)
+        seen_BKQ = eye_BKK
+        tokens = [ids_BK]
+        values = [value_BK]
+        parents = [torch.full_like(ids_BK, -1)]
+        for level in range(self.depth - 1):
+            # the drafter reads the frontier; each of its nodes brings k candidates, valued by their path
+            depth_Q = torch.arange(k * (level + 1), device=device) // k
+            frontier = expand(ids_BK, h_BKH, seen_BKQ, depth_Q)
+            own_BKL, best_BKL = likeliest(frontier.logits_BKD.log_softmax(-1), k)
+            value_BC = (own_BKL + value_BK[..., None]).flatten(1)
+            ids_BC = vocab.to_target(best_BKL).flatten(1)
+            tokens.append(ids_BC)
+            values.append(value_BC)
+            parents.append(candidate_BK[..., None].expand(-1, -1, k).flatten(1))
+            # the k best of this level's candidates are the next frontier; each sees itself and what its parent saw
+            value_BK, chosen_BK = value_BC.topk(k)
+            parent_BK = chosen_BK // k
+            ids_BK = ids_BC.gather(1, chosen_BK)
+            candidate_BK = k + level * k * k + chosen_BK
+            h_BKH = frontier.h_BKH.take_along_dim(parent_BK[..., None], dim=1)
+            seen_BKQ = torch.cat(
+                [seen_BKQ.take_along_dim(parent_BK[..., None], dim=1), eye_BKK], dim=2
+            )
+        # the best of all: candidates stand in level order, so a stable sort breaks ties as documented
+        order_BC = torch.cat(values, 1).sort(dim=-1, descending=True, stable=True).indices
+        kept_BN = order_BC[:, : self.nodes].sort(dim=-1).values
+        parent_BN = torch.searchsorted(kept_BN, torch.cat(parents, 1).gather(1, kept_BN)) + 1
+        parent_BN = torch.where(kept_BN < k, 0, parent_BN)
+        tokens_BN = torch.cat(tokens, 1).gather(1, kept_BN)
+        zero_B1 = torch.zeros_like(root_B)[:, None]
+        return DraftTree(
+            torch.cat([root_B[:, None], tokens_BN], 1), torch.cat([zero_B1, parent_BN], 1)
         )
-    if kind == "static" and colon:
-        raise ValueError(f"shape {text!r}: static is EAGLE-1's tree and takes no parameters")
-    names = [one.name for one in fields(shape)]
-    values: dict[str, int] = {}
-    for item in parameters.split(",") if colon else []:
-        name, _, value = (part.strip() for part in item.partition("="))
-        if name not in names or name in values or not re.fullmatch(r"\d+", value, re.ASCII):
-            all_of = ", ".join(f"{one}=NUMBER" for one in names)
-            raise ValueError(f"shape {text!r}: {item!r} is not one of {all_of}, each at most once")
-        values[name] = int(value)
-    return shape(**values)
-
-
-def _own(class_path: str) -> type[DraftShape] | None:
-    """A user's own class, of a module that the user vouched for; None if it is none."""
-    ensure(class_path)
-    module, _, name = class_path.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) and issubclass(found, DraftShape) else None

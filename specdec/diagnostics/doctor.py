@@ -26,6 +26,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from specdec.commands.fit import Configured, configured
+from specdec.commands.parser import OwnOptions, fit_options
 from specdec.data import Document, TokenData
 from specdec.diagnostics.doctor_first import first_findings
 from specdec.diagnostics.doctor_model import agreement, gradient, inputs, overfit
@@ -39,9 +41,7 @@ from specdec.diagnostics.doctor_setup import (
     vocabulary,
 )
 from specdec.diagnostics.doctor_template import template
-from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
-from specdec.utils.command import OwnOptions, fit_options
 from specdec.utils.progress import progress
 from specdec.utils.text import how_many, printable
 

@@ -28,7 +28,7 @@ from specdec.diagnostics.waterfall import (
 from specdec.evaluation.benchmark import cpu_matmul_backend
 from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
 from specdec.evaluation.prompts import first_turns
-from specdec.evaluation.style import (
+from specdec.report.tables import (
     GREY,
     ReportTable,
     few_prompts,

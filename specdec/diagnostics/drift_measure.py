@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from specdec.diagnostics.anchors import AnchoredText, Chains
 from specdec.diagnostics.drift_attention import attention_weights, observing
 from specdec.drafter import Drafter
-from specdec.evaluation.statistics import (
+from specdec.nn.view import View
+from specdec.report.statistics import (
     ANY,
     Array,
     Statistic,
@@ -30,7 +31,6 @@ from specdec.evaluation.statistics import (
     possible,
     ratio,
 )
-from specdec.nn.view import View
 from specdec.target import Target
 from specdec.utils.text import how_many
 

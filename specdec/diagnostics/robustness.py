@@ -22,8 +22,8 @@ from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
 from specdec.evaluation.metrics import Answer, committed, looping, looping_warning, passes
 from specdec.evaluation.prompts import Prompt, Skipped
-from specdec.evaluation.statistics import LENGTH, POSITIVE, Array, measured, over, ratio
-from specdec.evaluation.style import (
+from specdec.report.statistics import LENGTH, POSITIVE, Array, measured, over, ratio
+from specdec.report.tables import (
     ReportTable,
     few_prompts,
     print_report,

@@ -28,8 +28,8 @@ from specdec.decoding import Chain, Request, SpeculativeDecoder
 from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, AnsweredText
 from specdec.diagnostics.drift_measure import SERIES, drafted, read_inputs
 from specdec.drafter import Drafter
-from specdec.evaluation.statistics import LENGTH, Array, Measured, less, measured
-from specdec.evaluation.style import ReportTable, shown, style, whiskers
+from specdec.report.statistics import LENGTH, Array, Measured, less, measured
+from specdec.report.tables import ReportTable, shown, style, whiskers
 from specdec.target import Target
 from specdec.utils.text import how_many
 

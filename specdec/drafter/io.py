@@ -14,16 +14,8 @@ from safetensors.torch import save as serialized
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.model import Drafter, skeleton_of
 from specdec.utils import hub
-from specdec.utils.files import (
-    SUMS,
-    check_sums,
-    explained,
-    read_json,
-    regular,
-    sha256,
-    staged_directory,
-    write_json,
-)
+from specdec.utils.files import staged_directory, write_json
+from specdec.utils.reading import SUMS, check_sums, explained, read_json, regular, sha256
 from specdec.utils.text import tensor_fault
 
 FORMAT = "specdec-drafter"

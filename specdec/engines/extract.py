@@ -16,16 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from specdec.commands.fit import Configured, configured
+from specdec.commands.parser import OwnOptions, fit_options
 from specdec.data import TokenData
-from specdec.features.engines import loaded, running
+from specdec.features.runners import loaded, running
 from specdec.features.source import boundaries
 from specdec.features.store import DTYPES, Contract, PackedRow, each_row
 from specdec.features.writer import SHARD_BYTES, CacheWriter, check_beside, merge, part_folder
-from specdec.fit import Configured, configured
 from specdec.training.building import config_for
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
-from specdec.utils.command import OwnOptions, fit_options
 from specdec.utils.progress import progress
 from specdec.utils.trust import load_yaml
 

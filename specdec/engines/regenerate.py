@@ -15,10 +15,11 @@ from specdec.engines.answers import InProcess, RegenerateConfig
 from specdec.engines.client import Endpoint
 from specdec.engines.dialogue import Dialogue, TurnAnswer
 from specdec.engines.remote import Remote
-from specdec.utils.files import sha256, staged, write_json, write_text
+from specdec.utils.files import staged, write_json, write_text
 from specdec.utils.journal import Journal
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
+from specdec.utils.reading import sha256
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import how_many
 

@@ -14,8 +14,8 @@ from typing import Any
 from specdec.engines.client import KEY
 from specdec.engines.server import TIMEOUT, VllmLaunch, drafter_checkpoint, failure_reason
 from specdec.evaluation.prompts import PromptConversation, load_prompts, without_blank
-from specdec.evaluation.style import ReportTable, print_report
 from specdec.evaluation.tune import SCHEDULE, schedules
+from specdec.report.tables import ReportTable, print_report
 from specdec.target import TargetSource
 from specdec.utils.config import new_run
 from specdec.utils.files import scratch_folder, staged_directory, write_json

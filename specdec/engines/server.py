@@ -24,8 +24,8 @@ from specdec.export.read import OURS, check_unchanged
 from specdec.export.switches import VLLM
 from specdec.target import TargetSource, load_config
 from specdec.utils import supervise
-from specdec.utils.files import explained, read_json
 from specdec.utils.numbers import Depth, Port, Positive, check_numbers
+from specdec.utils.reading import explained, read_json
 from specdec.utils.text import printable
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from specdec.evaluation.metrics import (
     per_prompt,
     read_answers,
 )
-from specdec.evaluation.statistics import HOW, POSITIVE, Array, Interval, interval, ratio
-from specdec.evaluation.style import bracketed
-from specdec.utils.files import check_sums, read_json
+from specdec.report.statistics import HOW, POSITIVE, Array, Interval, interval, ratio
+from specdec.report.tables import bracketed
+from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.drafter import Drafter, load_drafter
 from specdec.drafter.io import located
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts, template_sha256
-from specdec.evaluation.statistics import HOW
+from specdec.report.statistics import HOW
 from specdec.target import Target, TargetSource
 from specdec.utils.config import new_run
-from specdec.utils.files import read_json
 from specdec.utils.machine import multiplies_bfloat16, provenance
 from specdec.utils.numbers import Count, Tokens
+from specdec.utils.reading import read_json
 
 log = logging.getLogger(__name__)
 

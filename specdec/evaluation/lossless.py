@@ -23,8 +23,9 @@ from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.target.rounding import moved_logits
-from specdec.utils.files import sha256, write_json
+from specdec.utils.files import write_json
 from specdec.utils.progress import progress
+from specdec.utils.reading import sha256
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)

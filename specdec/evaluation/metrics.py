@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec.data.rows import read_text
-from specdec.evaluation.statistics import LENGTH, POSITIVE, SHARE, Array, Interval, Range, interval
+from specdec.report.statistics import LENGTH, POSITIVE, SHARE, Array, Interval, Range, interval
 from specdec.utils.files import write_text
 
 

@@ -27,7 +27,9 @@ from specdec.evaluation.metrics import (
     write_answers,
 )
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
-from specdec.evaluation.style import (
+from specdec.evaluation.suites import TEMPERATURES, FoundSuite, find_suites, suite_notes
+from specdec.evaluation.table import write_table
+from specdec.report.tables import (
     GREY,
     ReportTable,
     few_prompts,
@@ -38,13 +40,12 @@ from specdec.evaluation.style import (
     style,
     write_report,
 )
-from specdec.evaluation.suites import TEMPERATURES, FoundSuite, find_suites, suite_notes
-from specdec.evaluation.table import write_table
 from specdec.target import Target
 from specdec.utils.config import new_run
-from specdec.utils.files import check_sums, read_json, staged_directory, write_json
+from specdec.utils.files import staged_directory, write_json
 from specdec.utils.numbers import NonNegative, Side, Whole
 from specdec.utils.progress import progress
+from specdec.utils.reading import check_sums, read_json
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from specdec.data.rows import stem
 from specdec.evaluation.compare import MAY_DIFFER, OF_TARGET, evaluations_in
 from specdec.evaluation.metrics import LOOPING_SHARE, METRICS
-from specdec.evaluation.style import ReportTable, print_report, table
 from specdec.evaluation.suites import SUITES, suite_notes
-from specdec.utils.files import check_sums, read_json, write_sums, write_text
+from specdec.report.tables import ReportTable, print_report, table
+from specdec.utils.files import write_sums, write_text
+from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many
 
 MARKDOWN = "table.md"

@@ -10,7 +10,7 @@ from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
 from specdec.evaluation.metrics import summary
 from specdec.evaluation.prompts import Skipped
-from specdec.evaluation.style import ReportTable, few_prompts, print_report, shown, write_report
+from specdec.report.tables import ReportTable, few_prompts, print_report, shown, write_report
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.numbers import Side
 from specdec.utils.progress import progress

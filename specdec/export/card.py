@@ -22,7 +22,7 @@ from specdec.export.formats import FORMATS
 from specdec.export.switches import Subject
 from specdec.target import EMBEDDED, TargetSource
 from specdec.utils.config import canonical, words
-from specdec.utils.files import read_json
+from specdec.utils.reading import read_json
 from specdec.utils.text import how_many
 from specdec.utils.trust import load_yaml, read_yaml_text
 

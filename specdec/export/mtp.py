@@ -30,7 +30,8 @@ from specdec.target import NotServable, Target, TargetSource
 from specdec.target.files import weight_files
 from specdec.training.building import config_for
 from specdec.utils import hub
-from specdec.utils.files import SUMS, read_json, staged_directory
+from specdec.utils.files import staged_directory
+from specdec.utils.reading import SUMS, read_json
 from specdec.utils.text import how_many, tensor_fault
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from huggingface_hub.utils import validate_repo_id
 from specdec import __version__
 from specdec.drafter import load_drafter
 from specdec.export import card, read
-from specdec.utils.files import DOCUMENTS, SUMS, read_json
 from specdec.utils.hub import reached
+from specdec.utils.reading import DOCUMENTS, SUMS, read_json
 
 log = logging.getLogger(__name__)
 

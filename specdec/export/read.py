@@ -41,10 +41,10 @@ from specdec.export.formats import VOCABULARY, flat
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
 from specdec.utils import hub
-from specdec.utils.files import SUMS, check_sums, claimed, read_json, regular, sha256
+from specdec.utils.files import claimed
 from specdec.utils.numbers import MOST_LAYERS
-from specdec.utils.spelling import likely
-from specdec.utils.text import how_many, tensor_fault
+from specdec.utils.reading import SUMS, check_sums, read_json, regular, sha256
+from specdec.utils.text import how_many, nearest_name, tensor_fault
 
 log = logging.getLogger(__name__)
 
@@ -532,7 +532,7 @@ def _check_matrices(tensors: Mapping[str, Tensor], wanted: Sequence[str]) -> Non
     lacking = [name for name in wanted if name not in tensors or tensors[name].ndim != 2]
     if lacking:
         also = " (or midlayer.*)" if lacking[0] == QUERIES else ""
-        near = likely(lacking[0], tensors)
+        near = nearest_name(lacking[0], tensors)
         raise ValueError(
             f"no drafter: it lacks a matrix {lacking[0]}{also}; {near}".removesuffix("; ")
         )

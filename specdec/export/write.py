@@ -21,9 +21,10 @@ from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
 from specdec.export.switches import EMBEDDING, HEAD, Subject, dropped, target_facts
 from specdec.target import NotServable, Target, TargetSource
-from specdec.utils.files import sha256, staged_directory, write_json, write_text
+from specdec.utils.files import staged_directory, write_json, write_text
 from specdec.utils.machine import provenance
 from specdec.utils.numbers import Depth, check_numbers
+from specdec.utils.reading import sha256
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.features.engines import Engine, EngineDeadError, EngineName, loaded, running
+from specdec.features.runners import Engine, EngineDeadError, EngineName, loaded, running
 from specdec.features.store import Contract, PackedRow, crc32, raw
 from specdec.features.writer import SHARD_BYTES, CacheWriter
 from specdec.target import TargetSource

@@ -26,7 +26,8 @@ from torch import Tensor
 from specdec.data import Batch, MixSource, TokenData
 from specdec.target import Target, TargetOutput
 from specdec.utils.config import class_name, pairs, words
-from specdec.utils.files import explained, read_json, sha256, write_json
+from specdec.utils.files import write_json
+from specdec.utils.reading import explained, read_json, sha256
 from specdec.utils.text import how_many
 
 FORMAT = "specdec-features-6"

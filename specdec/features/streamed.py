@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 from torch import Tensor, distributed
 
 from specdec.data import Batch, TokenData
-from specdec.features.engines import EngineName
 from specdec.features.producers import CALLS, LEASES, NAMESPACE, POLL, Ledger, Producer, Tee, unpack
+from specdec.features.runners import EngineName
 from specdec.features.source import Features, FeatureSource, RowSource, boundaries, spot_check
 from specdec.features.store import DTYPES, Contract, PackedRow, each_row, packed_rows
 from specdec.target import Target, TargetOutput

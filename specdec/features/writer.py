@@ -25,7 +25,9 @@ from specdec.features.store import (
     crc32,
     shard_rows,
 )
-from specdec.utils.files import locked, sha256, staged
+from specdec.utils.files import staged
+from specdec.utils.locks import locked
+from specdec.utils.reading import sha256
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)

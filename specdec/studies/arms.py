@@ -17,6 +17,9 @@ from typing import Any, NamedTuple, get_origin, get_type_hints
 import torch
 from transformers import PreTrainedModel
 
+from specdec.commands.fit import Configured, configured, one_parser
+from specdec.commands.parser import parse, parser_of
+from specdec.commands.plan import drafter_config
 from specdec.data import TokenData
 from specdec.decoding import parse_shape
 from specdec.diagnostics.conditions import parse_conditions
@@ -25,14 +28,11 @@ from specdec.drafter.parts import dry_run
 from specdec.embedded.corpus import SEED, held_out_prompts
 from specdec.evaluation.benchmark import parse_baseline
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
-from specdec.fit import Configured, configured, one_parser
-from specdec.plan import drafter_config
 from specdec.studies.study import Combination, Study, arm_name, as_list, measure_of
 from specdec.target import EMBEDDED, TargetSource
 from specdec.target.loading import skeleton
 from specdec.training.building import check
 from specdec.training.run_directory import RunDirectory
-from specdec.utils.command import parse, parser_of
 from specdec.utils.config import canonical, is_part, pairs, words
 from specdec.utils.progress import progress
 from specdec.utils.text import how_many

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from specdec.evaluation.statistics import ALPHA
-from specdec.evaluation.style import bracketed, table
+from specdec.report.contrasts import METHOD, distinct
+from specdec.report.statistics import ALPHA
+from specdec.report.tables import bracketed, table
 from specdec.studies.figures import SEPARATOR, draw, label_of, short_names
 from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
 from specdec.studies.reproduce import CARD, VERSION, manifest
 from specdec.studies.results import read_record, results
-from specdec.studies.statistics import METHOD, distinct
 from specdec.studies.study import FEWEST_SEEDS
 from specdec.utils.config import words
 from specdec.utils.files import staged_directory, write_json, write_text

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from specdec.evaluation.style import COLOURS, GREY, LINES, MARKERS, label
+from specdec.report.tables import COLOURS, GREY, LINES, MARKERS, label
 from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
 from specdec.studies.study import Contrast
 from specdec.utils.files import staged

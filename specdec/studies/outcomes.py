@@ -22,11 +22,11 @@ from specdec.diagnostics.drift_measure import SERIES, DriftFigure, drift_figures
 from specdec.diagnostics.drift_measure import VERSION as OF_DRIFT
 from specdec.evaluation.compare import SavedEvaluation, read_evaluation
 from specdec.evaluation.metrics import Answer, committed, passes
-from specdec.evaluation.statistics import Array
+from specdec.report.contrasts import Linear
+from specdec.report.statistics import Array
 from specdec.studies.arms import Arm
-from specdec.studies.statistics import Linear
 from specdec.studies.worker import JobFolder
-from specdec.utils.files import check_sums, read_json
+from specdec.utils.reading import check_sums, read_json
 
 Json = dict[str, Any]
 Table = Mapping[str, Array]  # of a run: by prompt, its sums and weights

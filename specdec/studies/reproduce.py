@@ -15,8 +15,9 @@ from specdec.studies.results import RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
 from specdec.training.callbacks import LOSSES, read_losses
 from specdec.utils.config import pairs
-from specdec.utils.files import check_sums, read_json, write_json
+from specdec.utils.files import write_json
 from specdec.utils.machine import provenance
+from specdec.utils.reading import check_sums, read_json
 from specdec.utils.trust import check_reach, load_yaml, read_yaml_text
 
 log = logging.getLogger(__name__)

@@ -15,20 +15,7 @@ import numpy as np
 
 from specdec.diagnostics.drift_measure import sums_of
 from specdec.evaluation.metrics import Answer, acceptance_length, looping, looping_warning
-from specdec.evaluation.statistics import SHARE, Range, possible
-from specdec.studies.outcomes import (
-    ACCEPTANCE,
-    FAMILIES,
-    ROBUSTNESS,
-    Json,
-    Quantity,
-    RecordedRun,
-    Table,
-    quantities,
-    sums,
-)
-from specdec.studies.plan import PLAN, VERSION
-from specdec.studies.statistics import (
+from specdec.report.contrasts import (
     Arm,
     Estimate,
     Linear,
@@ -42,9 +29,22 @@ from specdec.studies.statistics import (
     seed_error,
     weighted,
 )
+from specdec.report.statistics import SHARE, Range, possible
+from specdec.studies.jobs import PLAN, VERSION
+from specdec.studies.outcomes import (
+    ACCEPTANCE,
+    FAMILIES,
+    ROBUSTNESS,
+    Json,
+    Quantity,
+    RecordedRun,
+    Table,
+    quantities,
+    sums,
+)
 from specdec.studies.study import MEASURES, Contrast
 from specdec.studies.worker import JobFolder
-from specdec.utils.files import check_sums, read_json
+from specdec.utils.reading import check_sums, read_json
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from specdec.studies.statistics import Arm, Weights, contrast
+from specdec.report.contrasts import Arm, Weights, contrast
 from specdec.utils.config import is_part, shipped
 from specdec.utils.trust import SECRET_NAME, check_reach, load_yaml, read_yaml_text
 

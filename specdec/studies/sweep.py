@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.studies.card import write_card
-from specdec.studies.engines import RETRIES, Engine, Local
-from specdec.studies.plan import STUDY, claim, make_plan
+from specdec.studies.jobs import STUDY, claim, make_plan
 from specdec.studies.reproduce import compare_again, jobs_again, recorded_run
+from specdec.studies.schedulers import RETRIES, Engine, Local
 from specdec.studies.study import read_study
 from specdec.studies.worker import Ended, Job, JobFolder
 from specdec.utils.config import new_run, runs_folder

@@ -26,9 +26,10 @@ import yaml
 
 from specdec.features.store import INDEX
 from specdec.utils import supervise
-from specdec.utils.files import SUMS, explained, write_sums, write_text
+from specdec.utils.files import write_sums, write_text
 from specdec.utils.imports import flags
 from specdec.utils.journal import Journal, JournalBusyError, is_being_written, read_journal
+from specdec.utils.reading import SUMS, explained
 
 JOBS = "jobs"
 CONFIG = "config.yaml"

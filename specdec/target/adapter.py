@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import is_peft_available
 
 from specdec.target.files import check_files, failing_in_one_line, is_local
-from specdec.utils.files import check_sum, read_json
+from specdec.utils.reading import check_sum, read_json
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import is_accelerate_available, is_gguf_available
 
-from specdec.utils.files import read_json
+from specdec.utils.reading import read_json
 from specdec.utils.text import how_many, printable
 
 WEIGHTS = "model.safetensors"

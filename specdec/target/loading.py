@@ -39,7 +39,7 @@ from specdec.target.files import (
     read_tensors,
 )
 from specdec.target.model_parts import model_parts
-from specdec.utils.files import check_sum
+from specdec.utils.reading import check_sum
 from specdec.utils.text import tensor_fault
 
 DTYPES = {

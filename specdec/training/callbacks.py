@@ -26,8 +26,9 @@ from specdec.training.ema import EMA
 from specdec.training.memory import MB, Precision, memory_need, precision, report_memory
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import CONFIG, LOSSES, write_run_sums
-from specdec.utils.files import SUMS, check_sums, explained, read_json, write_json, write_text
+from specdec.utils.files import write_json, write_text
 from specdec.utils.journal import whole_lines
+from specdec.utils.reading import SUMS, check_sums, explained, read_json
 
 # a run's folder, and a key of the config.json in it
 BEST = "drafter_best"

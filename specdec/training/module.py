@@ -10,9 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,18 +41,13 @@ from specdec.training.building import (
 from specdec.training.distributed import is_sharded, shard, unsharded
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.memory import precision
+from specdec.training.metrics import UnrollMetrics
 from specdec.training.noise import FeatureNoise, NoNoise, generator_of, noisy
-from specdec.training.step import (
-    CUDA_PIECE,
-    ObjectiveConfig,
-    StepOutput,
-    TrainStep,
-    UnrollMetrics,
-    target_outputs,
-)
+from specdec.training.schedule import Schedule, WarmupCosine
+from specdec.training.step import CUDA_PIECE, ObjectiveConfig, StepOutput, TrainStep, target_outputs
 from specdec.training.step_weights import Decay, PrefixWeights, StepWeights
 from specdec.utils.config import hyperparameters
-from specdec.utils.numbers import Depth, PositiveShare, Share, check_numbers
+from specdec.utils.numbers import Depth, PositiveShare, check_numbers
 
 log = logging.getLogger(__name__)
 
@@ -80,42 +73,6 @@ DEFAULTS: dict[str, Any] = {
     },
 }
 """What a config that does not say trains with."""
-
-
-class Schedule:
-    """Base of the schedules that know the run's length: a frozen dataclass."""
-
-    def factor(self, step: int, total: int) -> float:
-        """Share of the peak learning rate at optimizer step ``step`` of ``total``."""
-        raise TypeError(f"{type(self).__name__} must say its factor")
-
-
-@dataclass(frozen=True)
-class WarmupCosine(Schedule):
-    """Linear warm-up, then half a cosine down to a fraction of the peak.
-
-    Args:
-        warmup: share of all steps spent warming up.
-        floor: last learning rate as a share of the peak.
-    """
-
-    warmup: Share = 0.03
-    floor: Share = 0.0
-
-    def __post_init__(self) -> None:
-        check_numbers(WarmupCosine, vars(self), "schedule.")
-        if self.warmup == 1:
-            raise ValueError(
-                "schedule.warmup must be below 1, not 1: nothing would be left to train at the full rate"
-            )
-
-    def factor(self, step: int, total: int) -> float:
-        """Share of the peak learning rate at optimizer step ``step`` of ``total``."""
-        warm = max(1, round(self.warmup * total))
-        if step < warm:
-            return (step + 1) / warm
-        done = min(1.0, (step - warm) / max(1, total - warm))
-        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 class DrafterModule(pl.LightningModule):
@@ -165,7 +122,7 @@ class DrafterModule(pl.LightningModule):
         train_embed: bool = False,
         train_head: bool = True,
         optimizer: OptimizerCallable = lambda p: AdamW(p),
-        schedule: Schedule | LRSchedulerCallable = WarmupCosine(),
+        schedule: Schedule | LRSchedulerCallable = WarmupCosine(),  # noqa: B008  frozen
         attention: Literal["auto", "dense", "blocked", "flex"] = "auto",
         recompute: bool = False,
         compile: bool = False,

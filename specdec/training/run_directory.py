@@ -10,15 +10,9 @@ from typing import Any, Self, TextIO
 
 from specdec.training.checkpoint import contents
 from specdec.utils.config import canonical, keys, pairs, run_names, words
-from specdec.utils.files import (
-    explained,
-    is_claimed,
-    is_held,
-    release_claim,
-    remove_abandoned,
-    take_claim,
-    write_sums,
-)
+from specdec.utils.files import remove_abandoned, write_sums
+from specdec.utils.locks import is_claimed, is_held, release_claim, take_claim
+from specdec.utils.reading import explained
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from specdec.utils.files import claim_of, is_held
 from specdec.utils.imports import guard
+from specdec.utils.locks import claim_of, is_held
 from specdec.utils.trust import check_reach, load_yaml, measure, read_yaml_text, redacted
 
 

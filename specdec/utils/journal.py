@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from specdec.utils.config import pairs, words
-from specdec.utils.files import explained, lock_now
+from specdec.utils.locks import lock_now
+from specdec.utils.reading import explained
 
 SYNC = 2.0  # seconds between two waits for the disk
 CHECKED = b'{"crc32": "%08x", '  # begins a line; the checksum is of the line without it

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from specdec import __version__
-from specdec.utils import command
 from specdec.utils.trust import redacted_words
 
 DISTRIBUTIONS = (
     "torch", "lightning", "transformers", "tokenizers", "datasets", "torchmetrics", "safetensors", "numpy",
     "jsonargparse", "omegaconf",
 )  # fmt: skip
+command_line: list[str] = list(sys.argv)
+"""The command line as typed, for the record of what it makes; :func:`specdec.cli.main` sets it."""
 
 
 def provenance(seed: int | None = None) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
     in_use = torch is not None and torch.cuda.is_initialized()
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(redacted_words(command.current)),
+        "command": shlex.join(redacted_words(command_line)),
         "seed": seed,
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 # an escape sequence of a terminal; what else moves its cursor, hides or turns text round, or is no character at all
 _UNPRINTABLE = re.compile(
@@ -14,6 +14,12 @@ _UNPRINTABLE = re.compile(
 def printable(text: str) -> str:
     """Foreign text without what a terminal would obey rather than show; line breaks and tabs stay."""
     return _UNPRINTABLE.sub("", text)
+
+
+def nearest_name(name: str, names: Iterable[str], start: str = "") -> str:
+    """``did you mean ...?`` with the nearest of some names, behind ``start``; empty if none is near."""
+    close = difflib.get_close_matches(name, sorted(set(names)), n=1)
+    return f"did you mean {start}{close[0]}?" if close else ""
 
 
 def plural(noun: str) -> str:

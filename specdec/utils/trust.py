@@ -21,7 +21,7 @@ from jsonargparse import ArgumentParser, get_loader, set_loader
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specdec.utils.files import check_sum, explained, regular
+from specdec.utils.reading import check_sum, explained, regular
 
 MOST_YAML = 2**20
 MOST_NODES = 100_000

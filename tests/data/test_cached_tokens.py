@@ -22,7 +22,7 @@ from specdec.data.tokens import (
     determinants,
     write_tokens,
 )
-from specdec.utils.files import SUMS
+from specdec.utils.reading import SUMS
 from tests.data.tiny import CHATML, LLAMA3, tiny_tokenizer, write_jsonl
 
 SAID = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "four"}]

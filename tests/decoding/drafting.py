@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import ChildSampling, DraftShape, DraftTree, Proposer
-from specdec.decoding.proposal import Frontier
 from specdec.drafter import Drafter
+from specdec.drafting.mode import Frontier
 from tests.decoding.trees import LIKELIEST
 
 

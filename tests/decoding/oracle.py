@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import ChildSampling, DraftShape, DraftTree
-from specdec.decoding.proposal import Frontier
 from specdec.drafter import DraftVocab
+from specdec.drafting.mode import Frontier
 from tests.decoding.trees import LIKELIEST, path_to
 
 Path = tuple[int, ...]  # target ids after the root

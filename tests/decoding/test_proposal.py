@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import Chain, DraftShape, DraftTree, DynamicTree
-from specdec.decoding.proposal import Frontier
 from specdec.drafter import Drafter, DrafterSpec
+from specdec.drafting.mode import Frontier
 from tests.decoding.drafting import Drafting
 from tests.decoding.trees import path_to
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter

@@ -10,6 +10,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from transformers import LlamaForCausalLM
 
+from specdec.commands.parser import parse
 from specdec.data import ChatData, TextData, TokenData
 from specdec.diagnostics.doctor import run_check
 from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, set_up
@@ -17,7 +18,6 @@ from specdec.drafter import DrafterSpec
 from specdec.nn.optimizers import AdamW
 from specdec.target import Target, TargetSource
 from specdec.training.module import DrafterModule
-from specdec.utils.command import parse
 from tests.conftest import TEXT
 from tests.data.tiny import CHATML, tiny_tokenizer, write_jsonl
 from tests.tiny import llama_config

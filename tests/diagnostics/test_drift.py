@@ -14,7 +14,7 @@ from specdec.diagnostics.waterfall import DOWN
 from specdec.evaluation.config import load_pair
 from specdec.evaluation.metrics import read_answers
 from specdec.target import TargetSource
-from specdec.utils.files import SUMS
+from specdec.utils.reading import SUMS
 
 LINES = ["def add_3(a, b):", "    return a + b", "def add_4("]
 

@@ -20,8 +20,8 @@ from specdec.diagnostics.drift_measure import (
     sums_of,
 )
 from specdec.diagnostics.waterfall import DOWN, OBSERVED, waterfall
-from specdec.evaluation.statistics import POSITIVE, interval
-from specdec.evaluation.style import write_report
+from specdec.report.statistics import POSITIVE, interval
+from specdec.report.tables import write_report
 
 K, CHAINS, AUX = 3, 4, (0, 3)
 NAMES = ["a", "b", "c"]

@@ -18,7 +18,7 @@ from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.compare import compare_answers
 from specdec.evaluation.metrics import looping_warning
 from specdec.evaluation.prompts import Prompt
-from specdec.utils.files import SUMS
+from specdec.utils.reading import SUMS
 from tests.diagnostics.chat_target import CHAT, OWN, RAW, ChatPair, clean_run, copycat, pair
 from tests.evaluation.made import answer, clustered
 

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 import specdec.drafter.io as io
 from specdec.drafter import Drafter, DrafterSpec, load_drafter, save_drafter
 from specdec.nn.view import View
-from specdec.utils import files
-from specdec.utils.files import sha256, write_sums
+from specdec.utils import reading
+from specdec.utils.files import write_sums
+from specdec.utils.reading import sha256
 from tests.tiny import HIDDEN, presets, tiny_drafter
 
 
@@ -107,10 +108,10 @@ def test_weights_are_hashed_once(
         hashed.append(path.name)
         return sha256(path)
 
-    monkeypatch.setattr(files, "sha256", counted)
+    monkeypatch.setattr(reading, "sha256", counted)
     monkeypatch.setattr(io, "sha256", counted)
     load_drafter(made[1])
-    (made[1] / files.SUMS).unlink()
+    (made[1] / reading.SUMS).unlink()
     load_drafter(made[1])
     assert hashed.count("model.safetensors") == 2
 

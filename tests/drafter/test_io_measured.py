@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from specdec.drafter import Drafter, load_drafter, save_drafter
 from specdec.drafter.io import check_finite, measure
-from specdec.utils.files import sha256
+from specdec.utils.reading import sha256
 from tests.drafter.test_io import edit, swap
 from tests.tiny import biased, little_memory, presets, tiny_drafter
 

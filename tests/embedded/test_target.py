@@ -12,7 +12,7 @@ from specdec.embedded.corpus import ANSWERS
 from specdec.evaluation.metrics import loops
 from specdec.pretrain import CARD, RECORD, WEIGHTS, PretrainConfig
 from specdec.target import Target, TargetSource
-from specdec.utils.files import check_sums, read_json, sha256
+from specdec.utils.reading import check_sums, read_json, sha256
 
 MOST_BYTES = 24_000_000
 

@@ -15,7 +15,7 @@ from specdec.cli import main
 from specdec.engines import extract
 from specdec.engines.extract import main as cache
 from specdec.engines.extract import read
-from specdec.features.engines import TransformersEngine
+from specdec.features.runners import TransformersEngine
 from specdec.features.store import FeatureIndex, FeatureStore
 from specdec.target import Target
 from tests.features.test_store import same

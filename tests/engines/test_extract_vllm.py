@@ -16,7 +16,7 @@ from specdec.cli import main
 from specdec.data import TextData
 from specdec.engines import extract
 from specdec.features import Cached, OnTheFly, Streamed
-from specdec.features.engines import INSIDE
+from specdec.features.runners import INSIDE
 from specdec.features.store import FeatureIndex
 from specdec.target import Target, TargetSource
 from specdec.utils.vllm import VARIABLE

@@ -16,7 +16,7 @@ from specdec.decoding import PlainDecoder
 from specdec.engines import remote
 from specdec.engines.server import VllmLaunch
 from specdec.target import Target, TargetSource
-from specdec.utils.files import sha256
+from specdec.utils.reading import sha256
 from specdec.utils.vllm import VARIABLE, find_vllm
 from tests.data.tiny import write_jsonl
 from tests.engines import inside_vllm

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specdec.commands.fit import run
 from specdec.data import Document, TextData
 from specdec.data.packing import pack_stream, pack_whole
 from specdec.decoding import SpeculativeDecoder, parse_shape
@@ -24,7 +25,6 @@ from specdec.evaluation.callback import (
     logged_figures,
     of_all_processes,
 )
-from specdec.fit import run
 from specdec.target import Target
 from specdec.training.module import DrafterModule
 from tests.evaluation.made import answer

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from specdec.evaluation.metrics import Answer, summary
 from specdec.evaluation.run import notes, plot, print_results, report_tables
-from specdec.evaluation.style import COLOURS, GREY, write_report
+from specdec.report.tables import COLOURS, GREY, write_report
 
 FOUND = [
     Answer("a", "math", 5, (3, 0), (3, 3), 1.0, 2.0, 5, True),

@@ -13,7 +13,7 @@ from specdec.cli import main
 from specdec.evaluation import run as module
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.metrics import read_answers, summary
-from specdec.utils.files import SUMS
+from specdec.utils.reading import SUMS
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import specdec.evaluation.tune as tune
 from specdec.cli import main
 from specdec.decoding import parse_shape
 from specdec.target import Target
-from specdec.utils.files import SUMS
+from specdec.utils.reading import SUMS
 
 SHAPES = ["chain:depth=1", "chain:depth=3", "tree:depth=2,top_k=3,nodes=7"]
 

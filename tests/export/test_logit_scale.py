@@ -11,7 +11,7 @@ from specdec.export import export_drafter, import_checkpoint, read_checkpoint
 from specdec.export.read import contradictions
 from specdec.target import Target
 from specdec.training.building import new_drafter
-from specdec.utils.files import SUMS
+from specdec.utils.reading import SUMS
 from tests.export.made import same_state
 from tests.tiny import llama_config, presets
 

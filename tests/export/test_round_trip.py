@@ -22,7 +22,7 @@ from specdec.export import (
 from specdec.export.read import contradictions
 from specdec.export.switches import lint
 from specdec.target import Target
-from specdec.utils.files import SUMS
+from specdec.utils.reading import SUMS
 from tests.export.made import made_drafter, same_state, unbiased
 from tests.tiny import LAYERS, all_specs, llama_config, tiny_target
 

@@ -20,7 +20,7 @@ from specdec.drafter.io import weights_sha256
 from specdec.export import FORMATS, export_drafter, import_checkpoint, read_checkpoint, subject_of
 from specdec.export.tensors import LAYER
 from specdec.target import NotServable, Target, TargetSource
-from specdec.utils.files import sha256
+from specdec.utils.reading import sha256
 from tests.export.made import evaluation, made_drafter, same_state
 from tests.export.made import names as files
 from tests.perfect import markov_target

@@ -8,7 +8,7 @@ import torch
 
 from specdec.data import Document, TokenData
 from specdec.engines.extract import rows_of
-from specdec.features.engines import TransformersEngine
+from specdec.features.runners import TransformersEngine
 from specdec.features.store import Contract
 from specdec.features.writer import CacheWriter
 from specdec.target import Target

@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from specdec.export import export_drafter, import_drafter
 from specdec.features import Cached, Features, OnTheFly
-from specdec.features.engines import TransformersEngine
+from specdec.features.runners import TransformersEngine
 from specdec.features.store import FeatureIndex, FeatureStore
 from specdec.nn.view import View
 from specdec.target import Target, TargetSource
-from specdec.training.module import DrafterModule, WarmupCosine
+from specdec.training.module import DrafterModule
+from specdec.training.schedule import WarmupCosine
 from tests.features.made import LAYERS, Texts, fill
 from tests.tiny import presets
 from tests.training.test_module import trainer

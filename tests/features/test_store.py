@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from specdec.data import Batch
 from specdec.engines.extract import rows_of
-from specdec.features.engines import TransformersEngine
+from specdec.features.runners import TransformersEngine
 from specdec.features.store import FeatureStore, PackedRow, described, packed_rows
 from specdec.features.writer import CacheWriter
 from specdec.target import Target

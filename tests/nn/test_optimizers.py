@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from specdec.fit import run
+from specdec.commands.fit import run
 from specdec.nn.optimizers import AdamW, MuonAdamW, hidden_matrix, orthogonal
 from tests.short_run import short_run
 from tests.tiny import presets, tiny_drafter

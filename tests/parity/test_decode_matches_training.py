@@ -14,8 +14,9 @@ from torch import Tensor
 from specdec.data import Batch
 from specdec.decoding import Chain, DraftShape, DynamicTree, PlainDecoder, SpeculativeDecoder
 from specdec.decoding import round as round_module
-from specdec.decoding.proposal import Frontier, Proposer
+from specdec.decoding.proposal import Proposer
 from specdec.drafter import Drafter
+from specdec.drafting.mode import Frontier
 from specdec.target import Target
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from specdec.training.ttt import ttt_unroll

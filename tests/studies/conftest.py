@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdec.studies.plan import StudyPlan, make_plan
+from specdec.studies.jobs import StudyPlan, make_plan
 from specdec.studies.study import Study, read_study
 from specdec.studies.sweep import Phase, SweepJob
 from specdec.studies.worker import Job, JobFolder

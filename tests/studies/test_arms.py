@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from specdec.fit import Configured, configured
+from specdec.commands.fit import Configured, configured
 from specdec.studies.arms import NOT_KEPT, argument, arguments, check_equal, differences
-from specdec.studies.plan import StudyPlan
+from specdec.studies.jobs import StudyPlan
 from specdec.studies.study import Study, read_study
 from specdec.training.run_directory import RunDirectory
 from tests.studies.conftest import MakePlan, Write

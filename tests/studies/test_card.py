@@ -15,7 +15,7 @@ from specdec.cli import main
 from specdec.studies import figures
 from specdec.studies.card import write_card
 from specdec.studies.results import read_record, results
-from specdec.utils.files import lock_now
+from specdec.utils.locks import lock_now
 from tests.studies.made import SHAPES, arms_of, attempt, lose, make_study
 
 DRAWN = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdec.cli import main
-from specdec.studies.engines import Engine, Local
+from specdec.studies.schedulers import Engine, Local
 from specdec.studies.study import read_study
 from specdec.studies.sweep import expected, run
 from specdec.studies.worker import Job, JobFolder

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from specdec.studies.arms import Arm, read_arms
+from specdec.studies.jobs import StudyPlan
 from specdec.studies.outcomes import check_outcome
-from specdec.studies.plan import StudyPlan
 from specdec.studies.study import Study, read_study
 from specdec.studies.worker import JobFolder
 from tests.studies.conftest import MakePlan, Write, base

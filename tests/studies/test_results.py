@@ -9,8 +9,8 @@ import pytest
 
 from specdec.diagnostics.drift_measure import sums_of
 from specdec.evaluation.metrics import summary
+from specdec.report.contrasts import holm
 from specdec.studies.results import read_record, results
-from specdec.studies.statistics import holm
 from tests.studies.made import SHAPES, lose, make_study
 
 LENGTH, GROWTH = f"acceptance length, {SHAPES[0]}", "RMS of the state fed back, step 6 over step 1"

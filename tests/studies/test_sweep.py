@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.studies.engines import Local
+from specdec.studies.schedulers import Local
 from specdec.studies.sweep import Phase, SweepJob, run
 from specdec.studies.worker import Job, JobFolder, work
 from specdec.utils.files import write_json
@@ -212,8 +212,8 @@ def test_another_runner_s_jobs_are_waited_for(
 SWEEP = """
 import sys
 from pathlib import Path
-from specdec.utils.files import read_json
-from specdec.studies.engines import Local
+from specdec.utils.reading import read_json
+from specdec.studies.schedulers import Local
 from specdec.studies.sweep import run
 from specdec.studies.worker import Job
 

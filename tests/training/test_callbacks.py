@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdec.fit import run
+from specdec.commands.fit import run
 from specdec.target import Target
 from specdec.training.callbacks import RunRecord, read_losses
 from specdec.training.module import DrafterModule

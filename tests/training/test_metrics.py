@@ -3,7 +3,7 @@ import torch
 
 from specdec.data import Batch
 from specdec.training.losses import NamedTerm, SmoothL1, SoftCrossEntropy, Term, WeightedSum, terms
-from specdec.training.step import StepCounts, UnrollMetrics
+from specdec.training.metrics import StepCounts, UnrollMetrics
 from tests.tiny import presets
 from tests.training.test_step import learner, make_batch, make_teacher, train_step
 

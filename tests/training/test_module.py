@@ -22,8 +22,9 @@ from specdec.drafter import Drafter
 from specdec.target import Target, TargetSource
 from specdec.training.distributed import unsharded
 from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSum
-from specdec.training.module import DrafterModule, Schedule, WarmupCosine
+from specdec.training.module import DrafterModule
 from specdec.training.noise import FeatureNoise
+from specdec.training.schedule import Schedule, WarmupCosine
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from specdec.training.step_weights import StepWeights
 from tests.tiny import VOCAB, presets, tiny_target

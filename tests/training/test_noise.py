@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from specdec.data import Batch
-from specdec.training.module import WarmupCosine
 from specdec.training.noise import FeatureNoise, LengthScaledNoise, UniformNoise, noisy
+from specdec.training.schedule import WarmupCosine
 
 NOISES = [UniformNoise(), LengthScaledNoise()]
 ONE = torch.zeros(2, 40, dtype=torch.int64)

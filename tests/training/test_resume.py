@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from specdec.cli import main
+from specdec.commands.fit import run
 from specdec.data import Batch
-from specdec.fit import run
 from specdec.training.checkpoint import AtomicCheckpointIO, newest
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import CONFIG, compare

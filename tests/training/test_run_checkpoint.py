@@ -11,8 +11,8 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.utilities import _scan_checkpoints
 from safetensors.torch import load_file
 
+from specdec.commands.fit import run
 from specdec.data import Batch
-from specdec.fit import run
 from specdec.training.checkpoint import RunCheckpoint
 from specdec.training.module import DrafterModule
 from tests.short_run import short_run

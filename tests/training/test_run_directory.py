@@ -11,7 +11,7 @@ import pytest
 
 from specdec.training import run_directory
 from specdec.training.run_directory import CLAIM, RunDirectory, is_first
-from specdec.utils.files import is_held, release_claim, take_claim
+from specdec.utils.locks import is_held, release_claim, take_claim
 
 
 def tree(path: Path) -> set[str]:
@@ -138,7 +138,7 @@ def test_the_first_process_of_a_job(
 
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from specdec.utils.files import take_claim; "
+    "import sys, time; from pathlib import Path; from specdec.utils.locks import take_claim; "
     "c = take_claim(Path(sys.argv[1]) / '.claimed'); print(c is not None, flush=True); time.sleep(60)"
 )
 

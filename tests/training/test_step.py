@@ -16,10 +16,10 @@ from specdec.nn.view import View
 from specdec.training.divergences import HardCrossEntropy, LKLambda, TotalVariation
 from specdec.training.head_loss import TargetHead
 from specdec.training.losses import Loss, SoftCrossEntropy, Term, WeightedSum
+from specdec.training.metrics import StepCounts
 from specdec.training.step import (
     CUDA_PIECE,
     ObjectiveConfig,
-    StepCounts,
     StepOutput,
     TargetOutputs,
     TrainStep,

@@ -21,14 +21,8 @@ from specdec.nn.unroll import Blocked
 from specdec.training.divergences import HardCrossEntropy
 from specdec.training.head_loss import TargetHead
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum, terms
-from specdec.training.step import (
-    ObjectiveConfig,
-    StepCounts,
-    TargetOutputs,
-    TrainStep,
-    UnrollMetrics,
-    target_outputs,
-)
+from specdec.training.metrics import StepCounts, UnrollMetrics
+from specdec.training.step import ObjectiveConfig, TargetOutputs, TrainStep, target_outputs
 from specdec.training.step_weights import DPACE, AcceptUntilFail, Decay, PrefixWeights, StepWeights
 from specdec.training.ttt import supervised, ttt_unroll
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_target, variants

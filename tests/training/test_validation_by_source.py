@@ -16,7 +16,8 @@ from specdec.data import MixSource
 from specdec.export import card
 from specdec.export.card import trained
 from specdec.training.module import BY_SOURCE
-from specdec.utils.files import read_json, write_json
+from specdec.utils.files import write_json
+from specdec.utils.reading import read_json
 from tests.data.tiny import write_jsonl
 from tests.two_processes import launch
 

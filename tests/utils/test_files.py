@@ -1,16 +1,14 @@
 import errno
-import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdec.utils import files
+from specdec.utils import files, reading
 
 
 def names(folder: Path) -> list[str]:
@@ -176,7 +174,7 @@ def test_text_is_utf8(tmp_path: Path) -> None:
 def test_json_comes_back(tmp_path: Path) -> None:
     value = {"b": [1, 2.5, None, True], "a": "é"}
     files.write_json(tmp_path / "v.json", value)
-    assert files.read_json(tmp_path / "v.json") == value
+    assert reading.read_json(tmp_path / "v.json") == value
     text = (tmp_path / "v.json").read_text(encoding="utf-8")
     assert text.endswith("}\n")
     assert "é" in text
@@ -188,59 +186,8 @@ def test_what_is_no_number_is_not_written(tmp_path: Path, bad: float) -> None:
     files.write_json(tmp_path / "v.json", 1)
     with pytest.raises(ValueError, match="JSON compliant"):
         files.write_json(tmp_path / "v.json", {"x": [bad]})
-    assert files.read_json(tmp_path / "v.json") == 1
+    assert reading.read_json(tmp_path / "v.json") == 1
     assert names(tmp_path) == ["v.json"]
-
-
-def test_unreadable_json_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "v.json"
-    with pytest.raises(ValueError, match=r"v\.json: no such file or directory"):
-        files.read_json(path)
-    with pytest.raises(ValueError, match="it is a directory"):
-        files.read_json(tmp_path)
-    path.write_bytes(b'"caf\xe9"')
-    with pytest.raises(ValueError, match=r"v\.json: not UTF-8 text .* at byte 4"):
-        files.read_json(path)
-    path.write_text('{\n"a": 1,\n}')
-    with pytest.raises(ValueError, match=r"v\.json, line \d: not valid JSON"):
-        files.read_json(path)
-
-
-def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:
-    data = bytes(range(256)) * 5000
-    (tmp_path / "data").write_bytes(data)
-    assert files.sha256(tmp_path / "data") == hashlib.sha256(data).hexdigest()
-
-
-def test_json_of_no_sane_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "v.json"
-    for text in ("[" * 10**5 + "]" * 10**5, '{"a":' * 10**5, "[" + "9" * 10_000 + "]"):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=r"v\.json: not JSON of a sane size: \w+") as told:
-            files.read_json(path)
-        assert len(str(told.value)) < 300 and "\n" not in str(told.value)
-    monkeypatch.setattr(files, "MOST_JSON", 10)
-    path.write_text("123456789\n")
-    assert files.read_json(path) == 123456789
-    path.write_text("1234567890\n")
-    with pytest.raises(
-        ValueError, match=r"v\.json: 11 bytes, and no JSON file of more than 10 is read"
-    ):
-        files.read_json(path)
-
-
-@pytest.mark.parametrize("read", [files.read_json, files.sha256, files.regular])
-def test_what_may_never_end_is_not_read(read: Callable[[Path], object], tmp_path: Path) -> None:
-    """A device, a pipe that nobody writes to, and links to them."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("/dev/zero")
-    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path / "link"):
-        with pytest.raises(ValueError, match=rf"^{path}: it is a pipe or device, no regular file$"):
-            read(path)
-    with pytest.raises(ValueError, match="it is a directory"):
-        read(tmp_path)
-    with pytest.raises(ValueError, match="nowhere: no such file"):
-        read(tmp_path / "nowhere")
 
 
 WRITER = """

@@ -11,9 +11,9 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from specdec.cli import main
+from specdec.commands.parser import parse
 from specdec.drafter import Fusion
 from specdec.utils import imports
-from specdec.utils.command import parse
 
 PART = """
 from dataclasses import dataclass
@@ -134,15 +134,15 @@ def test_a_class_where_no_type_is_declared_is_not_built() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", ["specdec.utils.config.compose([])", "specdec.utils.command.parse(parser, [])"]
+    "first", ["specdec.utils.config.compose([])", "specdec.commands.parser.parse(parser, [])"]
 )
 def test_every_way_in_is_guarded(first: str) -> None:
     code = (
-        "import specdec.utils.command, specdec.utils.config; from collections.abc import Callable; import jsonargparse as j\n"  # noqa: E501
+        "import specdec.commands.parser, specdec.utils.config; from collections.abc import Callable; import jsonargparse as j\n"  # noqa: E501
         "parser = j.ArgumentParser(exit_on_error=False); parser.add_argument('--call', type=Callable)\n"
         f"{first}\n"
         "try: parser.parse_args(['--call', 'os.system'])\n"
-        "except j.ArgumentError as error: assert specdec.utils.command.short(str(error)).startswith('os.system (call)')\n"  # noqa: E501
+        "except j.ArgumentError as error: assert specdec.commands.parser.short(str(error)).startswith('os.system (call)')\n"  # noqa: E501
         "else: raise SystemExit('taken')"
     )
     done = subprocess.run(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import specdec
-from specdec.utils import command
+from specdec.utils import machine
 from specdec.utils import machine as module
 from specdec.utils.machine import provenance
 
@@ -39,7 +39,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "current", ["specdec", "evaluate", "two words"])
+    monkeypatch.setattr(machine, "command_line", ["specdec", "evaluate", "two words"])
     facts = provenance(seed=3)
     assert facts["command"] == "specdec evaluate 'two words'"
     assert facts["seed"] == 3

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from specdec.cli import main
 from specdec.studies.study import read_study
-from specdec.utils import command, imports
+from specdec.utils import imports, machine
 from specdec.utils.config import compose, read_yaml
 from specdec.utils.machine import provenance
 from specdec.utils.trust import (
@@ -252,7 +252,7 @@ def test_no_secret_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         '--trainer.logger={class_path: CometLogger, init_args: {api_key: hide-4, workspace: mine}}', "--max_new_tokens",
         "5", "--model.loss.beta=0.3", "[{password: hide-5}]",
     ]  # fmt: skip
-    monkeypatch.setattr(command, "current", words)
+    monkeypatch.setattr(machine, "command_line", words)
     kept = provenance()["command"]
     assert (
         "hide" not in kept and "mine" in kept and "--max_new_tokens 5" in kept and "host/x" in kept

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.studies.engines import Ray, Slurm, Task
+from specdec.studies.schedulers import Ray, Slurm, Task
 from specdec.studies.sweep import Phase, SweepJob, run
 from specdec.studies.worker import JobFolder
 from specdec.utils.cluster import LOCAL
@@ -133,7 +133,7 @@ def test_a_ray_of_this_machine_listens_to_nobody_else(study: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from specdec.studies.engines import Ray
+from specdec.studies.schedulers import Ray
 
 def listening():
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
@@ -158,7 +158,7 @@ print(*found)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Ray's own
 def test_a_ray_that_would_listen_everywhere_is_refused(study: Path) -> None:
-    code = "import sys, ray; from pathlib import Path; from specdec.studies.engines import Ray; "
+    code = "import sys, ray; from pathlib import Path; from specdec.studies.schedulers import Ray; "
     code += "engine = Ray(); engine.open(Path(sys.argv[1])); engine.close()"
     environment = {name: value for name, value in os.environ.items() if name != LOCAL}
     done = subprocess.run(

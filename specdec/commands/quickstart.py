@@ -9,19 +9,20 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from specdec.commands.fit import run as fit
 from specdec.decoding import SpeculativeDecoder, parse_shape
 from specdec.embedded import SEED, held_out_prompts
 from specdec.evaluation.config import load_pair
 from specdec.evaluation.metrics import METRICS, read_answers
 from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.run import ANSWERS, PLOT, EvaluationConfig, evaluate, print_results
-from specdec.fit import run as fit
 from specdec.pretrain import RECORD, PretrainConfig, pretrain
 from specdec.target import TargetSource
 from specdec.training.run_directory import CLAIM, write_run_sums
 from specdec.utils.config import runs_folder
-from specdec.utils.files import check_sums, read_json, write_json, write_text
+from specdec.utils.files import write_json, write_text
 from specdec.utils.machine import multiplies_bfloat16
+from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import duration, printable
 
 CONFIG = "conf/quickstart.yaml"

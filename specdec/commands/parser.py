@@ -11,7 +11,6 @@ import inspect
 import itertools
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
@@ -19,13 +18,10 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
+from specdec.commands.spelling import nearest_class
 from specdec.utils.config import merged
 from specdec.utils.imports import guard, refusal
 from specdec.utils.numbers import check_numbers
-from specdec.utils.spelling import nearest_class
-
-current: list[str] = list(sys.argv)
-"""The command line as typed, for the record of what it makes; :func:`specdec.cli.main` sets it."""
 
 
 class OwnOptions(argparse.ArgumentParser):

@@ -6,7 +6,6 @@ which is read and not run. Only what the parser would refuse for certain is refu
 
 import ast
 import contextlib
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -25,6 +24,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from specdec.utils.imports import refusal
+from specdec.utils.text import nearest_name
 from specdec.utils.trust import allowed
 
 HELP = Path(__file__).parents[1] / "help.json"
@@ -53,16 +53,10 @@ def index() -> dict[str, Any]:
     return json.loads(HELP.read_text(encoding="utf-8"))
 
 
-def likely(name: str, names: Iterable[str], start: str = "") -> str:
-    """``did you mean ...?`` with what is near, behind ``start``; or nothing."""
-    close = difflib.get_close_matches(name, sorted(set(names)), n=1)
-    return f"did you mean {start}{close[0]}?" if close else ""
-
-
 def nearest_class(name: str) -> str:
     """``did you mean ...?`` with a class of specdec's, Lightning's or a module the user vouches for, or nothing."""
     own = [one for module in allowed[-1].imports for one in vars(sys.modules[module])]
-    return likely(name, [path.rpartition(".")[2] for path in index()["classes"]] + own)
+    return nearest_name(name, [path.rpartition(".")[2] for path in index()["classes"]] + own)
 
 
 # to packages that need not be here, whatever else they are given
@@ -180,7 +174,7 @@ class Spelling:
         names = {*itertools.chain.from_iterable(taken), *PART_KEYS, "help"}
         if name not in names:
             own = sorted(names - {*PART_KEYS, "help"})
-            near = likely(name, names, f"--{part}.") or f"choose from {', '.join(own)}"
+            near = nearest_name(name, names, f"--{part}.") or f"choose from {', '.join(own)}"
             self.refuse(f"unknown option --{option}", near, classes[0])
 
     def file(self, path: str, option: str = "") -> None:
@@ -241,7 +235,7 @@ class Spelling:
                     what = f"{option} in {where}: {path} has no argument {key}"
                     self.refuse(
                         what,
-                        likely(key, taken) or f"it takes {', '.join(taken) or 'none'}",
+                        nearest_name(key, taken) or f"it takes {', '.join(taken) or 'none'}",
                         known[0],
                     )
         elif isinstance(value, str) and value.endswith(YAML):
@@ -265,7 +259,7 @@ class Spelling:
         if "." in name:
             self._imported(name, place)
         elif not self.modules and not isinstance(yaml.safe_load(name), bool | None):
-            near = likely(name, names)
+            near = nearest_name(name, names)
             # whose classes are all known
             if near or all(path.startswith("specdec.") for path in part.classes):
                 self.refuse(
@@ -283,7 +277,7 @@ class Spelling:
         if names is not None and name not in names:
             module = path[: path.rfind(f".{name}")]
             near = (
-                likely(name, [one for one in names if one[:1].isupper()], f"{module}.")
+                nearest_name(name, [one for one in names if one[:1].isupper()], f"{module}.")
                 or f"see {file}"
             )
             more = "" if allowed else f" and add --allow_imports {module}, if you trust it"
@@ -292,7 +286,7 @@ class Spelling:
             own = (
                 ""
                 if file
-                else likely(path.split(".")[0], [one.stem for one in Path().glob("*.py")])
+                else nearest_name(path.split(".")[0], [one.stem for one in Path().glob("*.py")])
             )
             line = refusal(f"Importing '{path}' is not allowed; argument {place.split()[0]}")
             raise ValueError(f"{line}; {own}".removesuffix("; "))
@@ -303,7 +297,7 @@ class Spelling:
         names = [name for name in self.options if not name.endswith(".help")]
         self.refuse(
             f"unknown {what}",
-            likely(option, names, dashes) or f"see specdec {self.command} --help",
+            nearest_name(option, names, dashes) or f"see specdec {self.command} --help",
             library,
         )
 

@@ -16,13 +16,13 @@ import yaml
 from safetensors.torch import load_file
 
 from specdec.cli import main
+from specdec.commands.fit import _once, run
 from specdec.drafter import load_drafter
 from specdec.features import OnTheFly
-from specdec.fit import _once, run
 from specdec.target.target import TargetOutput
 from specdec.training.run_directory import CLAIM
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -222,12 +222,12 @@ def test_of_several_processes_the_first_speaks(monkeypatch: pytest.MonkeyPatch) 
         return _once(logging.LogRecord(name, level, "", 0, "", None, None))
 
     cases = [
-        ("specdec.fit", logging.INFO),
+        ("specdec.commands.fit", logging.INFO),
         ("specdec.data.rows", logging.WARNING),
         ("lightning", logging.INFO),
     ]
     # of one process, it may be
-    cases += [("specdec.fit", logging.ERROR), ("torch", logging.WARNING)]
+    cases += [("specdec.commands.fit", logging.ERROR), ("torch", logging.WARNING)]
     assert all(said(*case) for case in cases)
     monkeypatch.setattr("lightning.pytorch.utilities.rank_zero.rank_zero_only.rank", 1)
     assert [said(*case) for case in cases] == [False, False, False, True, True]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import specdec.commands.quickstart
 import specdec.embedded.corpus
-import specdec.quickstart
 from specdec.cli import main
 from specdec.embedded.corpus import Corpus, CorpusFile
 from specdec.pretrain import RECORD
@@ -31,16 +31,16 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
         {"prompt_id": f"b.py:{n}", "prompt": TEXT[n * 40 : n * 40 + 30], "category": "b.py"}
         for n in range(3)
     ]
-    monkeypatch.setattr(specdec.quickstart, "held_out_prompts", lambda *args: rows)
-    monkeypatch.setattr(specdec.quickstart, "multiplies_bfloat16", lambda: False)
-    monkeypatch.setattr(specdec.quickstart, "PROMPTS", 3)
-    monkeypatch.setattr(specdec.quickstart, "NEW_TOKENS", 16)
-    config = yaml.safe_load((Path(__file__).parents[1] / "conf" / "quickstart.yaml").read_text())
+    monkeypatch.setattr(specdec.commands.quickstart, "held_out_prompts", lambda *args: rows)
+    monkeypatch.setattr(specdec.commands.quickstart, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(specdec.commands.quickstart, "PROMPTS", 3)
+    monkeypatch.setattr(specdec.commands.quickstart, "NEW_TOKENS", 16)
+    config = yaml.safe_load((Path(__file__).parents[2] / "conf" / "quickstart.yaml").read_text())
     config["trainer"] |= {"max_steps": 4, "val_check_interval": 2, "accelerator": "cpu"}
     config["data"]["init_args"] = {"seq_len": 32, "batch_size": 2}
     config["acceptance"] = {**config.get("acceptance", {}), "max_new_tokens": 8, "count": 2}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.setattr(specdec.quickstart, "CONFIG", str(tmp_path / "small.yaml"))
+    monkeypatch.setattr(specdec.commands.quickstart, "CONFIG", str(tmp_path / "small.yaml"))
     monkeypatch.setattr(sys, "argv", ["specdec"])
     return tmp_path
 
@@ -144,7 +144,7 @@ def test_in_full_the_target_is_trained_too_and_decoding_compiled(
     small_world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        specdec.quickstart,
+        specdec.commands.quickstart,
         "pretrain",
         lambda config: shutil.copytree(small_world / "target", config.out),
     )

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec.evaluation.statistics import HOW
+from specdec.report.statistics import HOW
 from specdec.utils.files import staged, write_text
 from specdec.utils.text import printable
 

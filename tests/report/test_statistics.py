@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specdec.evaluation.statistics import LENGTH, SHARE, Array, interval, measured, ratio
+from specdec.report.statistics import LENGTH, SHARE, Array, interval, measured, ratio
 
 
 def test_of_a_mean_it_is_student_s_t() -> None:

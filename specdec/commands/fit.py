@@ -25,6 +25,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from specdec.commands.parser import short
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength, best_and_last, document_prompts
 from specdec.export.ahead import missing_kernels, planned_subject, served, unserved
@@ -39,7 +40,6 @@ from specdec.training.run_directory import (
     is_first,
     write_run_sums,
 )
-from specdec.utils.command import short
 from specdec.utils.config import canonical, compose, hyperparameters
 from specdec.utils.files import write_text
 from specdec.utils.imports import flags

@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.coverage import MODELS, difference, figures, study, truth
-from specdec.evaluation.statistics import SHARE
-from specdec.studies.statistics import (
+from specdec.report.contrasts import (
     Estimate,
     Linear,
     add_verdicts,
@@ -22,6 +21,7 @@ from specdec.studies.statistics import (
     spread,
     weighted,
 )
+from specdec.report.statistics import SHARE
 
 STUDIES = 200
 AXES = {"a": ["0", "1"], "b": ["0", "1"], "c": ["0", "1"]}

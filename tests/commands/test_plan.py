@@ -12,13 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.cli import main
+from specdec.commands.fit import run
+from specdec.commands.plan import drafter_flops, target_flops
 from specdec.data import Batch
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, load_drafter
 from specdec.features import FeatureSource
-from specdec.fit import run
 from specdec.nn.unroll import Dense
 from specdec.nn.view import View
-from specdec.plan import drafter_flops, target_flops
 from specdec.target import Target, TargetOutput
 from specdec.target.loading import skeleton
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs

@@ -24,9 +24,9 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from specdec.data.rows import HUB, hub_fingerprint
-from specdec.evaluation.style import ReportTable, print_report
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL
+from specdec.report.tables import ReportTable, print_report
 from specdec.studies.arms import (
     Arm,
     StudyPrompts,
@@ -42,8 +42,9 @@ from specdec.target import TargetSource
 from specdec.training.run_directory import changes_numbers
 from specdec.utils import trust
 from specdec.utils.config import canonical
-from specdec.utils.files import SUMS, read_json, sha256, write_json, write_sums, write_text
+from specdec.utils.files import write_json, write_sums, write_text
 from specdec.utils.machine import provenance
+from specdec.utils.reading import SUMS, read_json, sha256
 from specdec.utils.text import how_many
 
 VERSION = 3

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from jsonargparse import ArgumentParser
 
+from specdec.commands.parser import call, parse, parser_of, short
 from specdec.drafter import Entry
-from specdec.utils.command import call, parse, parser_of, short
 
 
 @pytest.fixture

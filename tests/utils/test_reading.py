@@ -1,12 +1,16 @@
 """A directory's files beside their hashes."""
 
+import hashlib
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from specdec.utils.files import SUMS, check_sum, check_sums, sha256, write_sums
+from specdec.utils import reading
+from specdec.utils.files import write_sums
+from specdec.utils.reading import SUMS, check_sum, check_sums, sha256
 
 
 @pytest.fixture
@@ -103,3 +107,54 @@ def test_what_is_missing_is_named(name: str, directory: Path) -> None:
     damage(directory)
     with pytest.raises(ValueError, match=message):
         check_sums(directory, "copy it again")
+
+
+def test_unreadable_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "v.json"
+    with pytest.raises(ValueError, match=r"v\.json: no such file or directory"):
+        reading.read_json(path)
+    with pytest.raises(ValueError, match="it is a directory"):
+        reading.read_json(tmp_path)
+    path.write_bytes(b'"caf\xe9"')
+    with pytest.raises(ValueError, match=r"v\.json: not UTF-8 text .* at byte 4"):
+        reading.read_json(path)
+    path.write_text('{\n"a": 1,\n}')
+    with pytest.raises(ValueError, match=r"v\.json, line \d: not valid JSON"):
+        reading.read_json(path)
+
+
+def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 5000
+    (tmp_path / "data").write_bytes(data)
+    assert reading.sha256(tmp_path / "data") == hashlib.sha256(data).hexdigest()
+
+
+def test_json_of_no_sane_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "v.json"
+    for text in ("[" * 10**5 + "]" * 10**5, '{"a":' * 10**5, "[" + "9" * 10_000 + "]"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"v\.json: not JSON of a sane size: \w+") as told:
+            reading.read_json(path)
+        assert len(str(told.value)) < 300 and "\n" not in str(told.value)
+    monkeypatch.setattr(reading, "MOST_JSON", 10)
+    path.write_text("123456789\n")
+    assert reading.read_json(path) == 123456789
+    path.write_text("1234567890\n")
+    with pytest.raises(
+        ValueError, match=r"v\.json: 11 bytes, and no JSON file of more than 10 is read"
+    ):
+        reading.read_json(path)
+
+
+@pytest.mark.parametrize("read", [reading.read_json, reading.sha256, reading.regular])
+def test_what_may_never_end_is_not_read(read: Callable[[Path], object], tmp_path: Path) -> None:
+    """A device, a pipe that nobody writes to, and links to them."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path / "link"):
+        with pytest.raises(ValueError, match=rf"^{path}: it is a pipe or device, no regular file$"):
+            read(path)
+    with pytest.raises(ValueError, match="it is a directory"):
+        read(tmp_path)
+    with pytest.raises(ValueError, match="nowhere: no such file"):
+        read(tmp_path / "nowhere")

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from specdec.utils.config import new_run
-from specdec.utils.files import SUMS, cache_directory, claim_of, is_held, locked, staged_directory
+from specdec.utils.files import cache_directory, staged_directory
+from specdec.utils.locks import claim_of, is_held, locked
+from specdec.utils.reading import SUMS
 
 HOLD = """
 import sys
 from pathlib import Path
-from specdec.utils.files import locked
+from specdec.utils.locks import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -16,11 +16,11 @@ from specdec.evaluation.prompts import fingerprint, load_prompts
 from specdec.features.store import FeatureIndex
 from specdec.studies import sweep
 from specdec.studies.arms import differences, read_prompts
-from specdec.studies.plan import PLAN, StudyPlan, claim
+from specdec.studies.jobs import PLAN, StudyPlan, claim
 from specdec.studies.study import Study, read_study
 from specdec.studies.sweep import SweepJob
 from specdec.studies.worker import Job, JobFolder
-from specdec.utils.files import read_json
+from specdec.utils.reading import read_json
 from tests.studies.conftest import MakePlan, Write
 
 

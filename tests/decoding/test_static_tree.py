@@ -17,8 +17,9 @@ from specdec.decoding import (
     StaticTree,
 )
 from specdec.decoding.accept import ancestors
-from specdec.decoding.proposal import ChildSampling, Expand, Frontier
+from specdec.decoding.shapes import ChildSampling
 from specdec.drafter import Drafter, DrafterSpec, DraftVocab
+from specdec.drafting.mode import Expand, Frontier
 from tests.decoding.drafting import Drafting
 from tests.decoding.oracle import draft_vocab, grow, paths_of, random_law
 from tests.perfect import disturb, markov_target, perfect_drafter

@@ -22,7 +22,7 @@ from scipy.optimize import brentq
 from scipy.stats import bartlett, chi2, nct
 from scipy.stats import t as student
 
-from specdec.evaluation.statistics import ALPHA, ANY, POWER, Array, Range, bounded
+from specdec.report.statistics import ALPHA, ANY, POWER, Array, Range, bounded
 
 METHOD = (
     "95 % intervals over seeds and prompts, crossed: Student's t on Satterthwaite's degrees of freedom; of contrasts "

@@ -17,19 +17,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from specdec.commands.fit import Configured, configured
+from specdec.commands.parser import OwnOptions
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.model import skeleton_of
 from specdec.features import Streamed
 from specdec.features.store import DTYPES as STORED
 from specdec.features.store import SCALED
-from specdec.fit import Configured, configured
 from specdec.target.loading import DTYPES, named_parts, skeleton
 from specdec.training.distributed import strategy_kind
 from specdec.training.memory import MB, PRECISIONS, Precision, memory_need, precision
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
 from specdec.training.step import CUDA_PIECE, ObjectiveConfig
-from specdec.utils.command import OwnOptions
 
 
 class Device(NamedTuple):

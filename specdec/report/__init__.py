@@ -1,0 +1,1 @@
+"""How results are shown: tables, intervals as text, and the statistics behind them."""
