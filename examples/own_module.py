@@ -20,9 +20,8 @@ from specdec import (
     View,
     new_drafter,
     save_drafter,
-    ttt_unroll,
 )
-from specdec.training.ttt import reachable, shift
+from specdec.drafting.slots import reachable, shift
 
 
 # the guide begins
@@ -54,7 +53,7 @@ class AcceptedDrafts(pl.LightningModule):
         aux_BTNH = said.aux_BTNH.to(drafter.lm_head.weight.dtype)
         log_run_BT, log_runs = torch.zeros_like(choice_BT, dtype=torch.float32), []
         for k, step in enumerate(
-            ttt_unroll(drafter, batch.ids_BT, aux_BTNH, batch.documents_BT, self.steps)
+            drafter.unroll(batch.ids_BT, aux_BTNH, batch.documents_BT, self.steps)
         ):
             # at step k, slot t drafts what the target chooses at t + 1 + k
             wanted_BT = shift(choice_BT, 1 + k)

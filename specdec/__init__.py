@@ -20,14 +20,14 @@ _NAMES = {
     "specdec.nn.optimizers": "MuonAdamW",
     "specdec.features": "Cached OnTheFly",
     "specdec.training.building": "FromDrafter FromTarget new_drafter",
-    "specdec.training.ttt": "ttt_unroll",
     "specdec.training.losses": "SmoothL1 SoftCrossEntropy Term WeightedSum",
     "specdec.training.divergences": (
         "ForwardKL HardCrossEntropy JensenShannon LKAlpha LKLambda ReverseKL TopKCrossEntropy TotalVariation"
     ),
     "specdec.training.noise": "UniformNoise",
     "specdec.training.step_weights": "AcceptUntilFail DPACE Decay",
-    "specdec.training.module": "DrafterModule WarmupCosine",
+    "specdec.training.module": "DrafterModule",
+    "specdec.training.schedule": "WarmupCosine",
     "specdec.decoding": (
         "Chain Chunk DynamicTree Generation PlainDecoder Request Sampling SpeculativeDecoder StaticTree"
     ),
@@ -106,7 +106,6 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.training.step_weights import DPACE as DPACE
     from specdec.training.step_weights import AcceptUntilFail as AcceptUntilFail
     from specdec.training.step_weights import Decay as Decay
-    from specdec.training.ttt import ttt_unroll as ttt_unroll
 else:
 
     def __getattr__(name: str) -> object:

@@ -100,7 +100,7 @@ def ours(drafter: Drafter, tokens_T: Tensor, states_LTH: Tensor, final_TH: Tenso
     aux_1TNH = torch.stack([final_TH if last else states_LTH[b] for b in config.aux_layers], 1)[
         None
     ]
-    depth = config.recurrence.masks or DEPTH
+    depth = config.drafting.fixed_drafts or DEPTH
     proposer = Proposer(drafter, Chain(depth), ROWS)
     length_1, count_1 = torch.zeros(1, dtype=torch.int64), torch.full((1,), ROWS)
     frontier = proposer.extend(length_1, tokens_T[None], aux_1TNH, count_1)
@@ -114,7 +114,7 @@ def ours(drafter: Drafter, tokens_T: Tensor, states_LTH: Tensor, final_TH: Tenso
         )
         chain += [*frontier.logits_BKD[0]]
     chain_KV = spread(drafter, torch.stack(chain))
-    if config.recurrence.masks:
+    if config.drafting.fixed_drafts:
         return Said(chain_KV, chain_KV)
     view = View.packed(torch.zeros(1, ROWS, dtype=torch.int64))
     step = drafter.step(tokens_T[None], drafter.fuse(aux_1TNH), view)

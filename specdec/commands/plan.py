@@ -222,7 +222,7 @@ def exchanged(
     if not sharded:
         return 2 * (world - 1) / world * gradients
     shards = world // nodes
-    embeds = 2 if drafter.config.recurrence.masks else 1
+    embeds = drafter.config.drafting.embedding_gathers
     gathered = (weights - frozen_embed + embeds * frozen_embed) * trained_in.products.itemsize
     beside = 2 * (nodes - 1) / nodes * gradients / shards
     return batches * ((shards - 1) / shards * (gathered + gradients) + beside)
@@ -257,8 +257,8 @@ def drafter_flops(
 ) -> dict[str, float]:
     """Of a training step for a token, forward and backward: the target's head, and the drafter."""
     drafter = skeleton_of(config)
-    shares = objective.shares(config.recurrence.masks)
-    nodes = shares[0] * (1 + config.recurrence.masks) if config.recurrence.masks else sum(shares)
+    shares = objective.shares(config.drafting)
+    nodes = config.drafting.drafted_nodes(shares)
     fusion = sum(p.numel() for p in drafter.fusion.parameters() if p.dim() > 1)
     body = sum(
         p.numel()

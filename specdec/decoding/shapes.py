@@ -73,7 +73,7 @@ class DraftShape:
 
     def check(self, config: DrafterConfig) -> None:
         """Raise ValueError when the drafter cannot propose so."""
-        config.recurrence.check_depth(self.depth)
+        config.drafting.check_depth(self.depth)
 
     def check_rule(self, rule: Rule) -> None:
         """Raise ValueError when the rule cannot judge what is proposed so."""

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from specdec.data.template import template_of
 from specdec.decoding import Sampling
 from specdec.decoding.sampling import uniform
-from specdec.drafter import Drafter, Step
+from specdec.drafter import Drafter
+from specdec.drafter.entry import InjectionEntry
+from specdec.drafting import Step
 from specdec.embedded.corpus import SEED, corpus
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, next_ids
 from specdec.nn.view import View
@@ -298,9 +300,9 @@ class NoisyDrafter(Drafter):
     def step(self, ids_BT: Tensor, h_BTH: Tensor, view: View) -> Step:
         tokens_BT = ids_BT
         at_BT = view.positions_BT
-        C = h_BTH.shape[1]
         # C features, which have no token beside them, and then the tokens
-        if self.config.entry.context:
+        if isinstance(self.entry, InjectionEntry):
+            C = h_BTH.shape[1]
             hidden = self.stream == HIDDEN
             tokens_BT, at_BT = (
                 (torch.zeros_like(at_BT[:, :C]), at_BT[:, :C]) if hidden else (ids_BT, at_BT[:, C:])

@@ -29,15 +29,15 @@ from specdec.diagnostics.doctor_setup import (
 )
 from specdec.diagnostics.parity_compare import compare
 from specdec.drafter import TargetLayer
-from specdec.drafter.recurrence import FeedMask
+from specdec.drafting.slots import reachable, shift
 from specdec.nn.optimizers import AdamW
+from specdec.nn.unroll import DENSE
 from specdec.nn.view import View
 from specdec.training.divergences import LKLambda
 from specdec.training.head_loss import TargetProbs
 from specdec.training.losses import SoftCrossEntropy, terms
 from specdec.training.step import TrainStep, target_outputs
 from specdec.training.step_weights import Decay, PrefixWeights
-from specdec.training.ttt import ORACLE, reachable, shift
 from specdec.utils.text import how_many
 
 STEP = 1e-5  # of a finite difference, as a share of each parameter's size
@@ -115,7 +115,7 @@ def _finite_difference(setup: SetUp) -> Finding:
         objective = dataclasses.replace(objective, weights=Decay())
         told.append(f"by Decay, since {type(weights).__name__} holds its weights")
     if setup.target.device.type != "cpu":  # a GPU's kernels do not know float64
-        objective = dataclasses.replace(objective, kernel=ORACLE)
+        objective = dataclasses.replace(objective, kernel=DENSE)
     outputs = target_outputs(setup.target, drafter, sample, objective, False)
 
     def probs(final_CH: Tensor) -> TargetProbs:
@@ -180,16 +180,17 @@ def inputs(setup: SetUp) -> Iterator[Finding]:
             f"the target's state at boundary {b}", own_KTD, other_KTD, "the fusion leaves it out"
         )
     # hands on a constant, by design, which must be read
-    if isinstance(drafter.recurrence, FeedMask):
-        kept = drafter.recurrence.hidden.weight.clone()
-        drafter.recurrence.hidden.weight.copy_(kept.roll(1, -1))
+    drafting = drafter.config.drafting
+    if (learned := drafting.learned_states(drafter)) is not None:
+        kept = learned.clone()
+        learned.copy_(kept.roll(1, -1))
         other_KTD = logits_of(drafter, ids_1T, aux_1TNH, K)
-        drafter.recurrence.hidden.weight.copy_(kept)
+        learned.copy_(kept)
         yield read(
             "the mask's learned states", own_KTD, other_KTD, "the recurrence does not hand them on"
         )
         return
-    if drafter.config.recurrence.masks:  # hands on nothing
+    if drafting.one_call:  # hands on nothing
         return
     view = View.packed(torch.zeros_like(ids_1T[:, 2:]))
     handed_1TH = drafter.step(ids_1T[:, 1:-1], drafter.fuse(aux_1TNH[:, :-2]), view).h_BTH
@@ -208,8 +209,8 @@ def inputs(setup: SetUp) -> Iterator[Finding]:
 @torch.no_grad()
 def agreement(setup: SetUp) -> Iterator[Finding]:
     """Unrolled training and cached decoding give the same distributions: ``specdec parity`` at a few places."""
-    masks = setup.drafter.config.recurrence.masks
-    depth = (masks or max(2, setup.objective.steps)) - 1
+    drafts = setup.drafter.config.drafting.fixed_drafts
+    depth = (drafts or max(2, setup.objective.steps)) - 1
     texts = list[AnsweredText]()
     for document in documents(setup.batch):
         ids = document.ids_T[:64].tolist()

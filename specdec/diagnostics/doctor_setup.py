@@ -29,13 +29,12 @@ from specdec.evaluation.callback import decoding_copy
 from specdec.features.source import CachedSource
 from specdec.features.store import DTYPES
 from specdec.nn.optimizers import hidden_matrix
-from specdec.nn.unroll import unroll_kernel
+from specdec.nn.unroll import DENSE, unroll_kernel
 from specdec.nn.view import View
 from specdec.target.rounding import apart, own_states
 from specdec.training.building import FromDrafter
 from specdec.training.module import DrafterModule
 from specdec.training.step import target_outputs
-from specdec.training.ttt import ORACLE, ttt_unroll
 from specdec.utils.text import how_many
 
 ROWS = 4  # of the loader's first batch
@@ -211,7 +210,7 @@ def set_up(
 @torch.no_grad()
 def logits_of(drafter: Drafter, ids_1T: Tensor, aux_1TNH: Tensor, steps: int) -> Tensor:
     """The steps' logits over one document, (K, T, D), by the plainest of the kernels."""
-    unroll = ttt_unroll(drafter, ids_1T, aux_1TNH, torch.zeros_like(ids_1T), steps, ORACLE)
+    unroll = drafter.unroll(ids_1T, aux_1TNH, torch.zeros_like(ids_1T), steps, DENSE)
     return torch.stack([drafter.logits(step.normed_BTH[0]) for step in unroll])
 
 

@@ -89,14 +89,12 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
     drafter = one.drafter
     anchor_A = torch.tensor(anchors, device=one.ids_1T.device)
     A = len(anchors)
-    block = drafter.config.recurrence.masks > 0
     attention: list[Tensor] = []  # (A, M) of each step
     outs: list[Tensor] = []  # (A, H), the state before the output norm
     with observing(drafter) as seen:
 
         def look(level: int) -> None:
-            # a block's steps are one call
-            at = slice((level + 1) * A, (level + 2) * A) if block else slice(None)
+            at = drafter.config.drafting.nodes_of_step(level, A)
             weights = [
                 seen.weights_BhTS[layer][0, :, at].transpose(0, 1)
                 for layer in sorted(seen.weights_BhTS)
@@ -143,7 +141,7 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
             "conditional_acceptance": accepted_A,
         }
         for row, name in enumerate(SERIES):
-            if block and name in FED_BACK:
+            if drafter.config.drafting.fixed_drafts and name in FED_BACK:
                 continue
             count = (
                 reached_A.sum()

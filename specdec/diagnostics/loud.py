@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.drafter import Drafter, DrafterSpec, TargetLayer
-from specdec.drafter.entry import NarrowEntry, WideEntry
-from specdec.drafter.recurrence import FeedMask
+from specdec.drafter.entry import InjectionEntry, NarrowEntry, WideEntry
 from specdec.nn.layers import Attention, RMSNorm, SwiGLU, rope_parameters
 from specdec.nn.view import View
 from specdec.target import Target
@@ -116,7 +115,7 @@ def loud_drafter(target: Target, spec: DrafterSpec, seed: int = 0) -> Drafter:
 
 def _path_size(drafter: Drafter, feature_size: float) -> float:
     """The size of the states on the residual path, and so of what a chained step hands to the next."""
-    if drafter.config.entry.context:  # it starts from embeddings
+    if isinstance(drafter.entry, InjectionEntry):  # it starts from embeddings
         return _size(drafter.embed_tokens.weight)
     return 1.0 if drafter.config.norms.residual == "normed" else feature_size
 
@@ -158,8 +157,9 @@ def _level_features(drafter: Drafter, target: Target, generator: torch.Generator
     ids_1T = torch.randint(config.vocab_size, (1, length), generator=generator).to(target.device)
     view = View.packed(torch.zeros_like(ids_1T))
     aux_1TNH = target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm).aux_BTNH
-    if isinstance(drafter.recurrence, FeedMask):
-        _draw(drafter.recurrence.hidden.weight, _size(aux_1TNH), generator)
+    learned = config.drafting.learned_states(drafter)
+    if learned is not None:
+        _draw(learned, _size(aux_1TNH), generator)
     fc = getattr(drafter.fusion, "fc", None)
     if isinstance(fc, nn.Linear):
         _draw(fc.weight, 1.0, generator)

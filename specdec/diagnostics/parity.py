@@ -227,7 +227,7 @@ def _depths(
     pair: _Pair, engine: str | None, draft_tokens: int | None, depth: int
 ) -> tuple[int, int]:
     """Drafts a pass of the engine, 0 without one, and the deepest draft compared."""
-    masks = pair.drafter.config.recurrence.masks
+    masks = pair.drafter.config.drafting.fixed_drafts
     drafts = drafts_of(masks, draft_tokens) if engine else 0
     return drafts, min(depth, (masks or depth + 1) - 1)
 

@@ -25,7 +25,6 @@ from specdec.drafter import Drafter
 from specdec.nn.unroll import Blocked
 from specdec.nn.view import View
 from specdec.target import Target
-from specdec.training.ttt import ttt_unroll
 
 EACH = 4  # slots compared inside a prompt, and inside an answer
 # what two orders of the same sums may differ by, as a share of the numbers' range, by the dtype that all run in
@@ -64,7 +63,7 @@ def trained(
     at_A = torch.tensor(slots, device=target.device)
     features = []
     log_probs = []
-    for step in ttt_unroll(drafter, ids_1T, aux_1TNH, documents_1T, depth + 1, Blocked()):
+    for step in drafter.unroll(ids_1T, aux_1TNH, documents_1T, depth + 1, Blocked()):
         logits_AD = drafter.logits(step.normed_BTH[0, at_A])
         features.append(h_1TH[0, at_A])
         log_probs.append(

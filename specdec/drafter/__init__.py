@@ -2,15 +2,15 @@
 
 from specdec.drafter.attention import GQA, MLA, AttentionKind
 from specdec.drafter.config import DrafterConfig, DrafterSpec
+from specdec.drafter.dry_run import dry_run
 from specdec.drafter.entry import Entered, Entry, EntryModule, KVInjection, Narrow, Wide
 from specdec.drafter.fusion import Concat, Fusion, LastLayer, ScalarMix
 from specdec.drafter.io import load_drafter, save_drafter
-from specdec.drafter.model import Drafter, Step
+from specdec.drafter.model import Drafter
 from specdec.drafter.norms import Norm, Norms
-from specdec.drafter.parts import dry_run
-from specdec.drafter.recurrence import MaskBlock, MaskConstant, PostNorm, PreNorm, Recurrence
 from specdec.drafter.target_layer import TargetLayer, TargetNorm
 from specdec.drafter.vocab import DraftVocab, choose
+from specdec.drafting import MaskBlock, MaskConstant, PostNorm, PreNorm, Recurrence, Step
 
 __all__ = [
     "GQA", "MLA", "AttentionKind", "Concat", "DraftVocab", "Drafter", "DrafterConfig", "DrafterSpec", "Entered",

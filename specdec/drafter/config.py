@@ -10,9 +10,9 @@ from specdec.drafter.attention import GQA, AttentionKind, HeadSizes
 from specdec.drafter.entry import Entry, Wide
 from specdec.drafter.fusion import Concat, Fusion
 from specdec.drafter.norms import Norm, Norms
-from specdec.drafter.parts import Part, describe, revive
-from specdec.drafter.recurrence import PostNorm, Recurrence
+from specdec.drafting import DraftingMode, PostNorm, Recurrence
 from specdec.nn.layers import frequencies, rope_parameters
+from specdec.nn.parts import Part, part_from_json, part_to_json
 from specdec.utils.config import read_yaml, shipped
 from specdec.utils.numbers import (
     Heads,
@@ -164,6 +164,11 @@ class DrafterSpec:
         for axis in (self.entry, self.norms, self.recurrence, self.attention):
             axis.check(self)
 
+    @property
+    def drafting(self) -> DraftingMode:
+        """How the drafts of a pass are made."""
+        return self.recurrence.drafting()
+
     @classmethod
     def preset(cls, name: str) -> Self:
         """A shipped design by the name of its file in ``conf/drafter``, as ``eagle3``.
@@ -277,6 +282,11 @@ class DrafterConfig:
             axis.check(self)
         frequencies(self.rope, self.attention.rotated(self), self.max_position_embeddings)
 
+    @property
+    def drafting(self) -> DraftingMode:
+        """How the drafts of a pass are made."""
+        return self.recurrence.drafting()
+
     @classmethod
     def for_target(
         cls,
@@ -348,9 +358,9 @@ class DrafterConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Lossless JSON-able data."""
-        axes = {name: describe(getattr(self, name)) for name in AXES}
+        axes = {name: part_to_json(getattr(self, name)) for name in AXES}
         norms = {
-            site: describe(norm) if isinstance(norm, Norm) else norm
+            site: part_to_json(norm) if isinstance(norm, Norm) else norm
             for site, norm in vars(self.norms).items()
         }
         plain = {
@@ -389,14 +399,16 @@ class DrafterConfig:
 def _with_parts(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Plain data of a spec or config with its parts in place of their names; ValueError if they are none."""
     parts: dict[str, Any] = {
-        name: revive(base, data[name], f"{where}: {name}")
+        name: part_from_json(base, data[name], f"{where}: {name}")
         for name, base in AXES.items()
         if name in data
     }
     if "norms" not in data:
         return {**data, **parts}
     norms: dict[str, Any] = {
-        site: value if value in NORM_WORDS else revive(Norm, value, f"{where}: norms.{site}")
+        site: value
+        if value in NORM_WORDS
+        else part_from_json(Norm, value, f"{where}: norms.{site}")
         for site, value in data["norms"].items()
     }
     if set(norms) != (sites := {field.name for field in dataclasses.fields(Norms)}):

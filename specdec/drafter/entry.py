@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from specdec.drafter.parts import Part
+from specdec.nn.parts import Part
 
 if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig, DrafterSpec
@@ -127,7 +127,7 @@ class KVInjection(Entry):
 
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """The drafts are a block, and each layer has its norm."""
-        if not config.recurrence.masks:
+        if not config.drafting.fixed_drafts:
             raise ValueError(
                 f"entry KVInjection reads nothing that recurrence {type(config.recurrence).__name__} hands on: it "
                 "needs recurrence MaskBlock"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from specdec.drafter.parts import Part
+from specdec.nn.parts import Part
 from specdec.utils.text import how_many
 
 if TYPE_CHECKING:

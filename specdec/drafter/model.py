@@ -5,7 +5,8 @@ values.
 """
 
 import hashlib
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,13 @@ from torch import Tensor, nn
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.entry import Entered, EntryModule
 from specdec.drafter.norms import NormTable
-from specdec.drafter.parts import built
-from specdec.drafter.recurrence import FeedMask
 from specdec.drafter.vocab import DraftVocab
+from specdec.drafting.mode import Step
+from specdec.drafting.parallel import FeedMask
+from specdec.drafting.slots import KeptSlots
 from specdec.nn.layers import Attention, RMSNorm, Rope, SwiGLU
+from specdec.nn.parts import build_part
+from specdec.nn.unroll import DENSE, UnrollKernel
 from specdec.nn.view import View
 from specdec.utils.text import how_many
 
@@ -106,13 +110,6 @@ class LogitScale(nn.Module):
         return normed_BTH * self.scale
 
 
-class Step(NamedTuple):
-    """What one step of the drafter yields for every node."""
-
-    h_BTH: Tensor  # the feature handed to the next step, if one reads it
-    normed_BTH: Tensor  # what the head reads: `Drafter.logits(normed)`
-
-
 # of a router, among whose experts it decides by small differences
 FLOAT32 = "e_score_correction_bias"
 
@@ -140,12 +137,12 @@ class Drafter(nn.Module):
         self.vocab = DraftVocab(target_ids_D, config.vocab_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         # every site exists; unused ones are the identity
-        self.norms = built("norms", config, NormTable)
-        self.fusion = built("fusion", config, nn.Module)  # (B, T, N, H_target) -> (B, T, H)
+        self.norms = build_part("norms", config, NormTable)
+        self.fusion = build_part("fusion", config, nn.Module)  # (B, T, N, H_target) -> (B, T, H)
         # token, feature -> first layer's input and residual
-        self.entry = built("entry", config, EntryModule)
+        self.entry = build_part("entry", config, EntryModule)
         self.layers = (ContextLayers if config.entry.context else Layers)(config)
-        self.recurrence = built("recurrence", config, nn.Module)  # out, normed -> next feature
+        self.recurrence = build_part("recurrence", config, nn.Module)  # out, normed -> next feature
         if isinstance(self.recurrence, FeedMask):
             self.recurrence.fuse = self.fuse
         self.logit_scale = (
@@ -191,10 +188,6 @@ class Drafter(nn.Module):
         """
         return self.entry.read(self.norms.embed(self.embed_tokens(ids_BT).to(dtype)))
 
-    def following(self, ids_BT: Tensor) -> Tensor:
-        """What steps after the first read in place of tokens that have been drafted: the same, or a mask's."""
-        return self.config.recurrence.following(ids_BT)
-
     def step(self, ids_BT: Tensor, h_BTH: Tensor, view: View) -> Step:
         """Advance every node by one token.
 
@@ -212,6 +205,24 @@ class Drafter(nn.Module):
         out_BTH = self.layers(entered, view)
         normed_BTH = self.norms.output(out_BTH)
         return Step(self.recurrence(out_BTH, normed_BTH), self.logit_scale(normed_BTH))
+
+    def unroll(
+        self,
+        ids_BT: Tensor,
+        aux_BTNH: Tensor,
+        documents_BT: Tensor,
+        steps: int,
+        kernel: UnrollKernel = DENSE,
+        recompute: bool = False,
+        kept: Sequence[KeptSlots | None] = (),
+    ) -> Iterator[Step]:
+        """Yield steps 0 to ``steps - 1`` at every anchor of a batch at once, as training needs them.
+
+        Arguments as in :meth:`specdec.drafting.mode.DraftingMode.unroll`.
+        """
+        return self.config.drafting.unroll(
+            self, ids_BT, aux_BTNH, documents_BT, steps, kernel, recompute, kept
+        )
 
     def logits(self, normed: Tensor) -> Tensor:
         """Draft logits (..., D) of states (..., H); index j is the target id ``vocab.target_ids_D[j]``."""

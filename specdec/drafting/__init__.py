@@ -1,1 +1,25 @@
-"""How the drafts of a pass are made, training half and decoding half side by side."""
+"""How the drafts of a pass are made: one file for each way, its training half and its decoding half side by side.
+
+Read mode, then chained; slots says which tokens learn at which step.
+"""
+
+from specdec.drafting.block import Block, MaskBlock
+from specdec.drafting.chained import Chained, PostNorm, PreNorm, Recurrence
+from specdec.drafting.mode import DrafterMemory, DraftingMode, Expand, Frontier, Step
+from specdec.drafting.parallel import MaskConstant, Parallel
+
+__all__ = [
+    "Block",
+    "Chained",
+    "DrafterMemory",
+    "DraftingMode",
+    "Expand",
+    "Frontier",
+    "MaskBlock",
+    "MaskConstant",
+    "Parallel",
+    "PostNorm",
+    "PreNorm",
+    "Recurrence",
+    "Step",
+]

@@ -131,7 +131,7 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
                 f"the export is for a target of {theirs} {here}, {target.source} has {there}"
             )
     named = str(record["method"]), str(record["target"].get("architecture"))
-    masks = DrafterConfig.from_json(record["drafter"], str(directory)).recurrence.masks
+    masks = DrafterConfig.from_json(record["drafter"], str(directory)).drafting.fixed_drafts
     return DrafterCheckpoint(directory, *named, bool(record.get("parallel")), masks)
 
 

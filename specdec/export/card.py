@@ -177,13 +177,11 @@ def card(
 def _generation(config: DrafterConfig) -> str:
     if isinstance(config.attention, TargetLayer):
         return "MTP"
-    if config.recurrence.masks:
-        return "DFlash"
+    if config.drafting.generation:
+        return config.drafting.generation
     wide = isinstance(config.entry, Wide)
     if isinstance(config.fusion, LastLayer) and not wide:
         return "EAGLE-1"
-    if config.recurrence.parallel:
-        return "P-EAGLE"
     newest = config.norms.aux == "each" and isinstance(config.recurrence, PostNorm)
     of_3 = isinstance(config.fusion, Concat | LastLayer) and wide
     return ("EAGLE-3.1" if newest else "EAGLE-3") if of_3 else "EAGLE"

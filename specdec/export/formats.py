@@ -40,7 +40,7 @@ class DrafterCheckpoint(NamedTuple):
             subject.method,
             subject.architecture,
             subject.parallel,
-            subject.config.recurrence.masks,
+            subject.config.drafting.fixed_drafts,
         )
 
     def drafts(self, asked: int | None) -> int:

@@ -279,7 +279,7 @@ DFLASH = (
     _or("target_hidden_size", "hidden_size"),
     KeyRow("num_target_layers", lambda c: c.num_target_layers),
     KeyRow("dflash_config", _dflash_config, _block),
-    KeyRow("block_size", lambda c: 1 + c.recurrence.masks),
+    KeyRow("block_size", lambda c: 1 + c.drafting.fixed_drafts),
     KeyRow("layer_types", lambda c: [FULL] * c.num_layers, _window),
 )
 

@@ -24,8 +24,6 @@ from specdec.drafter import (
     DrafterConfig,
     KVInjection,
     LastLayer,
-    MaskBlock,
-    MaskConstant,
     Narrow,
     Norms,
     PreNorm,
@@ -315,7 +313,7 @@ def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = Fals
     raw = flat(checkpoint.raw)
     tensors = checkpoint.tensors
     wide = isinstance(config.entry, Wide)
-    block = config.entry.context
+    block = isinstance(config.entry, KVInjection)
     family = "DFlash" if block else "EAGLE-3" if wide else "EAGLE-1"
     last = "the last state, which " + ("a drafter without fc reads" if wide else "EAGLE-1 reads")
     inner = raw.get("dflash_config" if block else "eagle_config") or {}
@@ -367,11 +365,8 @@ def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = Fals
             " and the output" if config.attention_bias is True else ""
         )
         parts.append(f"biases: on {where}")
-    if isinstance(config.recurrence, MaskConstant):
-        parts.append(f"parallel (P-EAGLE): its mask is token {config.recurrence.mask_token_id}")
-    if isinstance(config.recurrence, MaskBlock):
-        masks = how_many(config.recurrence.masks, "mask")
-        parts.append(f"drafts: a block of {masks}, token {config.recurrence.mask_token_id}")
+    if config.drafting.summary:
+        parts.append(config.drafting.summary)
     if isinstance(config.attention, MLA):
         parts.append(
             f"attention: MLA, keys and values from a latent of {config.attention.kv_lora_rank}"
@@ -472,7 +467,7 @@ def described(
     method = "dflash" if block else "eagle3" if wide else "eagle"
     config["num_hidden_layers"] = _layers(tensors, config.get("num_hidden_layers"))
     found = {"recurrence": PreNorm()} | keys.read(config, method)
-    if not block and (named.MASK in tensors) != found["recurrence"].parallel:
+    if not block and (named.MASK in tensors) != found["recurrence"].drafting().one_call:
         lacks = (
             "mask_token_id in config.json" if named.MASK in tensors else "the tensor mask_hidden"
         )

@@ -124,8 +124,8 @@ class Subject(NamedTuple):
     @property
     def method(self) -> str:
         """What engines call the drafter's kind: ``eagle`` is EAGLE-1 and 2, ``eagle3`` EAGLE-3 to 3.1, P-EAGLE too."""
-        if self.config.recurrence.masks:
-            return "dflash"
+        if method := self.config.drafting.engine_method:
+            return method
         wide = isinstance(self.config.entry, Wide)
         return "eagle" if isinstance(self.config.fusion, LastLayer) and not wide else "eagle3"
 
@@ -137,7 +137,7 @@ class Subject(NamedTuple):
     @property
     def parallel(self) -> bool:
         """Whether its drafts come of one call, which engines are told of method eagle3."""
-        return self.config.recurrence.parallel and self.method == "eagle3"
+        return self.config.drafting.one_call and self.method == "eagle3"
 
     @property
     def narrowed(self) -> bool:
@@ -470,7 +470,7 @@ SWITCHES = (
              **_both("its class with this attention lacks that"))
       for name, used in {
           "norms.aux=concat": lambda c: c.norms.aux == "concat",
-          "recurrence MaskConstant": lambda c: c.recurrence.parallel,
+          "recurrence MaskConstant": lambda c: c.drafting.one_call,
           "attention_window": lambda c: c.attention_window != "full",
           "q_lora_rank 0": lambda c: c.attention.q_lora_rank == 0,
           "latents of another width than 320, 512 or 576, kv_lora_rank and qk_rope_head_dim together": lambda c: (

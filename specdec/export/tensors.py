@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.drafter import Concat, DrafterConfig
+from specdec.drafter import Concat, DrafterConfig, KVInjection
 
 ALL = slice(None)
 
@@ -139,9 +139,9 @@ def table(config: DrafterConfig) -> dict[str, str]:
     """Published name (see :func:`published`) to the checkpoint's, for every module that may be there."""
     rows = ELSEWHERE | {"fusion.fc" if isinstance(config.fusion, Concat) else "entry.fc": "fc"}
     rows |= {f"norms.aux.{n}": f"fc_norm.{n}" for n in range(len(config.aux_layers))}
-    rows |= {"norms.hidden": "hidden_norm"} if config.entry.context else {}
+    rows |= {"norms.hidden": "hidden_norm"} if isinstance(config.entry, KVInjection) else {}
     # of the layers with an input norm among those of the layers
-    first = 0 if config.entry.context else 1
+    first = 0 if isinstance(config.entry, KVInjection) else 1
     for i in range(config.num_layers):
         rows |= {
             f"layers.layers.{i}.{ours}": f"layers.{i}.{theirs}" for ours, theirs in LAYER.items()

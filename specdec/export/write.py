@@ -117,7 +117,7 @@ def export_drafter(
         sizes = f"is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has {of_target}"
         raise ValueError(f"the drafter {sizes}")
     made_for = warn_unless_made_for(target, drafter)
-    drafts = drafts_of(config.recurrence.masks, draft_tokens)
+    drafts = drafts_of(config.drafting.fixed_drafts, draft_tokens)
     subject = subject_of(drafter, target)
     _check_positions(subject, target)
     served = served or TargetSource(target.source)

@@ -152,6 +152,10 @@ class Dense:
         return out.reshape(B, h, T, d)
 
 
+DENSE = Dense()
+"""The kernel that the others are compared with."""
+
+
 class Merged:
     """Any attention with a differentiable log-sum-exp for the causal block, and the columns beside it."""
 

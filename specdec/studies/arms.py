@@ -24,7 +24,7 @@ from specdec.data import TokenData
 from specdec.decoding import parse_shape
 from specdec.diagnostics.conditions import parse_conditions
 from specdec.drafter import Drafter, DrafterConfig
-from specdec.drafter.parts import dry_run
+from specdec.drafter.dry_run import dry_run
 from specdec.embedded.corpus import SEED, held_out_prompts
 from specdec.evaluation.benchmark import parse_baseline
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from specdec.data import TokenData
 from specdec.drafter import GQA, Drafter, DrafterConfig, DrafterSpec, PreNorm, choose, load_drafter
+from specdec.drafter.dry_run import dry_run
 from specdec.drafter.io import located
-from specdec.drafter.parts import dry_run
 from specdec.target import Target
 from specdec.target.target import same_target
 from specdec.utils.config import canonical, pairs, words
@@ -272,17 +272,7 @@ def check(
             f"hidden_size {config.hidden_size} is not the target's {config.target_hidden_size}: embedding and head "
             "cannot start from the target's and must be trained: set model.train_embed=true and train_head=true"
         )
-    masks = config.recurrence.masks
-    if masks and masks != ttt_steps:
-        raise ValueError(
-            f"recurrence {type(config.recurrence).__name__} has {masks} masks and model.ttt_steps is {ttt_steps}: give "
-            "both one number, the steps of a block are its masks"
-        )
-    if ttt_steps == 1 and config.recurrence.parallel and not masks:
-        raise ValueError(
-            f"recurrence {type(config.recurrence).__name__} is what steps after the first read: give model.ttt_steps 2 "
-            "or more"
-        )
+    config.drafting.check_training(type(config.recurrence).__name__, ttt_steps)
     if not isinstance(config.attention_window, str) and config.attention_window < ttt_steps:
         raise ValueError(
             f"attention_window {config.attention_window} is less than ttt_steps {ttt_steps}: in the unroll a node "

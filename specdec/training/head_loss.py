@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from specdec.drafter import DraftVocab
+from specdec.drafting.slots import KeptSlots
 from specdec.nn.backend import pointwise, wide
 from specdec.target import Target
 from specdec.training.losses import DistributionLoss, LossRows
-from specdec.training.ttt import KeptSlots
 
 BLOCK = 8192  # columns of the target's vocabulary that stand in memory at once
 Index = Tensor | slice
@@ -182,9 +182,8 @@ class HeadTask(NamedTuple):
     terms: Sequence[tuple[float, DistributionLoss]]  # weight, loss
     factors: Sequence[float]  # what each step weighs
     in_vocab: bool
-    watch: (
-        Callable[[int, Index, Tensor, TargetProbs], None] | None
-    )  # step, slots, logits, probabilities
+    # told of each step's slots, logits and the target's probabilities
+    on_logits: Callable[[int, Index, Tensor, TargetProbs], None] | None
     weight_KS: Tensor | None = None  # what each slot weighs of that; None for one
 
 
@@ -254,8 +253,8 @@ class _HeadLoss(torch.autograd.Function):
                     if task.weight_KS is not None:
                         used_R = used_R * task.weight_KS[k, group.slots]
                     count_K[k] += used_R.sum()
-                    if task.watch is not None:
-                        task.watch(k, group.slots, draft_RD, here)
+                    if task.on_logits is not None:
+                        task.on_logits(k, group.slots, draft_RD, here)
                     weight_R = used_R * task.factors[k]
                     loss_KN[k] += _grade_(
                         task.terms, LossRows(draft_RD, *here[:4]), weight_R, used_R

@@ -76,7 +76,7 @@ class FeatureLoss(Loss):
 
     def check(self, spec: "DrafterSpec") -> None:
         """Some state must be handed on."""
-        if spec.recurrence.parallel:
+        if spec.drafting.one_call:
             raise ValueError(
                 f"{type(self).__name__} compares the states that steps hand on, and recurrence "
                 f"{type(spec.recurrence).__name__} hands on none: leave it out of model.loss"

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
-from specdec.drafter import DrafterConfig, PreNorm
+from specdec.drafter import DrafterConfig
 from specdec.drafter.model import skeleton_of
-from specdec.nn.unroll import kept_bytes
+from specdec.drafting.mode import linear_inputs
 from specdec.training.head_loss import BLOCK
 from specdec.training.step import ObjectiveConfig
 
@@ -86,7 +85,7 @@ def memory_need(
         "target": target_bytes,
         "target_states": B * T * config.target_hidden_size * states,
         "activations": activations(
-            config, B, T, objective.shares(config.recurrence.masks), trained_in, objective.recompute
+            config, B, T, objective.shares(config.drafting), trained_in, objective.recompute
         ),
         "loss": _loss_bytes(config, objective, B, T, trained_in, train_head),
         "exchange": exchange,  # what several processes gather from, and reduce with, each other
@@ -101,64 +100,18 @@ def activations(
     trained_in: Precision = Precision(),  # noqa: B008  frozen
     recompute: bool = False,
 ) -> int:
-    """Bytes that fusion and unroll keep for the backward pass, to some percent, without parameters and their copies,
-    where the kernel keeps no weights. With recomputation every step keeps its feature, keys and values, and one step at
-    a time is whole again. A tensor that two operations keep counts once.
+    """Return the bytes that fusion and unroll keep for the backward pass, to some percent.
+
+    Parameters and their copies are not part of it, nor are the weights of a kernel that keeps them.
 
     Args:
-        shares: of each of K steps, how many of the slots are trained; below 1 it falls short by up to a fifth,
-            what is narrowed being copied.
+        shares: of the slots, those that each of K steps trains; below 1 the result falls short by up to a fifth, since
+            what is narrowed is copied.
     """
-    K = len(shares)
-    steps = sum(shares)
-    H = config.hidden_size
-    heads = config.num_attention_heads
-    layers = config.num_layers
-    norms = config.norms
-    q = heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    each = trained_in.products.itemsize
-    with torch.device("meta"):
-        of_fusion, of_entry = (
-            [
-                layer.in_features
-                for layer in part.build(config).modules()
-                if isinstance(layer, nn.Linear)
-            ]
-            for part in (config.fusion, config.entry)
-        )
-
-    # Once for all steps: what fusion's linear layers read, and what the embedding's norm does.
-    once = sum(of_fusion) + H * bool(norms.embed)
-    # all steps at once, per token: n nodes of blocks, and one of context
-    if config.recurrence.masks:
-        n = shares[0] * (1 + config.recurrence.masks)
-        step = n * (2 * config.intermediate_size + 4 * H + 2 * q) + (1 + n) * config.attention.kept(
-            config
-        )
-        step += (1 + n) * (q + 2 * kv) * (1 + bool(norms.query_key))
-        whole = layers * step + n * H * bool(norms.output) + H * bool(norms.hidden)
-        tables = layers * n * heads + 2 * (1 + n) * config.attention.rotated(config)
-        return int(B * T * ((once + whole) * each + tables * FLOAT32)) + kept_bytes(B, T)
-
-    # One step, per token: what norms read (of each layer the middle, and the input of those after the first);
-    step = H * (
-        _keeps_read(config) + layers + (layers - 1) + bool(norms.output) + bool(norms.input)
-    )
-    step += layers * (q + 2 * kv) * bool(norms.query_key)
-    # what linear layers read (of the entry's not the first, which reads the token; the gated product is made again);
-    step += H * bool(norms.hidden) + sum(of_entry[1:]) + (layers - 1) * H + layers * (q + H)
-    step += layers * config.attention.kept(config)
-    # rotated queries and keys, values, gate and up; in float32 a log-sum-exp per head, and cosine and sine.
-    step += layers * (q + 2 * kv + 2 * config.intermediate_size)
-    step_bytes = step * each + (layers * heads + 2 * config.attention.rotated(config)) * FLOAT32
-    unroll = steps * step_bytes
-    if recompute:
-        unroll = steps * min((H + layers * 2 * kv) * each, step_bytes) + step_bytes
-
-    once += H  # the embedding, which of a block is the first layer's input and counted there
-    plans = 1 if config.attention_window == "full" else K  # a window moves with the steps
-    return int(B * T * (once * each + unroll)) + plans * kept_bytes(B, T)
+    number_bytes = trained_in.products.itemsize
+    fusion = B * T * sum(linear_inputs(config.fusion, config)) * number_bytes
+    unroll = config.drafting.activation_bytes(config, number_bytes, B, T, shares, recompute)
+    return fusion + unroll
 
 
 def _loss_bytes(
@@ -174,20 +127,14 @@ def _loss_bytes(
     D = config.draft_vocab_size
     K = objective.steps
     each = trained_in.products.itemsize
-    states = int(B * T * sum(objective.shares(config.recurrence.masks)) * config.hidden_size * each)
+    states = int(B * T * sum(objective.shares(config.drafting)) * config.hidden_size * each)
     positions = min(objective.piece(FLOAT32, D), B * T)
     per_position = 3 * K * D * each + (6 * D + 2 * min(config.vocab_size, BLOCK)) * FLOAT32
-    kept = states // K if _keeps_read(config) else states
+    # A state that the next step reads too is kept by the unroll already, but for the last step's.
+    unroll_keeps_them = config.recurrence.feeds_head_input or not config.norms.output
+    kept = states // K if unroll_keeps_them else states
     by_head = train_head * D * config.hidden_size * trained_in.weights.itemsize
     return kept + states + by_head + positions * per_position
-
-
-def _keeps_read(config: DrafterConfig) -> bool:
-    """Whether the unroll keeps the state that the head reads: the next step reads it too."""
-    return not (
-        (isinstance(config.recurrence, PreNorm) or config.recurrence.parallel)
-        and bool(config.norms.output)
-    )
 
 
 def report_memory(need: dict[str, int]) -> None:

@@ -8,9 +8,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from specdec.training.head_loss import Index, TargetProbs
-from specdec.training.losses import (
-    NamedTerm,
-)
+from specdec.training.losses import NamedTerm
 
 
 class StepCounts(NamedTuple):
@@ -26,7 +24,7 @@ class StepCounts(NamedTuple):
     loss_KN: Tensor  # losses by term, summed likewise
 
 
-class _Counter:
+class StepCounter:
     """Counts what the metrics need while a piece's logits are in memory."""
 
     def __init__(self, reached_KS: Tensor) -> None:
@@ -48,11 +46,17 @@ class _Counter:
 
     @torch.no_grad()
     def counts(self, rows_K: Tensor, loss_KN: Tensor, trained_KBT: Tensor) -> StepCounts:
-        found = (
-            rows_K, self.covered_K, trained_KBT.sum((1, 2)), self.reached_KS.sum(1), self.hits_KS.sum(1),
-            self.hits_KS.cumprod(0).sum(1), self.overlap_K, loss_KN,
-        )  # fmt: skip
-        return StepCounts(*(x.double() for x in found))
+        """Return the sums, with the rows and losses of :func:`specdec.training.head_loss.head_loss`."""
+        return StepCounts(
+            rows_K=rows_K.double(),
+            covered_K=self.covered_K,
+            supervised_K=trained_KBT.sum((1, 2)).double(),
+            reached_K=self.reached_KS.sum(1).double(),
+            hits_K=self.hits_KS.sum(1).double(),
+            prefix_hits_K=self.hits_KS.cumprod(0).sum(1).double(),
+            overlap_K=self.overlap_K.double(),
+            loss_KN=loss_KN.double(),
+        )
 
 
 class UnrollMetrics(Metric):

@@ -181,10 +181,8 @@ class DrafterModule(pl.LightningModule):
         # the first step whose loss is not finite, on the loss's device
         self._first_bad = torch.tensor(NEVER)
         loss.check(self.spec)
-        if recompute and self.spec.recurrence.masks:
-            raise ValueError(
-                "model.recompute: the steps of a block are one call: to save memory, lower model.step_keep"
-            )
+        if recompute:
+            self.spec.drafting.check_recompute()
         start.check()
         self.target_config = (
             self.target_source.local_config() if self._target is None else self._target.config

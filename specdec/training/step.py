@@ -1,10 +1,13 @@
 """One training step: the target's outputs, the unrolled drafter, the loss, and the counts that the metrics need.
 
+Read :meth:`TrainStep.forward` first. Step k at slot t reads token x[t+1+k] and predicts x[t+2+k]; it learns from the
+target's next-token distribution at position t+1+k.
+
 Legend: B batch, T tokens, N aux layers, or loss terms, H hidden, S = B T slots, R rows, C positions, K unroll steps, D
 draft vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -14,8 +17,10 @@ from torch import Tensor, nn
 
 from specdec.data import Batch
 from specdec.drafter import Concat, Drafter
+from specdec.drafting import DraftingMode, Step
+from specdec.drafting.slots import KeptSlots, reachable, shift, supervised
 from specdec.features import FeatureSource, OnTheFly
-from specdec.nn.unroll import UnrollKernel
+from specdec.nn.unroll import DENSE, UnrollKernel
 from specdec.target import Target
 from specdec.target.proof import remedy
 from specdec.training.head_loss import HeadTask, TargetHead, TargetProbs, head_loss, pieces
@@ -26,18 +31,15 @@ from specdec.training.losses import (
     SoftCrossEntropy,
     terms,
 )
-from specdec.training.metrics import StepCounts, _Counter
+from specdec.training.metrics import StepCounter, StepCounts
 from specdec.training.step_weights import Decay, PrefixWeights, StepWeights, slot_weights
-from specdec.training.ttt import ORACLE, KeptSlots, reachable, shift, supervised, ttt_unroll
 
 CUDA_PIECE = 2**31  # bytes of logits at a time on a GPU, where each piece costs its launches
-# of the slots, that every step keeps, as P-EAGLE's training has it (https://arxiv.org/abs/2602.01469)
-LEAST = 0.2
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What a training step minimises, and how it is worked out.
+    """What a training step minimizes, and how it is computed.
 
     Args:
         loss: what is compared.
@@ -46,8 +48,8 @@ class ObjectiveConfig:
         in_vocab: leave out rows whose most likely target token the draft vocabulary lacks, as EAGLE-3 does.
         kernel: how the unroll attends.
         recompute: run each step again in the backward pass instead of keeping its insides.
-        keep: share of a step's slots that the next one keeps, if numbers are drawn for them; never less than
-            :data:`LEAST` of all, or than this share if that is less.
+        keep: share of a step's slots that the next one keeps, if slots are drawn; see
+            :meth:`specdec.drafting.mode.DraftingMode.shares`.
         piece_bytes: memory for the logits of a piece.
     """
 
@@ -55,31 +57,26 @@ class ObjectiveConfig:
     steps: int = 7
     weights: StepWeights = field(default_factory=Decay)
     in_vocab: bool = True
-    kernel: UnrollKernel = ORACLE
+    kernel: UnrollKernel = DENSE
     recompute: bool = False
     keep: float = 1.0
     piece_bytes: int = 3 * 2**23
 
-    def shares(self, masks: int) -> list[float]:
-        """Of the slots, what each step learns at, where numbers are drawn for them: what one leaves out is in no later
-        one either (conditional drop, https://arxiv.org/abs/2504.18583). The ``masks`` of a block come together: a share
-        of the anchors is drawn."""
-        least = min(LEAST, self.keep)
-        return [self.keep if masks else max(self.keep**k, least) for k in range(self.steps)]
+    def shares(self, drafting: DraftingMode) -> list[float]:
+        """Return the share of the slots that each step learns at, where slots are drawn."""
+        return drafting.shares(self.keep, self.steps)
 
     def piece(self, number_bytes: int, D: int) -> int:
-        """Slots in a piece of the loss, whose draft logits over D tokens at every step ``piece_bytes`` hold."""
+        """Return the slots of a piece of the loss, whose draft logits at every step fit in ``piece_bytes``."""
         return max(16, self.piece_bytes // (number_bytes * self.steps * D))
 
     @cached_property
     def reads(self) -> frozenset[str]:
         """What losses and weights read of the target's distribution beside its probabilities."""
-        found = [
-            term.loss.reads for term in terms(self.loss) if isinstance(term.loss, DistributionLoss)
-        ]
-        return frozenset({"token_R"} if isinstance(self.weights, PrefixWeights) else ()).union(
-            *found
-        )
+        losses = [term.loss for term in terms(self.loss)]
+        by_losses = [loss.reads for loss in losses if isinstance(loss, DistributionLoss)]
+        by_weights = {"token_R"} if isinstance(self.weights, PrefixWeights) else set()
+        return frozenset(by_weights).union(*by_losses)
 
 
 class TargetOutputs(NamedTuple):
@@ -106,7 +103,7 @@ def target_outputs(
     measure: bool = True,
     source: FeatureSource = OnTheFly(),  # noqa: B008  frozen
 ) -> TargetOutputs:
-    """The target's features, each document on its own; no gradient.
+    """Return the target's features, each document on its own; no gradient.
 
     Raises:
         ValueError: a feature is not finite; the message names sample and layer.
@@ -114,33 +111,52 @@ def target_outputs(
     layers = drafter.config.aux_layers
     out = source(target, batch, layers, drafter.config.fusion.final_norm)
     real_BT = batch.documents_BT >= 0
-    named = [(f"boundary {boundary}", out.aux_BTNH[:, :, n]) for n, boundary in enumerate(layers)]
-    named.append(("its last state", out.final_BTH))
-    bad_NBT = torch.stack([~state_BTH.isfinite().all(-1) for _, state_BTH in named]) & real_BT
-    if bad_NBT.any():  # the device is waited for once
-        for bad_BT, (name, state_BTH) in zip(bad_NBT, named, strict=True):
-            if not bad_BT.any():
-                continue
-            b, t = bad_BT.nonzero()[0].tolist()
-            value = float(state_BTH[b, t][~state_BTH[b, t].isfinite()][0])
-            raise ValueError(
-                f"the target's features are not finite: sample {b}, token {t}, {name} holds {value}; {remedy(target)}"
-            )
+    _check_features_are_finite(target, layers, out.aux_BTNH, out.final_BTH, real_BT)
     reads = config.reads | ({"log_mass_R", "token_R"} if measure else set())
-    known = measure or config.in_vocab or isinstance(config.weights, PrefixWeights)
-    probs = TargetHead(target, drafter.vocab, reads, known)
+    needs_covered = measure or config.in_vocab or isinstance(config.weights, PrefixWeights)
+    probs = TargetHead(target, drafter.vocab, reads, needs_covered)
     aux_BTNH = out.aux_BTNH
-    device = out.aux_BTNH.device.type
-    # autocast rounds what a projection reads to its own dtype: widened before, it would take twice the memory for that.
-    # A norm that reads them has weights in float32
-    # which it leaves alone
-    casts = torch.is_autocast_enabled(device) and aux_BTNH.dtype != torch.float64
-    if not (
-        casts and isinstance(drafter.config.fusion, Concat) and drafter.config.norms.aux == "none"
-    ):
+    if not _autocast_rounds_them(drafter, aux_BTNH):
         aux_BTNH = aux_BTNH.to(drafter.lm_head.weight.dtype)
     aux_BTNH = aux_BTNH.masked_fill(~real_BT[:, :, None, None], 0.0)  # zero times NaN is NaN
     return TargetOutputs(aux_BTNH, out.final_BTH, probs)
+
+
+def _check_features_are_finite(
+    target: Target, layers: Sequence[int], aux_BTNH: Tensor, final_BTH: Tensor, real_BT: Tensor
+) -> None:
+    """Raise ValueError that names the first sample, token and layer with an infinite or undefined state."""
+    named = [(f"boundary {boundary}", aux_BTNH[:, :, n]) for n, boundary in enumerate(layers)]
+    named.append(("its last state", final_BTH))
+    bad_NBT = torch.stack([~state_BTH.isfinite().all(-1) for _, state_BTH in named]) & real_BT
+    if not bad_NBT.any():  # the device is waited for once
+        return
+    for bad_BT, (name, state_BTH) in zip(bad_NBT, named, strict=True):
+        if not bad_BT.any():
+            continue
+        b, t = bad_BT.nonzero()[0].tolist()
+        value = float(state_BTH[b, t][~state_BTH[b, t].isfinite()][0])
+        raise ValueError(
+            f"the target's features are not finite: sample {b}, token {t}, {name} holds {value}; {remedy(target)}"
+        )
+
+
+def _autocast_rounds_them(drafter: Drafter, aux_BTNH: Tensor) -> bool:
+    """Whether autocast rounds the states to its own dtype anyway, since a projection reads them first.
+
+    Widened before that, they would take twice the memory for nothing. A norm that reads them has weights in float32.
+    """
+    casts = torch.is_autocast_enabled(aux_BTNH.device.type) and aux_BTNH.dtype != torch.float64
+    projected = isinstance(drafter.config.fusion, Concat) and drafter.config.norms.aux == "none"
+    return casts and projected
+
+
+class TrainedSlots(NamedTuple):
+    """Which slots learn at which step of a batch, and which of them the unroll computes."""
+
+    trained_KBT: Tensor  # bool
+    drawn_KBT: Tensor | None  # bool, the slots that were drawn; None where all take part
+    kept: list[KeptSlots | None]
 
 
 class TrainStep(nn.Module):
@@ -148,7 +164,7 @@ class TrainStep(nn.Module):
 
     Args:
         drafter: what is trained.
-        objective: what is minimised.
+        objective: what is minimized.
     """
 
     def __init__(self, drafter: Drafter, objective: ObjectiveConfig) -> None:
@@ -164,7 +180,7 @@ class TrainStep(nn.Module):
         measure: bool = True,
         drawn_BT: Tensor | None = None,
     ) -> StepOutput:
-        """The unrolled loss: its mean over the rows of all steps, by the weights of steps and slots.
+        """Return the unrolled loss: its mean over the rows of all steps, by the weights of steps and slots.
 
         A batch with no supervised row has loss zero, still connected to every parameter, so that no rank hangs.
 
@@ -173,96 +189,117 @@ class TrainStep(nn.Module):
             drawn_BT: a number from 0 to 1 for each slot: step k leaves those out that are above its share. Figures are
                 of what is left.
         """
-        drafter = self.drafter
         config = self.objective
-        K = config.steps
-        mask = batch.loss_mask_BT
-        documents = batch.documents_BT
-
-        # Which slots learn at which unroll step; of the others only the keys of step 0, which later slots attend to.
-        trained_KBT = torch.stack([supervised(mask, documents, k) for k in range(K)])
-        if drawn_BT is None:
-            left_KBT = None
-            kept = [KeptSlots.of(trained_KBT)] * K
-        else:
-            masks = drafter.config.recurrence.masks
-            left_KBT = torch.stack([drawn_BT <= share for share in config.shares(masks)])
-            trained_KBT &= left_KBT
-            kept = (
-                [KeptSlots.of(trained_KBT)] * K
-                if masks
-                else [KeptSlots.of(trained_KBT[k:]) for k in range(K)]
-            )
+        slots = self._trained_slots(batch, drawn_BT)
 
         # Training-time test (https://arxiv.org/abs/2503.01840): from step 1 on the drafter reads its own features.
-        unroll = ttt_unroll(
-            drafter,
+        unroll = self.drafter.unroll(
             batch.ids_BT,
             target.aux_BTNH,
-            documents,
-            K,
+            batch.documents_BT,
+            config.steps,
             config.kernel,
             config.recompute,
-            kept,
+            slots.kept,
         )
         steps = list(unroll)
 
         # Losses of the next-token distribution, piece by piece through both heads, with their gradients, here and now.
-        counter = None
-        if measure:
-            reached_KBT = torch.stack([reachable(mask, documents, k) for k in range(K)])
-            counter = _Counter(
-                (reached_KBT if left_KBT is None else reached_KBT & left_KBT).flatten(1)
-            )
-        size = config.piece(steps[0].normed_BTH.element_size(), drafter.config.draft_vocab_size)
-        final_SH = target.final_BTH.flatten(0, 1)
-        task = HeadTask(
-            list(pieces(trained_KBT, size, kept)),
-            lambda at_C: target.probs(final_SH[at_C]),
-            [
-                (term.weight, term.loss)
-                for term in self.terms
-                if isinstance(term.loss, DistributionLoss)
-            ],
-            config.weights.factors(K),
-            config.in_vocab,
-            counter,
-        )
-        heads = drafter.lm_head.weight, [step.normed_BTH.flatten(0, 1) for step in steps]
+        counter = self._counter(batch, slots) if measure else None
+        head = self.drafter.lm_head.weight
+        states = [step.normed_BTH.flatten(0, 1) for step in steps]
+        task = self._head_task(target, slots, steps[0].normed_BTH.element_size(), counter)
         if isinstance(config.weights, PrefixWeights):
-            task = task._replace(weight_KS=slot_weights(config.weights, task, *heads, trained_KBT))
-        loss, count_K, loss_KN = head_loss(task, *heads)
-        columns = iter(loss_KN.unbind(1))
+            weight_KS = slot_weights(config.weights, task, head, states, slots.trained_KBT)
+            task = task._replace(weight_KS=weight_KS)
+        loss, count_K, distribution_KN = head_loss(task, head, states)
         factor_K = count_K.new_tensor(task.factors)
         rows = (count_K * factor_K).sum()
 
-        # Losses of the state (EAGLE-1, https://arxiv.org/abs/2401.15077): at step k, slot t stands for the target's
-        # state at t + 1 + k.
-        losses = []
+        # Losses of the state (EAGLE-1, https://arxiv.org/abs/2401.15077), by the same weights.
+        distribution_columns = iter(distribution_KN.unbind(1))
+        columns = []
         for term in self.terms:
             if isinstance(term.loss, FeatureLoss):
-                by_step = []
-                for k, step in enumerate(steps):
-                    slots_R = trained_KBT[k].flatten().nonzero()[:, 0]
-                    target_RH = shift(target.final_BTH, 1 + k).flatten(0, 1)[slots_R]
-                    h_RH = step.h_BTH.flatten(0, 1)[
-                        slots_R if (at := kept[k]) is None else at.place_S[slots_R]
-                    ]
-                    loss_R = term.loss(h_RH, target_RH.to(h_RH.dtype))
-                    by_step.append(
-                        (
-                            loss_R
-                            if task.weight_KS is None
-                            else loss_R * task.weight_KS[k, slots_R]
-                        ).sum()
-                    )
-                per_K = torch.stack(by_step)
-                loss = loss + term.weight * (per_K * factor_K).sum() / rows.clamp(min=1e-30)
-                losses.append(per_K.detach())
+                loss_K = self._feature_loss(term.loss, steps, target, slots, task.weight_KS)
+                loss = loss + term.weight * (loss_K * factor_K).sum() / rows.clamp(min=1e-30)
+                columns.append(loss_K.detach())
             else:
-                losses.append(next(columns))
+                columns.append(next(distribution_columns))
         if counter is None:
             return StepOutput(loss, rows, None)
-        return StepOutput(
-            loss, rows, counter.counts(count_K, torch.stack(losses, dim=1), trained_KBT)
+        loss_KN = torch.stack(columns, dim=1)
+        return StepOutput(loss, rows, counter.counts(count_K, loss_KN, slots.trained_KBT))
+
+    def _trained_slots(self, batch: Batch, drawn_BT: Tensor | None) -> TrainedSlots:
+        """Return which slots learn at which step; of the others only the step-0 keys matter, which later slots see."""
+        K = self.objective.steps
+        drafting = self.drafter.config.drafting
+        mask_BT = batch.loss_mask_BT
+        by_step = [supervised(mask_BT, batch.documents_BT, k) for k in range(K)]
+        trained_KBT = torch.stack(by_step)
+        if drawn_BT is None:
+            return TrainedSlots(trained_KBT, None, [KeptSlots.of(trained_KBT)] * K)
+        shares = self.objective.shares(drafting)
+        drawn_KBT = torch.stack([drawn_BT <= share for share in shares])
+        trained_KBT &= drawn_KBT
+        return TrainedSlots(trained_KBT, drawn_KBT, drafting.kept_slots(trained_KBT))
+
+    def _counter(self, batch: Batch, slots: TrainedSlots) -> StepCounter:
+        """Return what counts hits and overlaps on the slots that decoding can reach."""
+        mask_BT = batch.loss_mask_BT
+        by_step = [reachable(mask_BT, batch.documents_BT, k) for k in range(self.objective.steps)]
+        reached_KBT = torch.stack(by_step)
+        if slots.drawn_KBT is not None:
+            reached_KBT = reached_KBT & slots.drawn_KBT
+        return StepCounter(reached_KBT.flatten(1))
+
+    def _head_task(
+        self,
+        target: TargetOutputs,
+        slots: TrainedSlots,
+        number_bytes: int,
+        counter: StepCounter | None,
+    ) -> HeadTask:
+        """Return the work of the head: pieces of the batch, and the loss terms that compare distributions."""
+        config = self.objective
+        piece_slots = config.piece(number_bytes, self.drafter.config.draft_vocab_size)
+        final_SH = target.final_BTH.flatten(0, 1)
+        distribution_terms = [
+            (term.weight, term.loss)
+            for term in self.terms
+            if isinstance(term.loss, DistributionLoss)
+        ]
+        return HeadTask(
+            pieces=list(pieces(slots.trained_KBT, piece_slots, slots.kept)),
+            probs=lambda positions_C: target.probs(final_SH[positions_C]),
+            terms=distribution_terms,
+            factors=config.weights.factors(config.steps),
+            in_vocab=config.in_vocab,
+            on_logits=counter,
         )
+
+    def _feature_loss(
+        self,
+        loss: FeatureLoss,
+        steps: Sequence[Step],
+        target: TargetOutputs,
+        slots: TrainedSlots,
+        weight_KS: Tensor | None,
+    ) -> Tensor:
+        """Return the summed losses of the states that steps hand on, (K,).
+
+        At step k, slot t stands for the target's state at t + 1 + k.
+        """
+        by_step = []
+        for k, step in enumerate(steps):
+            slots_R = slots.trained_KBT[k].flatten().nonzero()[:, 0]
+            kept = slots.kept[k]
+            rows_R = slots_R if kept is None else kept.place_S[slots_R]
+            h_RH = step.h_BTH.flatten(0, 1)[rows_R]
+            target_RH = shift(target.final_BTH, 1 + k).flatten(0, 1)[slots_R]
+            loss_R = loss(h_RH, target_RH.to(h_RH.dtype))
+            if weight_KS is not None:
+                loss_R = loss_R * weight_KS[k, slots_R]
+            by_step.append(loss_R.sum())
+        return torch.stack(by_step)

@@ -137,6 +137,6 @@ def slot_weights(
             seen_KS.dtype
         )
 
-    head_loss(task._replace(terms=(), watch=look), weight_DH, normed)
+    head_loss(task._replace(terms=(), on_logits=look), weight_DH, normed)
     chained_KS = trained_KS.cumprod(0)
     return weights.weigh(seen_KS, chained_KS.bool()) * chained_KS

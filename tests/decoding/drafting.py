@@ -35,5 +35,5 @@ class Drafting(Proposer):
 
     def rows(self, b: int = 0) -> Tensor:
         """Keys and values of a sequence's committed rows, (2 x layers, 1, g, rows, d)."""
-        one = self.cache.row(b)
+        one = self.memory.cache.row(b)
         return torch.stack(one.keys_BgSd + one.values_BgSd)[..., : int(self.length_B[b]), :]

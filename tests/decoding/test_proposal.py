@@ -65,7 +65,9 @@ def test_rounds_of_drafting_leave_no_trace(name: str, growth: DraftShape) -> Non
 
 def spoil(proposer: Drafting, first: int) -> None:
     """Rubbish in every slot from ``first`` on."""
-    for keys, values in zip(proposer.cache.keys_BgSd, proposer.cache.values_BgSd, strict=True):
+    for keys, values in zip(
+        proposer.memory.cache.keys_BgSd, proposer.memory.cache.values_BgSd, strict=True
+    ):
         keys[:, :, first:], values[:, :, first:] = 1e3, -1e3
 
 
@@ -160,7 +162,7 @@ def test_a_dynamic_tree_is_grown_from_the_law_of_every_path(name: str) -> None:
         for depth in range(len(path)):
             seen = torch.ones(1, depth + 1, dtype=torch.bool)
             node = tokens[path[depth : depth + 1]][None]
-            frontier = proposer.expand(
+            frontier = proposer.memory.append(
                 proposer.length_B, node, frontier.h_BKH, seen, torch.arange(depth + 1)
             )
         return frontier.logits_BKD.log_softmax(-1)[0, 0]
@@ -193,10 +195,10 @@ def test_the_capacity_is_used_to_the_last_slot(growth: DraftShape) -> None:
     start = proposer.commit(
         ids[:, -1:].expand(-1, again), aux[:, -1:].expand(-1, again, -1, -1), torch.tensor([1])
     )
-    padded = bool(proposer.cache.keys_BgSd[0][..., -1, :].any())
+    padded = bool(proposer.memory.cache.keys_BgSd[0][..., -1, :].any())
     tree = proposer.draft(ids[:, LENGTH], start)
-    assert proposer.capacity == LENGTH + max(growth.slots, growth.depth)
+    assert proposer.memory.capacity == LENGTH + max(growth.slots, growth.depth)
     roomy = Drafting(drafter, growth, LENGTH + 9)
     assert_same(tree, roomy.draft(ids[:, LENGTH], extend(roomy, ids, aux, LENGTH)))
     assert padded == (growth.depth >= growth.slots)
-    assert bool(proposer.cache.keys_BgSd[0][..., -1, :].any())
+    assert bool(proposer.memory.cache.keys_BgSd[0][..., -1, :].any())

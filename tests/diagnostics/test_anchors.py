@@ -7,7 +7,6 @@ from specdec.decoding import Chain, PlainDecoder, Request, SpeculativeDecoder
 from specdec.diagnostics import anchors as module
 from specdec.diagnostics.anchors import AnchoredText, answered_texts
 from specdec.nn.unroll import Blocked
-from specdec.training.ttt import ttt_unroll
 from tests.diagnostics.made import PROMPTS, drafter, places, target, texts
 
 DEPTH = 4
@@ -42,7 +41,7 @@ def test_given_the_texts_tokens_chains_are_the_unroll(name: str) -> None:
         target().forward(ids_1T, view, one.config.aux_layers, one.config.fusion.final_norm).aux_BTNH
     )
     with torch.no_grad():
-        steps = list(ttt_unroll(one, ids_1T, aux, zero_1T, DEPTH, Blocked()))
+        steps = list(one.unroll(ids_1T, aux, zero_1T, DEPTH, Blocked()))
         features = torch.stack(
             [one.fuse(aux)[0, slots], *(step.h_BTH[0, slots] for step in steps)], 1
         )

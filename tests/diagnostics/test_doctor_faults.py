@@ -15,14 +15,13 @@ from specdec.diagnostics import doctor_setup as set_up_module
 from specdec.diagnostics.doctor import run_check
 from specdec.diagnostics.doctor_setup import CheckResult
 from specdec.drafter import Drafter, save_drafter
-from specdec.drafter.recurrence import FeedNormed
+from specdec.drafting.chained import FeedNormed
 from specdec.features import OnTheFly
 from specdec.nn import layers as nn_layers
 from specdec.nn.view import View
 from specdec.target import TargetOutput
 from specdec.training import step as step_module
 from specdec.training.building import FromDrafter
-from specdec.training.ttt import ttt_unroll
 from tests.diagnostics.doctor_made import (
     chats,
     design,
@@ -141,7 +140,7 @@ def test_a_saved_drafter_that_was_trained_on_other_boundaries(by: int, tmp_path:
     due_BT = drafter.vocab.to_draft(checked.target.logits(out.final_BTH[:, 1:]).argmax(-1))
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2)
     for _ in range(40):
-        (step,) = ttt_unroll(drafter, batch.ids_BT, out.aux_BTNH, batch.documents_BT, 1)
+        (step,) = drafter.unroll(batch.ids_BT, out.aux_BTNH, batch.documents_BT, 1)
         logits = drafter.logits(step.normed_BTH[:, :-1][due_BT >= 0])
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(logits, due_BT[due_BT >= 0]).backward()

@@ -40,7 +40,7 @@ PRESETS = sorted(path.stem for path in (CONF / "drafter").glob("*.yaml"))
 )
 def test_every_shipped_design(name: str, tmp_path: Path) -> None:
     first = name in ("eagle1", "eagle2")
-    steps = design(name).recurrence.masks or (1 if first else 2)
+    steps = design(name).drafting.fixed_drafts or (1 if first else 2)
     module = learner(design(name), ttt_steps=steps, loss=EAGLE1 if first else SoftCrossEntropy())
     checked = subject(text(tmp_path), module)
     found = [one for check in ALL for one in run_check(check, checked)]

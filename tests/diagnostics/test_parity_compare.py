@@ -9,7 +9,6 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.decoding import Proposer
-from specdec.diagnostics import parity_compare as module
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
 from specdec.diagnostics.parity_compare import (
     DECODED,
@@ -24,9 +23,9 @@ from specdec.diagnostics.parity_compare import (
     rounding,
     spaced,
 )
+from specdec.drafter import Drafter
 from specdec.export import NotServable, export_drafter
 from specdec.target import Target
-from specdec.training.ttt import ttt_unroll
 from tests.diagnostics.parity_made import (
     DEPTH,
     REFUSED,
@@ -112,9 +111,10 @@ def test_a_mistake_that_training_and_decoding_share(
 
 def test_documents_that_see_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def leaking(drafter: Any, ids: Any, aux: Any, documents: Any, *rest: Any) -> Any:
-        return ttt_unroll(drafter, ids, aux, torch.zeros_like(documents), *rest)
+        return unroll(drafter, ids, aux, torch.zeros_like(documents), *rest)
 
-    monkeypatch.setattr(module, "ttt_unroll", leaking)
+    unroll = Drafter.unroll
+    monkeypatch.setattr(Drafter, "unroll", leaking)
     found = compared("eagle3_1", exported("eagle3_1", tmp_path / "out"))
     assert {(row.pair, row.place) for row in found.rows if not row.equal} == {
         (DECODED, "packed"),
@@ -128,11 +128,12 @@ def test_an_unroll_that_reads_a_token_too_late(
     """Only after the first step: depth 0 is the same, whatever is unrolled."""
 
     def late(drafter: Any, ids: Any, aux: Any, documents: Any, steps: int, *rest: Any) -> Any:
-        right = ttt_unroll(drafter, ids, aux, documents, steps, *rest)
-        wrong = ttt_unroll(drafter, ids.roll(1, dims=1), aux, documents, steps, *rest)
+        right = unroll(drafter, ids, aux, documents, steps, *rest)
+        wrong = unroll(drafter, ids.roll(1, dims=1), aux, documents, steps, *rest)
         return (b if k else a for k, (a, b) in enumerate(zip(right, wrong, strict=True)))
 
-    monkeypatch.setattr(module, "ttt_unroll", late)
+    unroll = Drafter.unroll
+    monkeypatch.setattr(Drafter, "unroll", late)
     found = compared("eagle3", exported("eagle3", tmp_path / "out"))
     for pair in (DECODED, EXPORTED):
         assert [k for k, said in verdicts(found, pair).items() if said != {"equal"}] == list(

@@ -16,11 +16,11 @@ from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Norms, PreNorm,
 from specdec.drafter.entry import Entered
 from specdec.drafter.model import FLOAT32, skeleton_of
 from specdec.drafter.target_layer import COMPARED
+from specdec.drafting.slots import KeptSlots
 from specdec.export import import_drafter
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.training.building import config_for, new_drafter
-from specdec.training.ttt import KeptSlots, ttt_unroll
 from tests.mtp import BASE, CONFIGS, FAMILIES, Module, made
 from tests.parity.unrolled import worst_gap
 from tests.tiny import HIDDEN, LAYERS, VOCAB, mtp, tiny_config, tiny_target
@@ -78,8 +78,8 @@ def test_the_unroll_of_kept_slots_is_that_of_all(subject: tuple[Target, Module, 
     kept = KeptSlots.of(trained_K1T)
     assert kept is not None
     documents = torch.zeros_like(ids_1T)
-    whole = ttt_unroll(drafter, ids_1T, aux_1TNH, documents, 3)
-    part = ttt_unroll(drafter, ids_1T, aux_1TNH, documents, 3, kept=[kept] * 3)
+    whole = drafter.unroll(ids_1T, aux_1TNH, documents, 3)
+    part = drafter.unroll(ids_1T, aux_1TNH, documents, 3, kept=[kept] * 3)
     for one, two in zip(whole, part, strict=True):
         torch.testing.assert_close(two.normed_BTH, kept.take(one.normed_BTH), rtol=0, atol=1e-10)
 

@@ -14,7 +14,6 @@ from specdec.diagnostics.parity_compare import decoded, trained
 from specdec.drafter import Drafter, MaskBlock, PostNorm
 from specdec.nn.view import View
 from specdec.training.building import FromTarget, check
-from specdec.training.ttt import ttt_unroll
 from tests.tiny import VOCAB, tiny_drafter, tiny_target, variants
 
 K, MASKS, DEPTH = 3, 5, {"one": 1, "three": 3}  # fewer drafts are taken than there are masks
@@ -58,7 +57,7 @@ def test_passes_that_commit_some_of_what_they_hold(layers: str) -> None:
         states.append(
             TARGET.forward(ids_1T, View.packed(documents_1T), drafter.config.aux_layers).aux_BTNH
         )
-        steps = ttt_unroll(drafter, ids_1T, states[-1], documents_1T, K)
+        steps = drafter.unroll(ids_1T, states[-1], documents_1T, K)
         logits.append(torch.stack([drafter.logits(step.normed_BTH[0]) for step in steps], 1))
     proposer = Proposer(drafter, Chain(K), 20, batch=2)
     for b, prompt in enumerate((4, 2)):  # all but the prompt's last feature
@@ -123,6 +122,6 @@ def test_a_pass_has_as_many_drafts_as_masks() -> None:
     with pytest.raises(ValueError, match=asked):
         Proposer(drafter, Chain(MASKS + 1), 20)
     with pytest.raises(ValueError, match=asked):
-        next(ttt_unroll(drafter, ids_1T, aux_1TNH, torch.zeros_like(ids_1T), MASKS + 1))
+        next(drafter.unroll(ids_1T, aux_1TNH, torch.zeros_like(ids_1T), MASKS + 1))
     with pytest.raises(ValueError, match=r"has 5 masks and model\.ttt_steps is 4"):
         check(drafter.config, 64, 64, FromTarget(), False, True, 4)

@@ -19,7 +19,6 @@ from specdec.drafter import Drafter
 from specdec.drafting.mode import Frontier
 from specdec.target import Target
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
-from specdec.training.ttt import ttt_unroll
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets, tiny_drafter, variants
 
@@ -67,9 +66,7 @@ def hits_KT(target: Target, drafter: Drafter, batch: Batch) -> Tensor:  # noqa: 
     """Whether the unroll's step k at anchor t names token t + 2 + k of its document."""
     aux_BTNH = target_outputs(target, drafter, batch, RECIPE).aux_BTNH
     rows = []
-    for k, step in enumerate(
-        ttt_unroll(drafter, batch.ids_BT, aux_BTNH, batch.documents_BT, STEPS)
-    ):
+    for k, step in enumerate(drafter.unroll(batch.ids_BT, aux_BTNH, batch.documents_BT, STEPS)):
         said_T = drafter.vocab.to_target(drafter.logits(step.normed_BTH)[0].argmax(-1))
         right_T = torch.zeros_like(said_T, dtype=torch.bool)
         ahead = 2 + k

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from specdec.data import Batch
 from specdec.drafter import Drafter, MaskBlock, MaskConstant, PostNorm
+from specdec.drafting.slots import KeptSlots, supervised
 from specdec.nn.unroll import Blocked, Dense, Merged, UnrollKernel
 from specdec.training.divergences import (
     ForwardKL,
@@ -36,7 +37,6 @@ from specdec.training.divergences import (
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum
 from specdec.training.step import ObjectiveConfig, TargetOutputs, TrainStep, target_outputs
 from specdec.training.step_weights import Decay
-from specdec.training.ttt import KeptSlots, supervised
 from tests.plain_attention import plain_block
 from tests.published import published
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target, variants
@@ -276,7 +276,7 @@ def reference(
     top, bottom = torch.zeros((), dtype=torch.float64), 0.0
     block = isinstance(drafter.config.recurrence, MaskBlock)
     of_blocks = (
-        naive.blocks(batch.ids_BT, h, rows, drafter.config.recurrence.masks) if block else []
+        naive.blocks(batch.ids_BT, h, rows, drafter.config.drafting.fixed_drafts) if block else []
     )
     for k in range(recipe.steps):
         ids_BT = F.pad(batch.ids_BT[:, 1 + k :], (0, min(T, 1 + k)))

@@ -135,7 +135,7 @@ def test_random_drafters_change_nothing(name: str) -> None:
     designs = presets() | variants()
     for seed, shape in enumerate(SHAPES.values()):
         spec = designs[name]
-        if spec.recurrence.masks:
+        if spec.drafting.fixed_drafts:
             spec = dataclasses.replace(spec, recurrence=MaskBlock(masks=max(shape.depth, 5)))
         target, drafter = tiny_target(seed % 2), tiny_drafter(spec, seed)
         prompt = prompt_of(LENGTHS[seed % 5], seed)

@@ -5,7 +5,6 @@ from torch import Tensor
 
 from specdec.decoding import Chain
 from specdec.drafter import Drafter, DrafterSpec
-from specdec.training.ttt import ttt_unroll
 from tests.decoding.drafting import Drafting
 from tests.tiny import HIDDEN, VOCAB, tiny_drafter
 
@@ -23,7 +22,7 @@ def text(drafter: Drafter, length: int) -> tuple[Tensor, Tensor]:
 def unrolled_logits(drafter: Drafter, documents: list[int], steps: int) -> list[Tensor]:
     """Logits (T, D) of every unroll step over :func:`text`."""
     ids, aux = text(drafter, len(documents))
-    made = ttt_unroll(drafter, ids, aux, torch.tensor([documents]), steps)
+    made = drafter.unroll(ids, aux, torch.tensor([documents]), steps)
     return [drafter.logits(step.normed_BTH)[0] for step in made]
 
 
@@ -49,8 +48,8 @@ def worst_gap(made: DrafterSpec | Drafter, documents: list[int], steps: int = ST
                 break
             seen = torch.ones(1, k + 1, dtype=torch.bool)
             depth_Q = torch.arange(k + 1)
-            ids_11 = drafter.following(ids[:, token : token + 1])
-            frontier = proposer.expand(
+            ids_11 = drafter.config.drafting.token_read(ids[:, token : token + 1])
+            frontier = proposer.memory.append(
                 proposer.length_B, ids_11, frontier.h_BKH[:, :1], seen, depth_Q
             )
     return gap

@@ -74,7 +74,7 @@ def run(
     size: int,
     terms: Sequence[tuple[float, DistributionLoss]] = TERMS,
     in_vocab: bool = True,
-    watch: Any = None,
+    on_logits: Any = None,
 ) -> Any:
     cut = list(pieces(of.trained_KBT, size))
     job = HeadTask(
@@ -83,7 +83,7 @@ def run(
         terms,
         [0.8**k for k in range(K)],
         in_vocab,
-        watch,
+        on_logits,
     )
     loss, *sums = head_loss(job, of.weight_DH, of.normed)
     return loss, HeadSums(*sums)
@@ -195,7 +195,7 @@ def test_autocast_multiplies_low_and_compares_wide() -> None:
         loss, sums = run(
             of,
             4,
-            watch=lambda k, slots, logits_RD, probs: seen.append(
+            on_logits=lambda k, slots, logits_RD, probs: seen.append(
                 (logits_RD.dtype, probs.p_CD.dtype)
             ),
         )

@@ -15,7 +15,6 @@ from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, MaskBlock
 from specdec.nn.unroll import Blocked, kept_bytes
 from specdec.training import memory
 from specdec.training.memory import MB, Precision, activations, report_memory
-from specdec.training.ttt import ttt_unroll
 from tests.tiny import LAYERS, llama_config, presets, variants
 
 DESIGNS = presets() | variants()
@@ -63,7 +62,7 @@ def kept(drafter: Drafter, B: int, T: int, K: int, autocast: bool) -> int:
         torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
-        alive += ttt_unroll(drafter, ids, aux, documents, K, Blocked())
+        alive += drafter.unroll(ids, aux, documents, K, Blocked())
     return sum(found.values())
 
 

@@ -26,7 +26,6 @@ from specdec.training.step import (
     target_outputs,
 )
 from specdec.training.step_weights import Decay
-from specdec.training.ttt import ttt_unroll
 from tests.tiny import HIDDEN, LAYERS, VOCAB, presets, tiny_drafter, tiny_target
 
 K, T = 4, 14
@@ -105,7 +104,7 @@ def slow(
     ids = drafter.vocab.target_ids_D.tolist()
     logits_K = [
         drafter.logits(step.normed_BTH)
-        for step in ttt_unroll(drafter, batch.ids_BT, teacher.aux_BTNH, batch.documents_BT, K)
+        for step in drafter.unroll(batch.ids_BT, teacher.aux_BTNH, batch.documents_BT, K)
     ]
     counts = {name: [0.0] * K for name in (*StepCounts._fields, "loss_K") if name != "loss_KN"}
     right = dict.fromkeys(((b, t) for b in range(3) for t in range(T)), True)

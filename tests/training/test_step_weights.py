@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec.data import Batch
 from specdec.drafter import Drafter
+from specdec.drafting.slots import supervised
 from specdec.nn.unroll import Blocked
 from specdec.training.divergences import HardCrossEntropy
 from specdec.training.head_loss import TargetHead
@@ -24,7 +25,6 @@ from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, Weig
 from specdec.training.metrics import StepCounts, UnrollMetrics
 from specdec.training.step import ObjectiveConfig, TargetOutputs, TrainStep, target_outputs
 from specdec.training.step_weights import DPACE, AcceptUntilFail, Decay, PrefixWeights, StepWeights
-from specdec.training.ttt import supervised, ttt_unroll
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_target, variants
 from tests.training.test_head_loss import Matrix
 from tests.training.test_step import K, T, learner, make_batch, make_teacher
@@ -76,7 +76,7 @@ def lesson(name: str) -> Lesson:
     aux_BTNH = make_teacher(drafter, batch).aux_BTNH
     token_BT = torch.randint(0, VOCAB, (3, T), generator=generator)
     by_BT = torch.randint(0, 5, (3, T), generator=generator)  # mostly the first step
-    for k, step in enumerate(ttt_unroll(drafter, batch.ids_BT, aux_BTNH, batch.documents_BT, K)):
+    for k, step in enumerate(drafter.unroll(batch.ids_BT, aux_BTNH, batch.documents_BT, K)):
         drafted_BT = drafter.vocab.target_ids_D[drafter.logits(step.normed_BTH).argmax(-1)].roll(
             1 + k, 1
         )
@@ -96,7 +96,7 @@ class Row(NamedTuple):
 def rows_of(of: Lesson, part: PrefixWeights, loss: Loss, in_vocab: bool) -> list[list[Row]]:
     """Every row that counts, by step, slot by slot."""
     drafter, batch, ids = of.drafter, of.batch, of.drafter.vocab.target_ids_D
-    unroll = list(ttt_unroll(drafter, batch.ids_BT, of.teacher.aux_BTNH, batch.documents_BT, K))
+    unroll = list(drafter.unroll(batch.ids_BT, of.teacher.aux_BTNH, batch.documents_BT, K))
     trained_KBT = torch.stack(
         [supervised(batch.loss_mask_BT, batch.documents_BT, k) for k in range(K)]
     )
@@ -189,7 +189,7 @@ def test_dpace_with_the_hard_loss_climbs_the_accepted_length() -> None:
     )
     alive_S, length = torch.ones(3 * T, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     ids = of.drafter.vocab.target_ids_D
-    unroll = ttt_unroll(of.drafter, of.batch.ids_BT, of.teacher.aux_BTNH, of.batch.documents_BT, K)
+    unroll = of.drafter.unroll(of.batch.ids_BT, of.teacher.aux_BTNH, of.batch.documents_BT, K)
     best_BT = (of.teacher.final_BTH @ of.head_VH.T).argmax(-1)
     for k, step in enumerate(unroll):
         q_BTD, token_BT1 = (

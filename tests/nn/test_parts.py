@@ -25,7 +25,7 @@ from specdec.drafter import (
     ScalarMix,
     Wide,
 )
-from specdec.drafter.parts import describe, revive
+from specdec.nn.parts import part_from_json, part_to_json
 from specdec.utils.imports import allowing
 from tests.tiny import tiny_config
 
@@ -61,14 +61,17 @@ class Deeper(Outside):
     ids=str,
 )
 def test_there_and_back(base: type, part: object) -> None:
-    back = revive(base, describe(part), "here")
+    back = part_from_json(base, part_to_json(part), "here")
     assert back == part and type(back) is type(part)
 
 
 def test_the_spelling_is_that_of_configs() -> None:
-    assert describe(Wide()) == "Wide"
-    assert describe(Narrow(bias=False)) == {"class_path": "Narrow", "init_args": {"bias": False}}
-    assert describe(Outside(0.5)) == {
+    assert part_to_json(Wide()) == "Wide"
+    assert part_to_json(Narrow(bias=False)) == {
+        "class_path": "Narrow",
+        "init_args": {"bias": False},
+    }
+    assert part_to_json(Outside(0.5)) == {
         "class_path": f"{__name__}.Outside",
         "init_args": {"scale": 0.5},
     }
@@ -92,11 +95,11 @@ def test_a_users_module_is_imported_where_it_is_allowed(
     with allowing(["allowed_parts"]):
         assert "allowed_parts.late" not in sys.modules
         with pytest.raises(ValueError, match=r"^here: 'allowed_parts\.late\.Late' is no Entry"):
-            revive(Entry, data, "here")
-        part = revive(Recurrence, data, "here")
+            part_from_json(Entry, data, "here")
+        part = part_from_json(Recurrence, data, "here")
     del sys.modules["allowed_parts.late"]
     del sys.modules["allowed_parts"]
-    assert type(part).__name__ == "Late" and describe(part) == data
+    assert type(part).__name__ == "Late" and part_to_json(part) == data
 
 
 def test_a_part_without_declared_arguments_is_refused() -> None:
@@ -106,7 +109,7 @@ def test_a_part_without_declared_arguments_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^Loose cannot be stored: decorate it with @dataclass\(frozen=True\)$"
     ):
-        describe(Loose())
+        part_to_json(Loose())
 
 
 def test_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,14 +121,14 @@ def test_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             ValueError,
             match=f"^here: '{path}' is no Entry that is loaded here; .*import its module",
         ):
-            revive(Entry, {"class_path": path, "init_args": {}}, "here")
+            part_from_json(Entry, {"class_path": path, "init_args": {}}, "here")
     assert set(sys.modules) == loaded
 
 
 @pytest.mark.parametrize("path", ["PostNorm", "Entry", "wide", "", 3])
 def test_other_axes_and_the_bare_base_are_refused(path: object) -> None:
     with pytest.raises(ValueError, match="is no Entry that is loaded here"):
-        revive(Entry, {"class_path": path, "init_args": {}}, "here")
+        part_from_json(Entry, {"class_path": path, "init_args": {}}, "here")
 
 
 @pytest.mark.parametrize(
@@ -135,14 +138,14 @@ def test_what_is_no_part(data: object) -> None:
     with pytest.raises(
         ValueError, match=r"^here: expected a part's name, or class_path and init_args"
     ):
-        revive(Entry, data, "here")
+        part_from_json(Entry, data, "here")
 
 
 @pytest.mark.parametrize("arguments", [{}, {"bias": True, "scale": 2}, {"scale": 2}])
 def test_arguments_are_complete_and_known(arguments: dict) -> None:
     data = {"class_path": "Narrow", "init_args": arguments}
     with pytest.raises(ValueError, match=r"^here: Narrow takes \['bias'\], found"):
-        revive(Entry, data, "here")
+        part_from_json(Entry, data, "here")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.drafter import Drafter, DrafterSpec, Step
+from specdec.drafting.slots import KeptSlots, reachable, shift, supervised
 from specdec.nn.unroll import Blocked, Dense, Merged, UnrollCache, UnrollKernel
 from specdec.nn.view import View
-from specdec.training.ttt import KeptSlots, reachable, shift, supervised, ttt_unroll
 from tests.plain_attention import plain_block
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter, variants
 
@@ -78,7 +78,7 @@ def test_every_step_gets_the_next_token_the_last_feature_and_the_next_position(n
         return advance(read, h_BTH, view)
 
     drafter.advance = record
-    made = list(ttt_unroll(drafter, ids, aux, documents, 4))
+    made = list(drafter.unroll(ids, aux, documents, 4))
     assert len(made) == len(seen) == 4
     for k, (read, h, view) in enumerate(seen):
         wanted = drafter.read(ids[:, 1 + k :], h.dtype)  # teacher-forced
@@ -99,15 +99,13 @@ def test_packed_documents_are_as_alone(name: str) -> None:
     spec, K = presets()[name], 3
     lengths = (5, 7)
     drafter, ids, aux, documents = sample([[0] * 5 + [1] * 7 + [-1] * 2], spec)
-    packed = list(ttt_unroll(drafter, ids, aux, documents, K))
+    packed = list(drafter.unroll(ids, aux, documents, K))
     every = torch.ones_like(documents, dtype=torch.bool)
     start = 0
     for length in lengths:
         here = slice(start, start + length)
         alone = list(
-            ttt_unroll(
-                drafter, ids[:, here], aux[:, here], torch.zeros(1, length, dtype=torch.int64), K
-            )
+            drafter.unroll(ids[:, here], aux[:, here], torch.zeros(1, length, dtype=torch.int64), K)
         )
         for k in range(K):
             used = supervised(every, documents, k)[0, here]
@@ -126,13 +124,13 @@ def test_a_slot_hears_nothing_of_what_comes_after_its_prediction(name: str) -> N
     """Changing x[t+2+k], or any feature after t, leaves slot t at step k alone: no answer leaks."""
     K, T = 3, 8
     drafter, ids, aux, documents = sample([[0] * T], presets()[name])
-    before = [step.normed_BTH.clone() for step in ttt_unroll(drafter, ids, aux, documents, K)]
+    before = [step.normed_BTH.clone() for step in drafter.unroll(ids, aux, documents, K)]
     for at in range(T):
         other_ids, other_aux = ids.clone(), aux.clone()
         other_ids[0, at] = 1 + (ids[0, at] % (VOCAB - 1))
         other_aux[0, at] += 1
-        by_ids = [step.normed_BTH for step in ttt_unroll(drafter, other_ids, aux, documents, K)]
-        by_aux = [step.normed_BTH for step in ttt_unroll(drafter, ids, other_aux, documents, K)]
+        by_ids = [step.normed_BTH for step in drafter.unroll(other_ids, aux, documents, K)]
+        by_aux = [step.normed_BTH for step in drafter.unroll(ids, other_aux, documents, K)]
         for k in range(K):
             changed_ids = (
                 ((by_ids[k] - before[k]).abs().amax(-1)[0] > 1e-9).nonzero()[:, 0].tolist()
@@ -149,11 +147,11 @@ def test_gradients_flow_through_the_recurrence() -> None:
     """The last step alone reaches the fused feature: nothing is detached between steps."""
     drafter, ids, aux, documents = sample([[0] * 6], presets()["eagle3"])
     drafter.fusion.fc.weight.requires_grad_()
-    *_, last = ttt_unroll(drafter, ids, aux, documents, 3)
+    *_, last = drafter.unroll(ids, aux, documents, 3)
     (through,) = torch.autograd.grad(last.normed_BTH.square().sum(), drafter.fusion.fc.weight)
     assert float(through.abs().max()) > 0
     aux.requires_grad_()
-    steps = list(ttt_unroll(drafter, ids, aux, documents, 3))
+    steps = list(drafter.unroll(ids, aux, documents, 3))
     (by_slot,) = torch.autograd.grad(steps[2].normed_BTH[0, 2].sum(), aux)
     assert (by_slot[0].abs().amax((-1, -2)) > 0).tolist() == [True] * 3 + [False] * 3
 
@@ -178,7 +176,7 @@ def test_it_is_steps_that_each_read_their_tokens(name: str, recompute: bool) -> 
     drafter.requires_grad_()
     found: list[tuple[list[Tensor], dict[str, Tensor]]] = []
     for made in (
-        list(ttt_unroll(drafter, ids, aux, documents, K, recompute=recompute)),
+        list(drafter.unroll(ids, aux, documents, K, recompute=recompute)),
         one_by_one(drafter, ids, aux, documents, K),
     ):
         generator, loss = torch.Generator().manual_seed(3), torch.zeros((), dtype=torch.float64)
@@ -253,7 +251,7 @@ def unrolled(
     )
     ids = torch.randint(0, VOCAB, (ROWS, TOKENS), generator=generator)
     return list(
-        ttt_unroll(drafter, ids, aux, three_documents(), STEPS, kernel, recompute, [kept] * STEPS)
+        drafter.unroll(ids, aux, three_documents(), STEPS, kernel, recompute, [kept] * STEPS)
     )
 
 
