@@ -33,7 +33,7 @@ from specdec.decoding import Chain, DynamicTree, PlainDecoder, SpeculativeDecode
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save_drafter
 from specdec.features import FeatureSource, OnTheFly
 from specdec.nn.backend import compile_pointwise
-from specdec.nn.unroll import unroll_kernel
+from specdec.nn.kernels import unroll_kernel
 from specdec.target import Target, TargetOutput
 from specdec.training.step import CUDA_PIECE, ObjectiveConfig, TrainStep, target_outputs
 

@@ -19,8 +19,8 @@ from benchmarks.training.recipe import Job, System
 from specdec.data import Batch
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Norms, PreNorm
 from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend
+from specdec.nn.kernels import unroll_kernel
 from specdec.nn.optimizers import AdamW
-from specdec.nn.unroll import unroll_kernel
 from specdec.target import Target, TargetOutput
 from specdec.training.divergences import ForwardKL
 from specdec.training.losses import SoftCrossEntropy

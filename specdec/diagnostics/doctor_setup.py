@@ -28,8 +28,9 @@ from specdec.embedded.corpus import EmbeddedData
 from specdec.evaluation.callback import decoding_copy
 from specdec.features.source import CachedSource
 from specdec.features.store import DTYPES
+from specdec.nn.kernels import unroll_kernel
 from specdec.nn.optimizers import hidden_matrix
-from specdec.nn.unroll import DENSE, unroll_kernel
+from specdec.nn.unroll import DENSE
 from specdec.nn.view import View
 from specdec.target.rounding import apart, own_states
 from specdec.training.building import FromDrafter

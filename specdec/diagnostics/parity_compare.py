@@ -22,7 +22,7 @@ from torch import Tensor
 from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.anchors import AnchoredText, AnsweredText
 from specdec.drafter import Drafter
-from specdec.nn.unroll import Blocked
+from specdec.nn.blocked import Blocked
 from specdec.nn.view import View
 from specdec.target import Target
 

@@ -31,8 +31,9 @@ from specdec.drafting.mode import (
 from specdec.drafting.parallel import MaskToken
 from specdec.drafting.slots import KeptSlots
 from specdec.nn.backend import wide
+from specdec.nn.blocked import kept_bytes
 from specdec.nn.cache import StaticCache
-from specdec.nn.unroll import DENSE, BlockCache, UnrollKernel, kept_bytes
+from specdec.nn.unroll import DENSE, BlockCache, UnrollKernel
 from specdec.nn.view import Spans, View
 from specdec.utils.numbers import Depth, check_numbers
 from specdec.utils.text import how_many

@@ -29,9 +29,10 @@ from specdec.drafting.mode import (
     linear_inputs,
 )
 from specdec.drafting.slots import KeptSlots
+from specdec.nn.blocked import kept_bytes
 from specdec.nn.cache import StaticCache
 from specdec.nn.parts import Part
-from specdec.nn.unroll import DENSE, UnrollCache, UnrollKernel, kept_bytes
+from specdec.nn.unroll import DENSE, UnrollCache, UnrollKernel
 from specdec.nn.view import View
 
 if TYPE_CHECKING:

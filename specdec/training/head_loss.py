@@ -41,65 +41,77 @@ class TargetHead:
 
     Args:
         reads: what losses read beside p; see ``losses.DistributionLoss.reads``.
-        known: whether ``covered_C`` is wanted. If neither that nor the mass is, only the draft vocabulary's rows are
-            multiplied, and all tokens count as known.
+        needs_covered: whether ``covered_C`` is wanted. If neither that nor the mass is, only the draft vocabulary's
+            rows are multiplied, and all tokens count as covered.
     """
 
     def __init__(
-        self, target: Target, vocab: DraftVocab, reads: Collection[str], known: bool
+        self, target: Target, vocab: DraftVocab, reads: Collection[str], needs_covered: bool
     ) -> None:
         self.target = target
         self.vocab = vocab
         self.reads = frozenset(reads)
-        self.known = known
-        ids_D = vocab.target_ids_D
-        edges = torch.arange(0, target.vocab_size + BLOCK, BLOCK, device=ids_D.device).clamp(
-            max=target.vocab_size
-        )
-        cuts = torch.searchsorted(ids_D, edges).tolist()
-        self._blocks = list(pairwise(zip(edges.tolist(), cuts, strict=True)))
+        self.needs_covered = needs_covered
+        # Edges of the blocks, in the target's vocabulary and in the draft vocabulary.
+        size = target.vocab_size
+        edges = torch.arange(0, size + BLOCK, BLOCK, device=vocab.target_ids_D.device)
+        edges = edges.clamp(max=size)
+        draft_edges = torch.searchsorted(vocab.target_ids_D, edges).tolist()
+        self._blocks = list(pairwise(zip(edges.tolist(), draft_edges, strict=True)))
 
     @torch.no_grad()
     def __call__(self, final_CH: Tensor) -> TargetProbs:
-        """The distribution at states after the target's final norm."""
-        C = len(final_CH)
-        kind = wide(final_CH.dtype)
-        mass = "log_mass_R" in self.reads
-        ids_D = self.vocab.target_ids_D
-        greatest_C = total_C = None  # of all logits, and their log-sum-exp
-        if self.vocab.complete:
-            draft_CD = self.target.logits(final_CH[None])[0].to(kind, copy=True)
-        elif not (mass or self.known):
-            draft_CD = self.target.logits(final_CH[None], ids_D)[0].to(kind, copy=True)
+        """Return the distribution at states after the target's final norm."""
+        logits_CD, greatest_C, total_C = self._logits(final_CH)
+        log_p_is_read = "log_p_RD" in self.reads
+        log_p_CD = logits_CD.clone() if log_p_is_read else None
+        if "token_R" in self.reads:
+            token_C = logits_CD.argmax(-1)
         else:
-            draft_CD = final_CH.new_empty((C, len(ids_D)), dtype=kind)
-            greatest_C = draft_CD.new_full((C,), float("-inf"))
-            total_C = greatest_C.clone()
-            for (v0, d0), (v1, d1) in self._blocks:
-                logits = self.target.logits(final_CH[None], slice(v0, v1))[0]
-                draft_CD[:, d0:d1] = logits.index_select(1, ids_D[d0:d1] - v0)
-                greatest_C = torch.maximum(greatest_C, logits.amax(-1).to(kind))
-                if mass:
-                    total_C = torch.logaddexp(total_C, logits.to(kind).logsumexp(-1))
-        logits_CD = draft_CD.clone() if "log_p_RD" in self.reads else draft_CD
-        token_C = draft_CD.argmax(-1) if "token_R" in self.reads else ids_D.new_full((C,), -1)
-        p_CD = draft_CD
+            token_C = self.vocab.target_ids_D.new_full((len(final_CH),), -1)
+        p_CD = logits_CD
         top_C, lse_C = _softmax_(p_CD)
-        covered_C = (
-            top_C.new_ones(C, dtype=torch.bool) if greatest_C is None else top_C >= greatest_C
-        )
-        none = p_CD.new_full((1,), float("nan"))
-        log_p_CD = (
-            logits_CD.sub_(lse_C[:, None])
-            if "log_p_RD" in self.reads
-            else none[:, None].expand_as(p_CD)
-        )
-        log_mass_C = none.expand(C)
-        if mass:
-            log_mass_C = (
-                torch.zeros_like(lse_C) if total_C is None else (lse_C - total_C).clamp(max=0)
-            )
+        if greatest_C is None:
+            covered_C = torch.ones_like(top_C, dtype=torch.bool)
+        else:
+            covered_C = top_C >= greatest_C
+        # A column that nobody reads is one number, expanded.
+        unread = p_CD.new_full((1,), float("nan"))
+        if log_p_CD is None:
+            log_p_CD = unread[:, None].expand_as(p_CD)
+        else:
+            log_p_CD.sub_(lse_C[:, None])
+        if "log_mass_R" not in self.reads:
+            log_mass_C = unread.expand(len(final_CH))
+        elif total_C is None:
+            log_mass_C = torch.zeros_like(lse_C)
+        else:
+            log_mass_C = (lse_C - total_C).clamp(max=0)
         return TargetProbs(p_CD, log_p_CD, log_mass_C, token_C, covered_C)
+
+    def _logits(self, final_CH: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the logits on the draft vocabulary, and of all logits the greatest and the log-sum-exp, both (C,).
+
+        These are None where nobody asks for them, or where the draft vocabulary is the whole one.
+        """
+        kind = wide(final_CH.dtype)
+        ids_D = self.vocab.target_ids_D
+        needs_mass = "log_mass_R" in self.reads
+        if self.vocab.complete:
+            return self.target.logits(final_CH[None])[0].to(kind, copy=True), None, None
+        if not (needs_mass or self.needs_covered):
+            return self.target.logits(final_CH[None], ids_D)[0].to(kind, copy=True), None, None
+        draft_CD = final_CH.new_empty((len(final_CH), len(ids_D)), dtype=kind)
+        greatest_C = draft_CD.new_full((len(final_CH),), float("-inf"))
+        total_C = greatest_C.clone()
+        for (first, draft_first), (end, draft_end) in self._blocks:
+            logits = self.target.logits(final_CH[None], slice(first, end))[0]
+            columns = ids_D[draft_first:draft_end] - first
+            draft_CD[:, draft_first:draft_end] = logits.index_select(1, columns)
+            greatest_C = torch.maximum(greatest_C, logits.amax(-1).to(kind))
+            if needs_mass:
+                total_C = torch.logaddexp(total_C, logits.to(kind).logsumexp(-1))
+        return draft_CD, greatest_C, total_C
 
 
 @pointwise
@@ -136,42 +148,53 @@ def pieces(
 
     Args:
         trained_KBT: bool, the slots trained at each step; slot t of step k must have a position t + 1 + k.
-        kept: of every step, the slots that it yields; None, or no list at all, for all.
+        kept: for each step, the slots that it yields; None, or no list at all, for all.
     """
     K = len(trained_KBT)
     S = trained_KBT[0].numel()
     trained_KS = trained_KBT.flatten(1)
-    needed_S = torch.zeros_like(trained_KS[0])  # positions whose distribution some slot learns from
+    # The positions whose distribution some slot learns from.
+    needed_S = torch.zeros_like(trained_KS[0])
     for k in range(min(K, S - 1)):
         needed_S[1 + k :] |= trained_KS[k, : S - 1 - k]
-    which_WS = torch.cat([needed_S[None], trained_KS])  # in one, since a device is waited for
-    positions_U, *slots = which_WS.nonzero()[:, 1].split(which_WS.sum(1).tolist())
-    rank_S = needed_S.cumsum(0) - 1
-    places = [
-        at if one is None else one.place_S[at]
-        for at, one in zip(slots, kept or [None] * K, strict=True)
+    # One question for all lists of places, since a device is waited for.
+    asked = torch.cat([needed_S[None], trained_KS])
+    positions_U, *slots = asked.nonzero()[:, 1].split(asked.sum(1).tolist())
+    states = [
+        slots_R if kept_slots is None else kept_slots.place_S[slots_R]
+        for slots_R, kept_slots in zip(slots, kept or [None] * K, strict=True)
     ]
-    ranks = [rank_S[at + 1 + k] for k, at in enumerate(slots)]
+    # Where a slot's position stands among the needed ones, and where pieces cut each step's slots.
+    rank_S = needed_S.cumsum(0) - 1
+    ranks = [rank_S[slots_R + 1 + k] for k, slots_R in enumerate(slots)]
     starts = torch.arange(0, len(positions_U) + size, size, device=rank_S.device)
-    cuts = torch.stack([torch.searchsorted(rank, starts) for rank in ranks]).tolist()
+    cuts = torch.stack([torch.searchsorted(rank_R, starts) for rank_R in ranks]).tolist()
     for piece in range(len(starts) - 1):
         start = piece * size
-        groups = list[StepSlots]()
+        groups: list[StepSlots] = []
         for k in range(K):
-            a, b = cuts[k][piece : piece + 2]
-            if a < b:
-                slots_R = slots[k][a:b]
-                states_R = places[k][a:b]
-                ranks_R = ranks[k][a:b] - start
-                found: list[Index] = [slots_R, states_R, ranks_R]
-                # a slice, where it is one, reads and writes without copies
-                if rank_S.device.type == "cpu":
-                    for n, index in enumerate((slots_R, states_R, ranks_R)):
-                        first = int(index[0])
-                        last = int(index[-1])
-                        found[n] = slice(first, last + 1) if last - first + 1 == b - a else index
-                groups.append(StepSlots(k, found[0], found[1], found[2], b - a))
+            first, end = cuts[k][piece : piece + 2]
+            if first == end:
+                continue
+            rows = slice(first, end)
+            group = StepSlots(
+                step=k,
+                slots=_run_or_index(slots[k][rows]),
+                states=_run_or_index(states[k][rows]),
+                positions=_run_or_index(ranks[k][rows] - start),
+                rows=end - first,
+            )
+            groups.append(group)
         yield Piece(positions_U[start : start + size], groups)
+
+
+def _run_or_index(index_R: Tensor) -> Index:
+    """Return an ascending index as a slice where it is one, on a CPU: a slice reads and writes without copies."""
+    if index_R.device.type != "cpu":
+        return index_R
+    first = int(index_R[0])
+    end = int(index_R[-1]) + 1
+    return slice(first, end) if end - first == len(index_R) else index_R
 
 
 class HeadTask(NamedTuple):
@@ -200,117 +223,157 @@ def head_loss(
         weight_DH: the drafter's head; multiplied in autocast's dtype where that is on.
         normed: (S, H) of every step, what the head reads; fewer rows where slots were dropped.
     """
-    # asked out here: inside Function.forward, ctx.needs_input_grad is true under no_grad too
+    # Asked out here: inside Function.forward, ctx.needs_input_grad is true under no_grad too.
     graded = torch.is_grad_enabled() and any(x.requires_grad for x in (weight_DH, *normed))
     return _HeadLoss.apply(task, graded, weight_DH, *normed)
 
 
 class _HeadLoss(torch.autograd.Function):
+    """The loss, with its gradients computed in the forward pass, where logits are overwritten by their gradients.
+
+    An example with D = 3 draft tokens, one term (soft cross-entropy), two steps that weigh 1 and 0.8, and one position
+    that both learn from (slot 5 at step 0, slot 4 at step 1):
+
+    1. The target says p = [0.7, 0.2, 0.1] there. Both slots are rows of one product with the head,
+       ``logits_RD = [[2, 0, 0], [0, 1, 0]]``, in the buffer.
+    2. Row 0 has q = softmax = [0.79, 0.11, 0.11] and loss -Σ p log q = 0.84. Its gradient by the logits is
+       (q - p) times the row's weight 1: [0.09, -0.09, 0.01]. It overwrites the row's logits, which nobody needs again.
+    3. Row 1 has q = [0.21, 0.58, 0.21], loss 1.35 and gradient 0.8 (q - p) = [-0.39, 0.30, 0.09].
+    4. ``grad_RD @ head_DH`` is the gradient by the states that the head reads, ``grad_RD.T @ states_RH`` that by the
+       head. Then the buffer serves the next piece.
+    5. The loss is (1 * 0.84 + 0.8 * 1.35) / (1 + 0.8) = 1.07. All gradients lack the division by that denominator,
+       which is known when the last piece is done: the backward pass multiplies by it.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, task: HeadTask, graded: bool, weight_DH: Tensor, *normed_KSH: Tensor
+        ctx: Any, task: HeadTask, graded: bool, weight_DH: Tensor, *states_KSH: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         device = weight_DH.device.type
-        kind = (
-            torch.get_autocast_dtype(device)
-            if torch.is_autocast_enabled(device)
-            else weight_DH.dtype
-        )
-        K = len(normed_KSH)
-        N = len(task.terms)
+        autocast = torch.is_autocast_enabled(device)
+        kind = torch.get_autocast_dtype(device) if autocast else weight_DH.dtype
         head_DH = weight_DH.to(kind)
-        by_weight: Tensor | None = None
-        weighted = graded and ctx.needs_input_grad[2]
-        by_normed = [torch.zeros_like(x) for x in normed_KSH] if graded else []
+        K = len(states_KSH)
         count_K = weight_DH.new_zeros(K, dtype=wide(weight_DH.dtype))
-        loss_KN = count_K.new_zeros(K, N)
-        most = max((sum(group.rows for group in piece.groups) for piece in task.pieces), default=0)
-        # one for all pieces: fresh memory is slow memory
-        room_RD = head_DH.new_empty(most, len(head_DH))
+        loss_KN = count_K.new_zeros(K, len(task.terms))
+        by_states = [torch.zeros_like(states) for states in states_KSH] if graded else []
+        by_weight = _WeightGradient(weight_DH, kind) if graded and ctx.needs_input_grad[2] else None
+        # One buffer for all pieces: fresh memory is slow memory.
+        piece_rows = [sum(group.rows for group in piece.groups) for piece in task.pieces]
+        logits_buffer_RD = head_DH.new_empty(max(piece_rows, default=0), len(head_DH))
         with torch.autocast(device, enabled=False):
             for piece in task.pieces:
-                # the target's probabilities at the piece's positions, then the draft logits of all slots that learn
-                # from them, of all unroll steps in one product
+                # The target's probabilities at the piece's positions; then the draft logits of all slots that learn
+                # from them, of all unroll steps, in one product.
                 probs = task.probs(piece.positions_C)
+                states = [states_KSH[group.step][group.states].to(kind) for group in piece.groups]
+                states_RH = torch.cat(states)
+                logits_RD = torch.mm(states_RH, head_DH.T, out=logits_buffer_RD[: len(states_RH)])
                 rows = [group.rows for group in piece.groups]
-                x_RH = torch.cat(
-                    [normed_KSH[group.step][group.states].to(kind) for group in piece.groups]
-                )
-                logits_RD = torch.mm(x_RH, head_DH.T, out=room_RD[: len(x_RH)])
                 for group, draft_RD in zip(piece.groups, logits_RD.split(rows), strict=True):
-                    # a column that was not computed is one number expanded (stride 0): it is not copied
-                    k = group.step
-                    blank = slice(group.rows)
-                    here = TargetProbs(
-                        *(x[group.positions if x.stride(0) else blank] for x in probs)
-                    )
-                    # EAGLE-3 trains only where the draft vocabulary has the target's most likely token
-                    used_R = (
-                        here.covered_C.to(count_K.dtype)
-                        if task.in_vocab
-                        else count_K.new_ones(group.rows)
-                    )
-                    if task.weight_KS is not None:
-                        used_R = used_R * task.weight_KS[k, group.slots]
-                    count_K[k] += used_R.sum()
-                    if task.on_logits is not None:
-                        task.on_logits(k, group.slots, draft_RD, here)
-                    weight_R = used_R * task.factors[k]
-                    loss_KN[k] += _grade_(
-                        task.terms, LossRows(draft_RD, *here[:4]), weight_R, used_R
-                    )
+                    used_R, losses_N = _group_losses(task, group, draft_RD, probs, count_K.dtype)
+                    count_K[group.step] += used_R.sum()
+                    loss_KN[group.step] += losses_N
                 if not graded:
                     continue
-                grad_RD = logits_RD  # by now the gradients stand where the logits were
-                for group, by_x_RH in zip(
-                    piece.groups, (grad_RD @ head_DH).split(rows), strict=True
-                ):
-                    by_normed[group.step][group.states] = by_x_RH.to(normed_KSH[0].dtype)
-                if weighted:
-                    if by_weight is None:
-                        by_weight = (grad_RD.T @ x_RH).to(weight_DH.dtype)
-                    elif by_weight.dtype == kind:
-                        by_weight.addmm_(grad_RD.T, x_RH)
-                    else:
-                        by_weight.add_(grad_RD.T @ x_RH)
+                # By now the gradients stand where the logits were.
+                grad_RD = logits_RD
+                by_rows = (grad_RD @ head_DH).split(rows)
+                for group, by_RH in zip(piece.groups, by_rows, strict=True):
+                    by_states[group.step][group.states] = by_RH.to(states_KSH[0].dtype)
+                if by_weight is not None:
+                    by_weight.add(grad_RD, states_RH)
         factor_K = count_K.new_tensor(task.factors)
-        total = (count_K * factor_K).sum()
-        shares = loss_KN.new_tensor([weight for weight, _ in task.terms])
-        loss = (loss_KN * shares * factor_K[:, None]).sum() / total.clamp(min=1e-30)
-        if weighted and by_weight is None:
-            by_weight = torch.zeros_like(weight_DH)
-        ctx.grads = [by_weight, *by_normed]
-        ctx.total = total
+        denominator = (count_K * factor_K).sum()
+        term_weight_N = loss_KN.new_tensor([weight for weight, _ in task.terms])
+        total = (loss_KN * term_weight_N * factor_K[:, None]).sum()
+        ctx.grads = [None if by_weight is None else by_weight.result(), *by_states]
+        ctx.denominator = denominator
         ctx.mark_non_differentiable(count_K, loss_KN)
-        return loss, count_K, loss_KN
+        return total / denominator.clamp(min=1e-30), count_K, loss_KN
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        scale = torch.where(ctx.total > 0, grad / ctx.total, 0.0)
+        scale = torch.where(ctx.denominator > 0, grad / ctx.denominator, 0.0)
         grads = [None if x is None else x.mul_(scale.to(x.dtype)) for x in ctx.grads]
         ctx.grads = []
         return None, None, *grads
 
 
-def _grade_(
+class _WeightGradient:
+    """The gradient by the head's weight, summed over pieces; the first piece makes its memory."""
+
+    def __init__(self, weight_DH: Tensor, kind: torch.dtype) -> None:
+        self.weight_DH = weight_DH
+        self.kind = kind  # of the products
+        self.sum_DH: Tensor | None = None
+
+    def add(self, grad_RD: Tensor, states_RH: Tensor) -> None:
+        """Add a piece's share."""
+        if self.sum_DH is None:
+            self.sum_DH = (grad_RD.T @ states_RH).to(self.weight_DH.dtype)
+        elif self.sum_DH.dtype == self.kind:
+            self.sum_DH.addmm_(grad_RD.T, states_RH)
+        else:
+            self.sum_DH.add_(grad_RD.T @ states_RH)
+
+    def result(self) -> Tensor:
+        """Return the sum, zeros where there was no piece."""
+        return torch.zeros_like(self.weight_DH) if self.sum_DH is None else self.sum_DH
+
+
+def _group_losses(
+    task: HeadTask, group: StepSlots, draft_RD: Tensor, probs: TargetProbs, kind: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return what each row of a step counts, (R,), and its summed losses by term, (N,); gradients replace logits."""
+    # A column that was not computed is one number expanded (stride 0), which is not copied.
+    all_rows = slice(group.rows)
+    here = TargetProbs(*(x[group.positions if x.stride(0) else all_rows] for x in probs))
+    # EAGLE-3 trains only where the draft vocabulary has the target's most likely token.
+    if task.in_vocab:
+        used_R = here.covered_C.to(kind)
+    else:
+        used_R = here.covered_C.new_ones(group.rows, dtype=kind)
+    if task.weight_KS is not None:
+        used_R = used_R * task.weight_KS[group.step, group.slots]
+    if task.on_logits is not None:
+        task.on_logits(group.step, group.slots, draft_RD, here)
+    weight_R = used_R * task.factors[group.step]
+    loss_rows = LossRows(draft_RD, *here[:4])
+    return used_R, _losses_and_gradient_(task.terms, loss_rows, weight_R, used_R)
+
+
+def _losses_and_gradient_(
     terms: Sequence[tuple[float, DistributionLoss]],
     rows: LossRows,
     weight_R: Tensor,
     used_R: Tensor,
 ) -> Tensor:
-    """Leave the gradient of the weighted terms in ``rows.draft_RD``, whose logits have served; summed losses (N,)."""
-    alone = len(terms) == 1 and (terms[0][1].widens or rows.draft_RD.dtype == rows.p_RD.dtype)
+    """Return the summed losses by term, (N,), and leave the gradient of their weighted sum in ``rows.draft_RD``.
+
+    Args:
+        weight_R: of each row, in the gradient.
+        used_R: of each row, in the summed losses.
+    """
+    # A single term may work in the logits' own memory; several need a copy each, and so does a wider dtype.
+    same_dtype = rows.draft_RD.dtype == rows.p_RD.dtype
+    in_place = len(terms) == 1 and (terms[0][1].widens or same_dtype)
     losses = []
     grads = []
     for weight, loss in terms:
-        draft_RD = rows.draft_RD if alone else rows.draft_RD.to(rows.p_RD.dtype, copy=True)
+        draft_RD = rows.draft_RD
+        if not in_place:
+            draft_RD = draft_RD.to(rows.p_RD.dtype, copy=True)
         loss_R = loss.grade_(rows._replace(draft_RD=draft_RD), weight_R * weight)
         if loss_R.shape != used_R.shape:
             wanted = f"{tuple(used_R.shape)}, one number a row, not {tuple(loss_R.shape)}"
             raise ValueError(f"loss {type(loss).__name__} must be of shape {wanted}")
         losses.append((loss_R * used_R).sum())
         grads.append(draft_RD)
-    if not alone:
-        rows.draft_RD.copy_(torch.stack(grads).sum(0)) if grads else rows.draft_RD.zero_()
-    return torch.stack(losses) if losses else used_R.new_zeros(0)
+    if not terms:
+        rows.draft_RD.zero_()
+        return used_R.new_zeros(0)
+    if not in_place:
+        rows.draft_RD.copy_(torch.stack(grads).sum(0))
+    return torch.stack(losses)

@@ -26,8 +26,8 @@ from specdec.data import Batch, TokenData
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save_drafter
 from specdec.features import Features, FeatureSource, OnTheFly
 from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend
+from specdec.nn.kernels import unroll_kernel
 from specdec.nn.optimizers import AdamW
-from specdec.nn.unroll import unroll_kernel
 from specdec.target import Target, TargetSource
 from specdec.training import divergences  # noqa: F401  configs name its losses
 from specdec.training.building import (

@@ -6,7 +6,7 @@ import torch
 from specdec.decoding import Chain, PlainDecoder, Request, SpeculativeDecoder
 from specdec.diagnostics import anchors as module
 from specdec.diagnostics.anchors import AnchoredText, answered_texts
-from specdec.nn.unroll import Blocked
+from specdec.nn.blocked import Blocked
 from tests.diagnostics.made import PROMPTS, drafter, places, target, texts
 
 DEPTH = 4

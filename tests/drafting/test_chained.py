@@ -14,7 +14,9 @@ from torch import Tensor
 
 from specdec.drafter import Drafter, DrafterSpec, Step
 from specdec.drafting.slots import KeptSlots, reachable, shift, supervised
-from specdec.nn.unroll import Blocked, Dense, Merged, UnrollCache, UnrollKernel
+from specdec.nn.blocked import Blocked
+from specdec.nn.merged import Merged
+from specdec.nn.unroll import Dense, UnrollCache, UnrollKernel
 from specdec.nn.view import View
 from tests.plain_attention import plain_block
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter, variants

@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.nn import cache as nn_cache
+from specdec.nn.blocked import Blocked
 from specdec.nn.cache import FEW, Pieces, StaticCache, additive, attend, attend_few, attend_pieces
-from specdec.nn.unroll import Blocked, Dense, Merged, UnrollCache, UnrollKernel
+from specdec.nn.merged import Merged
+from specdec.nn.unroll import Dense, UnrollCache, UnrollKernel
 from specdec.nn.view import Pairs, Spans, View
 from tests.nn.trees import Tree, seen_by, trees
 from tests.nn.visibilities import packed_visibilities

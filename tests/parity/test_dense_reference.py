@@ -23,7 +23,9 @@ from torch.nn import functional as F
 from specdec.data import Batch
 from specdec.drafter import Drafter, MaskBlock, MaskConstant, PostNorm
 from specdec.drafting.slots import KeptSlots, supervised
-from specdec.nn.unroll import Blocked, Dense, Merged, UnrollKernel
+from specdec.nn.blocked import Blocked
+from specdec.nn.merged import Merged
+from specdec.nn.unroll import Dense, UnrollKernel
 from specdec.training.divergences import (
     ForwardKL,
     HardCrossEntropy,

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from specdec.data import Batch
 from specdec.drafter import Drafter, DrafterSpec, MaskBlock
+from specdec.nn.blocked import Blocked
 from specdec.nn.layers import Rope
-from specdec.nn.unroll import Blocked, Dense, UnrollKernel
+from specdec.nn.unroll import Dense, UnrollKernel
 from specdec.training.divergences import TopKCrossEntropy
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum
 from specdec.training.noise import FeatureNoise, NoNoise

@@ -58,7 +58,7 @@ def case(share: float = 0.7, dtype: torch.dtype = torch.float64) -> Case:
     vocab = DraftVocab(
         torch.randperm(V, generator=torch.Generator().manual_seed(1))[:D].sort().values, V
     )
-    probs = TargetHead(Echo(), vocab, {"log_p_RD", "log_mass_R", "token_R"}, known=True)  # type: ignore[arg-type]
+    probs = TargetHead(Echo(), vocab, {"log_p_RD", "log_mass_R", "token_R"}, needs_covered=True)  # type: ignore[arg-type]
     normed = [random(S, H, seed=10 + k).to(dtype).requires_grad_() for k in range(K)]
     return Case(
         trained,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.data import Batch
-from specdec.nn.unroll import unroll_kernel
+from specdec.nn.kernels import unroll_kernel
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from tests.no_pairs import NoPairs
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target

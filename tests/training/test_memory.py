@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, MaskBlock
-from specdec.nn.unroll import Blocked, kept_bytes
+from specdec.nn.blocked import Blocked, kept_bytes
 from specdec.training import memory
 from specdec.training.memory import MB, Precision, activations, report_memory
 from tests.tiny import LAYERS, llama_config, presets, variants

@@ -81,7 +81,7 @@ def make_teacher(drafter: Drafter, batch: Batch, seed: int = 1) -> TargetOutputs
     return TargetOutputs(
         aux,
         logits,
-        TargetHead(Echo(), drafter.vocab, {"log_p_RD", "log_mass_R", "token_R"}, known=True),
+        TargetHead(Echo(), drafter.vocab, {"log_p_RD", "log_mass_R", "token_R"}, needs_covered=True),
     )
 
 
@@ -336,6 +336,6 @@ def test_the_target_is_asked_for_what_is_read_and_no_more(
         tiny_target(), learner(presets()["eagle3"]), make_batch(), recipe, measure
     ).probs
     assert isinstance(probs, TargetHead)
-    assert probs.known is known and (
+    assert probs.needs_covered is known and (
         probs.reads == reads or (loss is SEVERAL and probs.reads >= {"log_mass_R", "log_p_RD"})
     )

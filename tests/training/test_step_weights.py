@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.data import Batch
 from specdec.drafter import Drafter
 from specdec.drafting.slots import supervised
-from specdec.nn.unroll import Blocked
+from specdec.nn.blocked import Blocked
 from specdec.training.divergences import HardCrossEntropy
 from specdec.training.head_loss import TargetHead
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum, terms
@@ -84,7 +84,7 @@ def lesson(name: str) -> Lesson:
     final_BTH = 3 * head_VH[token_BT] + 0.1 * torch.randn(
         3, T, HIDDEN, dtype=torch.float64, generator=generator
     )
-    probs = TargetHead(Matrix(head_VH), drafter.vocab, {"token_R"}, known=True)  # type: ignore[arg-type]
+    probs = TargetHead(Matrix(head_VH), drafter.vocab, {"token_R"}, needs_covered=True)  # type: ignore[arg-type]
     return Lesson(drafter, batch, TargetOutputs(aux_BTNH, final_BTH, probs), head_VH)
 
 
@@ -229,7 +229,7 @@ def test_only_weights_that_look_ask_twice(part: StepWeights, passes: int) -> Non
     assert len(asked) == passes and len(set(asked)) == 1
     probs = target_outputs(tiny_target(), of.drafter, of.batch, once, measure=False).probs
     assert isinstance(probs, TargetHead)
-    assert probs.known is (passes == 2) and ("token_R" in probs.reads) is (passes == 2)
+    assert probs.needs_covered is (passes == 2) and ("token_R" in probs.reads) is (passes == 2)
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from specdec.nn import unroll as blocked
-from specdec.nn.unroll import (
-    Blocked,
-    Dense,
-    Flex,
-    Keys,
-    Merged,
-    Tiling,
-    UnrollKernel,
-    _rule,
-    kept_bytes,
-    unroll_kernel,
-)
+from specdec.nn import blocked
+from specdec.nn.blocked import Blocked, Tiling, kept_bytes
+from specdec.nn.kernels import unroll_kernel
+from specdec.nn.merged import Flex, Merged, _rule
+from specdec.nn.unroll import Dense, Keys, UnrollKernel
 from specdec.nn.view import Spans, View
 from tests.nn.visibilities import packed_visibilities
 from tests.plain_attention import plain_block
@@ -97,7 +89,7 @@ def test_parts_of_any_size_of_documents_windows_and_kept_nodes(
     (B, T), S = visible.first_BT.shape, visible.columns
     weight, found = random(B, 4, T, 4, seed=77), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocked, "KEPT", 2**26 if store else 0)
+        patch.setattr(blocked, "MAX_CACHED_BIAS_BYTES", 2**26 if store else 0)
         for kernel in (Blocked(rows, keys), Dense()):
             shapes = [(B, T, 4, 4)] + [(B, S, 2, 4)] * 2 + [(B, T, 2, 4)] * (2 * steps - 2)
             flat = [
@@ -232,7 +224,7 @@ def test_a_long_document_needs_biases_on_its_diagonal_alone(
     plan = Tiling(view.visibility, 8, 16)
     assert sum(bias.numel() > 1 for bias in biases(plan)) == len(plan.tiles) == 8
     assert biases(plan)[-1] is biases(plan)[-1]  # few enough to be kept
-    monkeypatch.setattr(blocked, "KEPT", 2 * 8 * sum((8, 16) * 4) - 1)
+    monkeypatch.setattr(blocked, "MAX_CACHED_BIAS_BYTES", 2 * 8 * sum((8, 16) * 4) - 1)
     plan = Tiling(view.visibility, 8, 16)
     assert biases(plan)[-1] is not biases(plan)[-1]
 
