@@ -72,7 +72,7 @@ class Rule:
     sampled: ClassVar[bool] = False
     """Whether drafts must be sampled: siblings drawn without replacement from ``DraftTree.q_BND``, which ``accept``
     reads. A shape of your own may drop trailing siblings only if it decides so before drawing them."""
-    chains: ClassVar[bool] = False
+    needs_chain: ClassVar[bool] = False
     """Whether a node may have one child only."""
 
     def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
@@ -133,15 +133,11 @@ class OneHot(Rule):
         for level in range(noise.exponential_BLV.shape[1]):
             # the target draws the token after the nodes reached ...
             first_B = reached_BN.to(torch.uint8).argmax(-1)
-            next_B = torch.where(
-                walking_B, draw(at(p_BNV, first_B), noise.exponential_BLV[:, level]), next_B
-            )
+            drawn_B = draw(at(p_BNV, first_B), noise.exponential_BLV[:, level])
+            next_B = torch.where(walking_B, drawn_B, next_B)
             # ... and the walk goes on to the child that holds it; without one that token is the next, and it ends
-            child_BN = (
-                reached_BN.gather(1, parents_BN)
-                & (tokens_BN == next_B[:, None])
-                & (node_N != parents_BN)
-            )
+            is_child_BN = reached_BN.gather(1, parents_BN) & (node_N != parents_BN)
+            child_BN = is_child_BN & (tokens_BN == next_B[:, None])
             walking_B = walking_B & child_BN.any(-1)
             reached_BN = torch.where(walking_B[:, None], child_BN, reached_BN)
         return Accepted(at(ancestors(parents_BN), reached_BN.to(torch.uint8).argmax(-1)), next_B)
@@ -181,13 +177,11 @@ class WithoutReplacement(Rule):
             taken_B = tried_B & self.takes(noise.uniform_BN[:, node], r_x_B, q_x_B)
             refused_B1 = (tried_B & ~taken_B)[:, None]
             # accepted: start afresh at the child; refused: go on with what is left; not a child of here: no change
-            p_BV, new_q_BV = self._start(tree, p_BNV, node)
-            r_BV = torch.where(
-                taken_B[:, None], p_BV, torch.where(refused_B1, self.residual(r_BV, q_BV), r_BV)
-            )
-            q_BV = torch.where(
-                taken_B[:, None], new_q_BV, torch.where(refused_B1, self.left(q_BV, x_B1), q_BV)
-            )
+            p_BV, child_q_BV = self._start(tree, p_BNV, node)
+            residual_BV = torch.where(refused_B1, self.residual(r_BV, q_BV), r_BV)
+            left_BV = torch.where(refused_B1, self.left(q_BV, x_B1), q_BV)
+            r_BV = torch.where(taken_B[:, None], p_BV, residual_BV)
+            q_BV = torch.where(taken_B[:, None], child_q_BV, left_BV)
             at_B = torch.where(taken_B, node, at_B)
             path.append(taken_B)
         path_BN = torch.stack(path, 1)
@@ -228,7 +222,7 @@ class Block(WithoutReplacement):
     accepted one.
     """
 
-    chains: ClassVar[bool] = True
+    needs_chain: ClassVar[bool] = True
 
     def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
         tokens_BN = tree.tokens_BN
@@ -240,9 +234,8 @@ class Block(WithoutReplacement):
         for node in range(1, last + 1):
             x_B1 = tokens_BN[:, node, None]
             tiny = torch.finfo(p_BV.dtype).tiny
-            keep_B1 = (
-                keep_B1 * p_BV.gather(1, x_B1) / q_BV.gather(1, x_B1).clamp_min(tiny)
-            ).clamp_max(1)
+            q_x_B1 = q_BV.gather(1, x_B1).clamp_min(tiny)
+            keep_B1 = (keep_B1 * p_BV.gather(1, x_B1) / q_x_B1).clamp_max(1)
             p_BV, q_BV = self._start(tree, p_BNV, node)
             left_BV = p_BV
             chance_B1 = keep_B1

@@ -68,7 +68,7 @@ class PlainDecoder:
         # that a pass verifies, the root included, at most
         self.name = PlainRound.name
         self.nodes = PlainRound.nodes
-        self._kept: DecodeSession | None = None  # compiled, while no call uses it
+        self._idle_session: DecodeSession | None = None  # compiled, while no call uses it
 
     def generate(
         self,
@@ -87,8 +87,8 @@ class PlainDecoder:
             ValueError: it is no prompt, or one that cannot be served.
         """
         request = Request(request_ids(prompt, self.target), max_new_tokens, seed)
-        ((_, made),) = self.generate_all([request], end)
-        return made
+        ((_, generation),) = self.generate_all([request], end)
+        return generation
 
     def stream(
         self,
@@ -111,8 +111,8 @@ class PlainDecoder:
         self, request: Request, text: TextStream, end: Collection[int] | None
     ) -> Iterator[Chunk]:
         for answer in self._passes([request], end):
-            before = len(answer.ids) - len(answer.fresh)
-            ids = answer.fresh[: request.max_new_tokens - before]
+            earlier = len(answer.ids) - len(answer.fresh)
+            ids = answer.fresh[: request.max_new_tokens - earlier]
             texts = [text.add(token) for token in ids]
             if answer.done:
                 texts[-1] += text.rest()
@@ -139,17 +139,15 @@ class PlainDecoder:
             check_length(self.target, request.prompt, request.max_new_tokens, self.nodes)
         if not requests:
             return
-        session = self._session(
-            max(len(request.prompt) + request.max_new_tokens for request in requests)
-        )
-        self._kept = None  # another call in the meantime gets a session of its own
+        longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
+        session = self._session(longest)
+        self._idle_session = None  # another call in the meantime gets a session of its own
+        end_tokens = self.target.eos_token_ids if end is None else end
         try:
-            yield from self._serve(
-                session, requests, self.target.eos_token_ids if end is None else end
-            )
+            yield from self._serve(session, requests, end_tokens)
         finally:
             if self.compiled:
-                self._kept = session
+                self._idle_session = session
 
     def _serve(
         self, session: DecodeSession, requests: Sequence[Request], end: Collection[int]
@@ -164,43 +162,46 @@ class PlainDecoder:
             # admit: whatever is free takes the next prompt, whose pass gives the first token
             for b in range(self.batch):
                 while answers[b] is None and waiting:
-                    new = waiting.popleft()
-                    new.ids = new.fresh = session.round.prefill(
-                        b, new.request.prompt, new.request.seed
-                    ).tolist()
-                    last = _charge([new], last)
-                    if new.done:
+                    answer = waiting.popleft()
+                    request = answer.request
+                    answer.ids = session.round.prefill(b, request.prompt, request.seed).tolist()
+                    answer.fresh = answer.ids
+                    last = _split_time([answer], last)
+                    if answer.done:
                         session.round.end(b)
                     else:
-                        answers[b] = new
-                    yield new
+                        answers[b] = answer
+                    yield answer
                     last = time.perf_counter()
             running = [answer for answer in answers if answer]
             if not running:
                 continue
             # a round: draft, then verify, accept and commit
-            start = _mark(device)
+            start = _timestamp(device)
             tree = session.draft()
-            drafted = _mark(device)
+            drafted = _timestamp(device)
             report = session.verify(tree)
-            verified = _mark(device)
+            verified = _timestamp(device)
             # read what was committed: the only wait for the device
             rows = report.tolist()
             draft_ms = _ms(start, drafted)
             verify_ms = _ms(drafted, verified)
             for b, (count, *fresh, depth) in enumerate(rows):
-                if answer := answers[b]:
-                    answer.commit(fresh[:count], draft_ms, verify_ms, depth)
-                    if answer.done:
-                        answers[b] = None
-                        session.round.end(b)
-            last = _charge(running, last)
+                served = answers[b]
+                if served is None:
+                    continue
+                served.commit(fresh[:count], draft_ms, verify_ms, depth)
+                if served.done:
+                    answers[b] = None
+                    session.round.end(b)
+            last = _split_time(running, last)
             yield from running
             last = time.perf_counter()
 
     def graphs_for(self, longest: int) -> int:
         """How many graphs :meth:`prepare` will compile."""
-        ready = self._kept is not None and self._kept.round.capacity >= longest + self.nodes
+        idle = self._idle_session
+        ready = idle is not None and idle.round.capacity >= longest + self.nodes
         return self.graphs if self.compiled and not ready else 0
 
     def prepare(self, longest: int, compilation: Compilation | None = None) -> None:
@@ -219,10 +220,12 @@ class PlainDecoder:
         if not self.compiled:
             return DecodeSession(self._new_round(longest))
         slots = longest + self.nodes
-        if self._kept is None or self._kept.round.capacity < slots:
-            slots = slots_for(self.target, slots, self._kept.round.capacity if self._kept else 0)
-            self._kept = DecodeSession(self._new_round(slots - self.nodes), True, compilation)
-        return self._kept
+        idle = self._idle_session
+        if idle is not None and idle.round.capacity >= slots:
+            return idle
+        slots = slots_for(self.target, slots, idle.round.capacity if idle else 0)
+        self._idle_session = DecodeSession(self._new_round(slots - self.nodes), True, compilation)
+        return self._idle_session
 
 
 class SpeculativeDecoder(PlainDecoder):
@@ -314,28 +317,23 @@ class _Answer:
 
     def commit(self, ids: list[int], draft_ms: float, verify_ms: float, depth: int) -> None:
         """Take what a target pass gave to a proposal of this depth, up to an end token."""
-        if self.end:
-            ids = ids[
-                : next(
-                    (index for index, token in enumerate(ids, start=1) if token in self.end),
-                    len(ids),
-                )
-            ]
+        ends = [place for place, token in enumerate(ids) if token in self.end]
+        if ends:
+            ids = ids[: ends[0] + 1]
         self.passes.append((len(ids) - 1, draft_ms, verify_ms, depth))
         self.ids = self.ids + ids
         self.fresh = ids
 
     def generation(self, target: Target) -> Generation:
-        accepted, draft_ms, verify_ms, drafted = (
-            zip(*self.passes, strict=True) if self.passes else [()] * 4
-        )
+        columns = zip(*self.passes, strict=True) if self.passes else [()] * 4
+        accepted, draft_ms, verify_ms, drafted = columns
         ids = self.ids[: self.request.max_new_tokens]
         tokenizer = target.tokenizer if target.has_tokenizer else None
         timed = (accepted, self.seconds, draft_ms, verify_ms, drafted)
         return Generation(ids, *timed, self.request.prompt, tokenizer)
 
 
-def _charge(answers: Sequence[_Answer], last: float) -> float:
+def _split_time(answers: Sequence[_Answer], last: float) -> float:
     """Share the time since ``last`` among answers; returns now."""
     now = time.perf_counter()
     for answer in answers:
@@ -343,7 +341,7 @@ def _charge(answers: Sequence[_Answer], last: float) -> float:
     return now
 
 
-def _mark(device: torch.device) -> Any:
+def _timestamp(device: torch.device) -> Any:
     """Now; on a GPU, an event that the device passes when it has done all before, and nobody waits for."""
     if device.type != "cuda":
         return time.perf_counter()
@@ -382,7 +380,7 @@ def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False)
             where the target is in float16, which has a fingerprint of its own.
     """
     trained_for = drafter.config.target
-    given = target.identity
+    identity = target.identity
     which = trained_for.get("source")
     fingerprint = trained_for.get("fingerprint")
     if target.is_of(trained_for):
@@ -393,10 +391,12 @@ def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False)
         log.warning("this drafter was trained for another target (%s) of the same shape", which)
     else:
         adapted = f" with {target.adapter}" if target.adapter is not None else ""
-        same = ", of another build or version" if which == given["source"] and not adapted else ""
+        same = (
+            ", of another build or version" if which == identity["source"] and not adapted else ""
+        )
         raise ValueError(
             f"this drafter was trained for another target of the same shape, {which}: the weights or the configuration "
-            f"of {given['source']}{adapted} are others{same}; give it its own target, or --other_target true (also if "
-            "it was trained with its target in float16)"
+            f"of {identity['source']}{adapted} are others{same}; give it its own target, or --other_target true (also "
+            "if it was trained with its target in float16)"
         )
     return False

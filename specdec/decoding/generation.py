@@ -100,7 +100,7 @@ def request_ids(prompt: PromptLike, target: Target) -> list[int]:
     if isinstance(prompt, Tensor):
         prompt = (prompt[0] if prompt.ndim == 2 and len(prompt) == 1 else prompt).tolist()
     if isinstance(prompt, Sequence):
-        messages = [dict(one) for one in prompt if isinstance(one, Mapping)]
+        messages = [dict(item) for item in prompt if isinstance(item, Mapping)]
         if messages and len(messages) == len(prompt):
             return template_of(target.tokenizer).prompt_ids(
                 [as_message(message) for message in messages]

@@ -25,13 +25,15 @@ def parse_shape(text: str) -> DraftShape:
         )
     if kind == "static" and colon:
         raise ValueError(f"shape {text!r}: static is EAGLE-1's tree and takes no parameters")
-    names = [one.name for one in fields(shape)]
+    names = [parameter.name for parameter in fields(shape)]
     values: dict[str, int] = {}
     for item in parameters.split(",") if colon else []:
         name, _, value = (part.strip() for part in item.partition("="))
         if name not in names or name in values or not re.fullmatch(r"\d+", value, re.ASCII):
-            all_of = ", ".join(f"{one}=NUMBER" for one in names)
-            raise ValueError(f"shape {text!r}: {item!r} is not one of {all_of}, each at most once")
+            expected = ", ".join(f"{parameter}=NUMBER" for parameter in names)
+            raise ValueError(
+                f"shape {text!r}: {item!r} is not one of {expected}, each at most once"
+            )
         values[name] = int(value)
     return shape(**values)
 
@@ -40,5 +42,9 @@ def _own(class_path: str) -> type[DraftShape] | None:
     """A user's own class, of a module that the user vouched for; None if it is none."""
     ensure(class_path)
     module, _, name = class_path.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) and issubclass(found, DraftShape) else None
+    shape_class = getattr(sys.modules.get(module), name, None)
+    return (
+        shape_class
+        if isinstance(shape_class, type) and issubclass(shape_class, DraftShape)
+        else None
+    )

@@ -66,12 +66,10 @@ class PlainRound(nn.Module):
         out = self.target.forward(ids_1T, view, self.layers, self.final_norm)
         self.prefill_drafter(b, ids_1T, out.aux_BTNH)
         logits_1V = self.target.logits(out.final_BTH[:, -1:])[:, 0]
-        self.live_B[b], self.length_B[b], self.count_B[b], self.seed_B[b] = (
-            True,
-            len(prompt),
-            1,
-            seed,
-        )
+        self.live_B[b] = True
+        self.length_B[b] = len(prompt)
+        self.count_B[b] = 1
+        self.seed_B[b] = seed
         root_1 = self.sampling.draw(logits_1V, self.seed_B[b : b + 1], zero_1 + len(prompt))
         self.root_B[b : b + 1] = self.fresh_BP[b, :1] = root_1
         self.aux_BPLH[b, :1] = out.aux_BTNH[0, -1:]
@@ -82,7 +80,9 @@ class PlainRound(nn.Module):
 
     def end(self, b: int) -> None:
         """Sequence ``b`` is done; its slots are free."""
-        self.live_B[b], self.length_B[b], self.count_B[b] = False, 0, 0
+        self.live_B[b] = False
+        self.length_B[b] = 0
+        self.count_B[b] = 0
 
     def draft(self) -> DraftTree:
         """What to verify: here the roots alone, copied, since they change while the tree is verified."""
@@ -101,7 +101,7 @@ class PlainRound(nn.Module):
         ancestors_BNN = ancestors(tree.parents_BN)
         depth_BN = ancestors_BNN.sum(-1) - 1  # the root's is 0
         view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, self.cache)
-        before = self.cache.recurrent_states() if self.nodes > 1 else []
+        recurrent_states = self.cache.recurrent_states() if self.nodes > 1 else []
         out = self.target.forward(tokens_BN, view, self.layers, self.final_norm)
         # logits will do where the likeliest token counts
         p_BNV = self.target.logits(out.final_BTH)
@@ -125,8 +125,8 @@ class PlainRound(nn.Module):
         if not self.in_order:
             self.cache.commit(length_B, nodes_BP)
         # a recurrent state goes back and on again
-        if before and (count := int(count_B)) < tokens_BN.shape[1]:
-            self.cache.restore(before)
+        if recurrent_states and (count := int(count_B)) < tokens_BN.shape[1]:
+            self.cache.restore(recurrent_states)
             if count:
                 self.target.forward(
                     tokens_BN[:, :count], View.chain(length_B, count, self.capacity, self.cache), ()

@@ -38,13 +38,13 @@ class Compilation:
         about = f"about {duration(left)} left" if done else "which may take a minute"
         log.info("compiling graph %d of %d, %s, %s", done + 1, self.graphs, what, about)
         begin = time.perf_counter()
-        made = compiling()
+        result = compiling()
         self.seconds.append(time.perf_counter() - begin)
         if done + 1 == self.graphs:
             log.info(
                 "compiled %s in %s", how_many(self.graphs, "graph"), duration(sum(self.seconds))
             )
-        return made
+        return result
 
 
 class DecodeSession:

@@ -68,7 +68,11 @@ class DraftShape:
 
     def describe(self) -> dict[str, Any]:
         """Its parameters, for reports."""
-        parameters = {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
+        parameters = {
+            parameter.name: getattr(self, parameter.name)
+            for parameter in fields(self)
+            if parameter.compare
+        }
         return {"class": type(self).__name__, **parameters}
 
     def check(self, config: DrafterConfig) -> None:
@@ -77,7 +81,7 @@ class DraftShape:
 
     def check_rule(self, rule: Rule) -> None:
         """Raise ValueError when the rule cannot judge what is proposed so."""
-        if rule.chains and not self.in_order:
+        if rule.needs_chain and not self.in_order:
             raise ValueError(
                 f"shape: {self.name} branches, and the rule block judges chains: use a chain"
             )
@@ -139,12 +143,8 @@ class Chain(DraftShape):
         parents_BN = (order_N - 1).clamp(min=0).expand(len(root_B), -1)
         if not drawn:
             return DraftTree(tokens_BN, parents_BN)
-        return DraftTree(
-            tokens_BN,
-            parents_BN,
-            torch.cat([*drawn, torch.zeros_like(drawn[0])], 1),
-            vocab.target_ids_D,
-        )
+        q_BND = torch.cat([*drawn, torch.zeros_like(drawn[0])], 1)
+        return DraftTree(tokens_BN, parents_BN, q_BND, vocab.target_ids_D)
 
 
 @dataclass(frozen=True)
@@ -235,11 +235,13 @@ class DynamicTree(DraftShape):
             )
         # the best of all: candidates stand in level order, so a stable sort breaks ties as documented
         order_BC = torch.cat(values, 1).sort(dim=-1, descending=True, stable=True).indices
-        kept_BN = order_BC[:, : self.nodes].sort(dim=-1).values
-        parent_BN = torch.searchsorted(kept_BN, torch.cat(parents, 1).gather(1, kept_BN)) + 1
-        parent_BN = torch.where(kept_BN < k, 0, parent_BN)
-        tokens_BN = torch.cat(tokens, 1).gather(1, kept_BN)
-        zero_B1 = torch.zeros_like(root_B)[:, None]
+        best_BN = order_BC[:, : self.nodes].sort(dim=-1).values
+        tokens_BN = torch.cat(tokens, 1).gather(1, best_BN)
+        # a candidate's parent becomes a node's; node 0 is the root, parent of the first k candidates
+        parent_BN = torch.searchsorted(best_BN, torch.cat(parents, 1).gather(1, best_BN)) + 1
+        parent_BN = torch.where(best_BN < k, 0, parent_BN)
+        root_B1 = root_B[:, None]
         return DraftTree(
-            torch.cat([root_B[:, None], tokens_BN], 1), torch.cat([zero_B1, parent_BN], 1)
+            torch.cat([root_B1, tokens_BN], 1),
+            torch.cat([torch.zeros_like(root_B1), parent_BN], 1),
         )

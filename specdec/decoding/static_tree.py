@@ -64,10 +64,10 @@ class StaticTree(DraftShape):
                 "shape: a static tree is a list of paths of child ranks from 0 up, as [[0], [1], [0, 0]]"
             )
         for path in sorted(known):
-            before = (*path[:-1], path[-1] - 1) if path[-1] else path[:-1]
-            if before and before not in known:
+            required = (*path[:-1], path[-1] - 1) if path[-1] else path[:-1]
+            if required and required not in known:
                 raise ValueError(
-                    f"shape: a static tree with the path {list(path)} has {list(before)} too: add it"
+                    f"shape: a static tree with the path {list(path)} has {list(required)} too: add it"
                 )
         # level by level: so parents come first, and trees of the same nodes are equal
         paths = tuple(sorted(known, key=lambda path: (len(path), path)))

@@ -54,21 +54,21 @@ def _check_window(window: Any, sinks: Any) -> None:
 
 def _check_boundaries(layers: Sequence[int], last: int | None = None) -> None:
     """``last`` is the target's last boundary, where it is known."""
-    given = list(layers)
-    if odd := [boundary for boundary in given if type(boundary) is not int]:
+    boundaries = list(layers)
+    if odd := [boundary for boundary in boundaries if type(boundary) is not int]:
         raise ValueError(f"aux_layers must be whole numbers, not {odd[0]!r:.60}")
-    if not given:
+    if not boundaries:
         raise ValueError(
             "aux_layers [] taps nothing: name at least one boundary of the target, or set default"
         )
-    if given != sorted(set(given)):
+    if boundaries != sorted(set(boundaries)):
         raise ValueError(
-            f"aux_layers {given} must be strictly increasing, each boundary once: set {sorted(set(given))}"
+            f"aux_layers {boundaries} must be strictly increasing, each boundary once: set {sorted(set(boundaries))}"
         )
-    if given[0] < 0 or (last is not None and given[-1] > last):
+    if boundaries[0] < 0 or (last is not None and boundaries[-1] > last):
         reach = "upwards" if last is None else f"to {last}"
         raise ValueError(
-            f"aux_layers {given}: the target has boundaries 0 {reach}; leave out what lies outside"
+            f"aux_layers {boundaries}: the target has boundaries 0 {reach}; leave out what lies outside"
         )
 
 
@@ -178,7 +178,7 @@ class DrafterSpec:
         """
         path = Path(shipped(f"conf/drafter/{name}.yaml"))
         if not path.is_file():
-            known = sorted(one.stem for one in Path(shipped("conf/drafter")).glob("*.yaml"))
+            known = sorted(preset.stem for preset in Path(shipped("conf/drafter")).glob("*.yaml"))
             raise ValueError(f"no preset {name!r} of a drafter: choose from {', '.join(known)}")
         return cls.read(str(path))
 
@@ -387,11 +387,11 @@ class DrafterConfig:
                 f"{where}: the drafter's config has unknown keys: {', '.join(unknown):.300}"
             )
         try:
-            given = {**_with_parts(data, where), "aux_layers": tuple(data["aux_layers"])}
+            values = {**_with_parts(data, where), "aux_layers": tuple(data["aux_layers"])}
         except (TypeError, AttributeError) as error:
             raise ValueError(f"{where}: {error}") from error
         try:
-            return cls(**given)
+            return cls(**values)
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{where}: {error}") from error
 

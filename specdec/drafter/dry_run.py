@@ -54,13 +54,13 @@ def dry_run(drafter: "Drafter") -> None:
         _check(fusion, _call(fusion, drafter.fusion, drafter.norms.aux(aux_BTNH)), h_BTH)
         read = _call(entry, drafter.entry.read, h_BTH)
         if not isinstance(read, Tensor) or read.shape[:2] != (B, T):
-            made = (
+            output = (
                 f"shape {tuple(read.shape)}"
                 if isinstance(read, Tensor)
                 else f"a {type(read).__name__}"
             )
             raise ValueError(
-                f"{entry} read tokens into {made}, wanted a tensor of shape ({B}, {T}, ...)"
+                f"{entry} read tokens into {output}, wanted a tensor of shape ({B}, {T}, ...)"
             )
         entered = _call(entry, drafter.entry, read, h_BTH, h_BTH, drafter.norms)
         if not hasattr(entered, "block_BTH"):

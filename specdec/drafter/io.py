@@ -50,16 +50,17 @@ def measure(file: Path) -> dict[str, Measured]:
     try:
         with explained(file), safe_open(file, framework="pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  no mapping
-            found = {
-                name: Measured(each.get_dtype(), each.get_shape()) for name, each in slices.items()
+            measured = {
+                name: Measured(tensor.get_dtype(), tensor.get_shape())
+                for name, tensor in slices.items()
             }
     except SafetensorError as error:
         raise ValueError(
             f"{file}: damaged or cut off ({' '.join(str(error).split()):.120}): fetch it again"
         ) from error
-    if odd := [name for name in found if not name.isprintable() or len(name) > 500]:
+    if odd := [name for name in measured if not name.isprintable() or len(name) > 500]:
         raise ValueError(f"{file}: {odd[0]!r:.120} is no name of a tensor")
-    return found
+    return measured
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -158,17 +159,17 @@ def load_drafter(
         raise ValueError(
             f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged"
         )
-    found = measure(weights)
+    headers = measure(weights)
     wanted = skeleton_of(config).state_dict()
     shapes = {name: list(tensor.shape) for name, tensor in wanted.items()}
-    if fault := tensor_fault({name: each.shape for name, each in found.items()}, shapes):
+    if fault := tensor_fault({name: header.shape for name, header in headers.items()}, shapes):
         raise ValueError(f"{weights}: not as config.json says: {fault}")
     for name, tensor in wanted.items():
-        if found[name].dtype not in (
+        if headers[name].dtype not in (
             FLOATS if tensor.is_floating_point() else (WHOLE.get(tensor.dtype),)
         ):
             raise ValueError(
-                f"{weights}: {name} is {found[name].dtype}, wanted {tensor.dtype}".replace(
+                f"{weights}: {name} is {headers[name].dtype}, wanted {tensor.dtype}".replace(
                     "torch.", ""
                 )
             )

@@ -111,7 +111,7 @@ class LogitScale(nn.Module):
 
 
 # of a router, among whose experts it decides by small differences
-FLOAT32 = "e_score_correction_bias"
+ROUTER_BIAS = "e_score_correction_bias"
 
 
 class Drafter(nn.Module):
@@ -160,20 +160,20 @@ class Drafter(nn.Module):
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
             # built in 16 bits
-            if hasattr(module, FLOAT32) and (bias := getattr(module, FLOAT32)).itemsize < 4:
-                setattr(module, FLOAT32, bias.float())
+            if hasattr(module, ROUTER_BIAS) and (bias := getattr(module, ROUTER_BIAS)).itemsize < 4:
+                setattr(module, ROUTER_BIAS, bias.float())
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """As of a module; but :data:`FLOAT32` is not rounded, as it is not in transformers."""
-        kept = [
-            (module, getattr(module, FLOAT32))
+        """As of a module; but :data:`ROUTER_BIAS` is not rounded, as it is not in transformers."""
+        biases = [
+            (module, getattr(module, ROUTER_BIAS))
             for module in self.modules()
-            if hasattr(module, FLOAT32)
+            if hasattr(module, ROUTER_BIAS)
         ]
         super().to(*args, **kwargs)
-        for module, value in kept:
-            if (now := getattr(module, FLOAT32)).itemsize < value.itemsize:
-                setattr(module, FLOAT32, value.to(now.device))
+        for module, value in biases:
+            if (now := getattr(module, ROUTER_BIAS)).itemsize < value.itemsize:
+                setattr(module, ROUTER_BIAS, value.to(now.device))
         return self
 
     def fuse(self, aux_BTNH: Tensor) -> Tensor:

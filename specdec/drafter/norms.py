@@ -93,8 +93,8 @@ class NormTable(nn.Module):
         elif norms.aux == "concat":
             self.aux = NormConcat(states * width, config.rms_norm_eps)
         else:
-            each = norms.aux if isinstance(norms.aux, Norm) else True
-            self.aux = NormEach(_site(each, config, width) for _ in range(states))
+            state_norm = norms.aux if isinstance(norms.aux, Norm) else True
+            self.aux = NormEach(_site(state_norm, config, width) for _ in range(states))
         self.embed, self.hidden, self.input, self.output = (
             _site(norm, config, config.hidden_size)
             for norm in (norms.embed, norms.hidden, norms.input, norms.output)

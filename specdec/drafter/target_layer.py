@@ -61,12 +61,12 @@ class TargetLayer(AttentionKind):
 
     def of_target(self, hf_config: Any) -> Self:
         """With the config of one layer that attends, with experts where the family has any."""
-        kept = {
+        settings = {
             k: v
             for k, v in hf_config.to_diff_dict().items()
             if k not in _LEFT_OUT and not k.startswith("_")
         }
-        kept |= {
+        settings |= {
             "model_type": hf_config.model_type,
             "num_hidden_layers": 1,
             "vocab_size": 1,
@@ -77,10 +77,10 @@ class TargetLayer(AttentionKind):
             "first_k_dense_replace": 0,
             "mlp_layer_types": ["sparse"],
         }
-        kept |= {
+        settings |= {
             key: value for key, value in of_one.items() if getattr(hf_config, key, None) is not None
         }
-        return type(self)(json.loads(json.dumps(kept)))
+        return type(self)(json.loads(json.dumps(settings)))
 
     def check(self, config: Any) -> None:
         """An entry that makes one state, and of what the layer has itself nothing beside it."""
@@ -99,9 +99,9 @@ class TargetLayer(AttentionKind):
             )
         if hasattr(config, "target_hidden_size"):  # no design without a target
             hf = self.text_config()
-            theirs = {name: getattr(hf, name) for name in ("hidden_size", "intermediate_size")}
-            theirs |= self.heads(hf)._asdict()
-            for name, value in theirs.items():
+            layer_sizes = {name: getattr(hf, name) for name in ("hidden_size", "intermediate_size")}
+            layer_sizes |= self.heads(hf)._asdict()
+            for name, value in layer_sizes.items():
                 if getattr(config, name) != value:
                     raise ValueError(
                         f"{name} {getattr(config, name)}: the target's layer has {value}"
@@ -227,11 +227,11 @@ def _experts(module: nn.Module, x: Tensor, *routes: Tensor) -> Tensor:
     """As transformers does it, which is one product for all experts; one by one in float64, which torch's lacks."""
     from transformers.integrations.moe import grouped_mm_experts_forward
 
-    own = type(module).forward.__wrapped__  # type: ignore[attr-defined]  # what transformers' choice is wrapped around
-    made: Tensor = (own if x.dtype == torch.float64 else grouped_mm_experts_forward)(
+    one_by_one = type(module).forward.__wrapped__  # type: ignore[attr-defined]  # what transformers' choice is wrapped around
+    output: Tensor = (one_by_one if x.dtype == torch.float64 else grouped_mm_experts_forward)(
         module, x, *routes
     )
-    return made
+    return output
 
 
 @dataclass(frozen=True)

@@ -128,24 +128,27 @@ class Chained(DraftingMode):
         # Every token is read once for all steps: step k reads x[t + 1 + k] at slot t, zeros behind the row's end.
         read_BRW = drafter.read(F.pad(ids_BT, (0, steps)), h_BTH.dtype)
         view = documents
-        before: KeptSlots | None = None
+        mask_11W: Tensor | None = None
+        previous_slots: KeptSlots | None = None
         for k in range(steps):
             slots = kept[k] if kept else None
-            fewer = slots is not None and slots is not before
+            fewer = slots is not None and slots is not previous_slots
             if slots is not None and k == 0:
                 # Every slot needs its step-0 keys, and only the kept ones an output.
                 view = documents._replace(wanted_BM=slots.slots_BM)
             elif slots is not None and (k == 1 or fewer):
                 view = documents.of(slots.slots_BM)
             if slots is not None and fewer and k > 0:
-                place_BM = slots.among(before)
+                place_BM = slots.among(previous_slots)
                 h_BTH = h_BTH.take_along_dim(place_BM[..., None], 1)
                 cache.narrow(place_BM)
-            before = slots
-            if k == 1:
-                read_BRW = self.read_later_tokens(drafter, read_BRW, h_BTH.dtype)
-            # The token that follows the feature of step k.
-            if slots is None or k == 0:
+            previous_slots = slots
+            # The token that follows the feature of step k, or a mask in its place.
+            if self.reads_mask(k):
+                if mask_11W is None:
+                    mask_11W = drafter.read(self.masks(ids_BT[:1, :1]), h_BTH.dtype)
+                read_k = mask_11W.expand(*h_BTH.shape[:2], -1)
+            elif slots is None or k == 0:
                 read_k = read_BRW[:, 1 + k : 1 + k + T]
             else:
                 read_k = slots.take(read_BRW, 1 + k)
@@ -156,11 +159,19 @@ class Chained(DraftingMode):
                 step = drafter.advance(read_k, h_BTH, step_view._replace(cache=cache))
             yield step
             # From now on the drafter reads what it made itself, as it does when it decodes.
-            h_BTH = step.h_BTH
+            h_BTH = self.next_feature(k + 1, h_BTH, step.h_BTH)
 
-    def read_later_tokens(self, drafter: "Drafter", read_BRW: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return what the steps after the first read of tokens: of the text's own, which stand for the drafts."""
-        return read_BRW
+    def reads_mask(self, step: int) -> bool:
+        """Whether a step reads a mask in place of the token before it."""
+        return False
+
+    def masks(self, ids_BK: Tensor) -> Tensor:
+        """Return the masks that stand in place of tokens, int64 (B, K)."""
+        raise TypeError(f"{type(self).__name__} must say what its mask is")
+
+    def next_feature(self, step: int, read_BTH: Tensor, handed_BTH: Tensor) -> Tensor:
+        """Return the feature that a step reads, given what the one before has read and handed on."""
+        return handed_BTH
 
     def activation_bytes(
         self, config: "DrafterConfig", number_bytes: int, B: int, T: int, shares: Sequence[float], recompute: bool
@@ -242,20 +253,18 @@ class Chained(DraftingMode):
             seen = branches.seen(level, level + 1)
             depth_1Q = branches.depth(level + 1)[None]
             frontier = memory.append(shared_1, ids_1A, h_1AH, seen, depth_1Q)
-            h_1AH = frontier.h_BKH
-            features.append(h_1AH[0])
+            features.append(frontier.h_BKH[0])
             log_probs.append(frontier.logits_BKD[0].log_softmax(-1))
             tokens.append(drafter.vocab.to_target(frontier.logits_BKD[0].argmax(-1)))
-            if level + 1 < memory.depth:
-                given_AK = task.given_AK
-                drafted_1A = tokens[-1][None] if given_AK is None else given_AK[None, :, level]
-                ids_1A = self.token_read(drafted_1A)
+            h_1AH = self.next_feature(level + 1, h_1AH, frontier.h_BKH)
+            if self.reads_mask(level + 1):
+                ids_1A = self.masks(ids_1A)
+            elif task.given_AK is None:
+                ids_1A = tokens[-1][None]
+            elif level + 1 < memory.depth:
+                ids_1A = task.given_AK[None, :, level]
             task.on_step(level)
         return Chains(torch.stack(tokens, 1), torch.stack(log_probs, 1), torch.stack(features, 1))
-
-    def token_read(self, drafted_BK: Tensor) -> Tensor:
-        """Return what a step after the first reads where these tokens have been drafted, int64 (B, K)."""
-        return drafted_BK
 
 
 def _recomputed(

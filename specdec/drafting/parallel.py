@@ -95,13 +95,11 @@ class Parallel(Chained):
                 f"recurrence {recurrence} is what steps after the first read: give model.ttt_steps 2 or more"
             )
 
-    def token_read(self, drafted_BK: Tensor) -> Tensor:
-        return torch.full_like(drafted_BK, self.mask_token_id)
+    def reads_mask(self, step: int) -> bool:
+        return step > 0
 
-    def read_later_tokens(self, drafter: "Drafter", read_BRW: Tensor, dtype: torch.dtype) -> Tensor:
-        mask_11 = torch.full((1, 1), self.mask_token_id, device=read_BRW.device)
-        mask_11W = drafter.read(mask_11, dtype)
-        return mask_11W.expand(*read_BRW.shape[:2], -1)
+    def masks(self, ids_BK: Tensor) -> Tensor:
+        return torch.full_like(ids_BK, self.mask_token_id)
 
     def extra_rows(self, depth: int) -> int:
         """Return a row of masks for each draft but the first."""
@@ -118,9 +116,10 @@ class Parallel(Chained):
         last_B1 = (count_B - 1).clamp_min(0)[:, None]
         committed_BR = order_R <= last_B1
         ids_BR = F.pad(ids_BM, (0, masks))
-        ids_BR = torch.where(committed_BR, ids_BR, self.token_read(ids_BR))
+        ids_BR = torch.where(committed_BR, ids_BR, self.masks(ids_BR))
         h_BRH = F.pad(h_BMH, (0, 0, 0, masks))
-        h_BRH = torch.where(committed_BR[..., None], h_BRH, drafter.recurrence(h_BRH, h_BRH))
+        learned_BRH = drafter.recurrence(h_BRH, h_BRH)
+        h_BRH = torch.where(committed_BR[..., None], h_BRH, learned_BRH)
         levels_BK = last_B1 + order_R[: masks + 1]
         view = View.chain(length_B, rows, memory.capacity, memory.cache)
         step = drafter.step(ids_BR, h_BRH, view._replace(wanted_BM=levels_BK))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PostNorm, PreNorm, Recurrence
 from specdec.drafter.io import FLOATS, check_finite, measure
-from specdec.drafter.model import FLOAT32, skeleton_of
+from specdec.drafter.model import ROUTER_BIAS, skeleton_of
 from specdec.export import tensors as named
 from specdec.export.switches import EMBEDDING, HEAD, Subject
 from specdec.target import NotServable, Target, TargetSource
@@ -188,10 +188,10 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     check_finite(tensors)
     dtype = reduce(
         torch.promote_types,
-        {value.dtype for name, value in tensors.items() if not name.endswith(FLOAT32)},
+        {value.dtype for name, value in tensors.items() if not name.endswith(ROUTER_BIAS)},
     )
     ours = {
-        name: torch.empty(value.shape, dtype=torch.float32 if name.endswith(FLOAT32) else dtype)
+        name: torch.empty(value.shape, dtype=torch.float32 if name.endswith(ROUTER_BIAS) else dtype)
         for name, value in shapes.items()
     }
     for name, at in wanted.items():

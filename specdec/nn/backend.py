@@ -50,18 +50,18 @@ def matmul_backend() -> Iterator[str]:
     ``torch.set_float32_matmul_precision("medium")``: where the processor multiplies bfloat16 (AMX) it would round to
     that, so there it is left alone. The setting is restored at the end.
     """
-    before = torch.get_float32_matmul_precision()
-    if before != "highest":  # the user has chosen, or this function further out
-        yield f"torch's setting {before!r}"
+    user_setting = torch.get_float32_matmul_precision()
+    if user_setting != "highest":  # the user has chosen, or this function further out
+        yield f"torch's setting {user_setting!r}"
         return
     maker = _cpu_maker()
     slow = torch.backends.mkl.is_available() and bool(maker) and "Intel" not in maker
     onednn = slow and not multiplies_bfloat16()
     try:
-        torch.set_float32_matmul_precision("medium" if onednn else before)
+        torch.set_float32_matmul_precision("medium" if onednn else user_setting)
         yield "oneDNN" if onednn else "torch's default"
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(user_setting)
 
 
 def _cpu_maker(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -163,18 +163,18 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_BhTd: Tensor, tiling: Tiling, *keys_and_values: Tensor) -> Tensor:
         B, h, T, d = q_BhTd.shape
-        k0_BgSd, v0_BgSd, *own = keys_and_values
+        k0_BgSd, v0_BgSd, *later = keys_and_values
         g = k0_BgSd.shape[1]
         r = h // g
         scale = d**-0.5
         q_BgrTd = q_BhTd.view(B, g, r, T, d)
         # The log-sum-exp of each node's scores so far; it starts with those of the node's own later keys.
         lse_BgrT = q_BgrTd.new_full((B, g, r, T), NO_KEYS_LSE, dtype=wide(q_BgrTd.dtype))
-        all_own_scores = [own_scores(q_BgrTd, k_BgTd) for k_BgTd in own[0::2]]
+        all_own_scores = [own_scores(q_BgrTd, k_BgTd) for k_BgTd in later[0::2]]
         for scores_BgrT in all_own_scores:
             lse_BgrT = torch.logaddexp(lse_BgrT, scores_BgrT)
         # With own columns, the sum over tile and columns is rounded once.
-        kind = lse_BgrT.dtype if own else q_BgrTd.dtype
+        kind = lse_BgrT.dtype if later else q_BgrTd.dtype
         # Nodes before heads in memory, so that heads flatten for free.
         out = q_BgrTd.new_zeros(B, T, h, d, dtype=kind).transpose(1, 2).unflatten(1, (g, r))
         for nodes, parts in tiling.tiles:
@@ -199,7 +199,7 @@ class _Blocked(torch.autograd.Function):
             if tile_out is not None:
                 out[..., nodes, :] = tile_out
         # The weights of every part had the own columns in their sum: only their values are missing.
-        for scores_BgrT, v_BgTd in zip(all_own_scores, own[1::2], strict=True):
+        for scores_BgrT, v_BgTd in zip(all_own_scores, later[1::2], strict=True):
             out = add_own_value(out, scores_BgrT, lse_BgrT, v_BgTd)
         out_BhTd = out.flatten(1, 2).to(q_BgrTd.dtype)
         ctx.save_for_backward(q_BhTd, out_BhTd, lse_BgrT, *keys_and_values)
@@ -209,7 +209,7 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_BhTd: Tensor) -> tuple[Tensor | None, ...]:
-        q_BhTd, out_BhTd, lse_BgrT, k0_BgSd, v0_BgSd, *own = ctx.saved_tensors
+        q_BhTd, out_BhTd, lse_BgrT, k0_BgSd, v0_BgSd, *later = ctx.saved_tensors
         B, h, T, d = q_BhTd.shape
         g = k0_BgSd.shape[1]
         r = h // g
@@ -245,7 +245,7 @@ class _Blocked(torch.autograd.Function):
                 by_k0[:, :, keys] += torch.bmm(by_scores.mT, q_tile).view(B, g, -1, d)
                 by_q[..., nodes, :] += torch.bmm(by_scores, k_part).view(B, g, r, -1, d)
         by_own: list[Tensor] = []
-        for k_BgTd, v_BgTd in zip(own[0::2], own[1::2], strict=True):
+        for k_BgTd, v_BgTd in zip(later[0::2], later[1::2], strict=True):
             by_q_own, by_k, by_v = own_gradients(grad, q, lse_BgrT, inner_BgrT, k_BgTd, v_BgTd)
             by_q = by_q + by_q_own
             by_own += [by_k, by_v]

@@ -85,7 +85,9 @@ class AttentionPiece(NamedTuple):
 def _reach(first_R: Tensor, last_R: Tensor) -> tuple[int, int] | None:
     """Where the keys begin and end that any of the nodes sees; None where none sees one."""
     sees_R = first_R <= last_R
-    return (int(first_R[sees_R].min()), int(last_R[sees_R].max()) + 1) if sees_R.any() else None
+    if not sees_R.any():
+        return None
+    return int(first_R[sees_R].min()), int(last_R[sees_R].max()) + 1
 
 
 class Pieces(NamedTuple):
@@ -108,57 +110,78 @@ class Pieces(NamedTuple):
 
     @classmethod
     def cut(cls, spans: Spans, causal: bool = True) -> Self:
-        """Every node that sees a key is in one piece, and every key that it sees among the piece's.
+        """Return pieces such that every node that sees a key is in one, with all keys that it sees.
 
         Args:
             causal: whether there may be causal pieces.
         """
-        found = []
-        device = spans.first_BT.device
-        both = [spans] if spans.sinks is None else [spans, spans.sinks]
-        # waits for a device here alone
-        runs_RBT = [(one.first_BT.cpu(), one.last_BT.cpu()) for one in both]
+        pieces: list[AttentionPiece] = []
+        # The only wait for a device.
+        runs = [spans] if spans.sinks is None else [spans, spans.sinks]
+        runs_RBT = [(run.first_BT.cpu(), run.last_BT.cpu()) for run in runs]
+        T = spans.first_BT.shape[1]
         for b in range(len(spans.first_BT)):
-            (first_T, last_T), *sinks = seen = [
-                (first_BT[b], last_BT[b]) for first_BT, last_BT in runs_RBT
-            ]
-            T = len(first_T)
-            goes_on_T = torch.zeros(T, dtype=torch.bool)  # sees one key more than the node before
-            goes_on_T[1:] = (first_T[1:] == first_T[:-1]) & (last_T[1:] == last_T[:-1] + 1)
-            whole_T = first_T == last_T  # of a first node: sees itself alone
-            for first_sink_T, last_sink_T in sinks:
-                whole_T &= (none_T := last_sink_T < first_sink_T)
-                goes_on_T &= none_T
-            starts = (~goes_on_T).nonzero()[:, 0]
-            lengths = torch.cat([starts[1:], starts.new_tensor([T])]) - starts
-            long = (lengths >= ROWS) & whole_T[starts] & causal
+            seen = [(first_BT[b], last_BT[b]) for first_BT, last_BT in runs_RBT]
+            documents = _causal_documents(seen) if causal else []
             done = 0
-            for start, length in [
-                *zip(starts[long].tolist(), lengths[long].tolist(), strict=True),
-                (T, 0),
-            ]:
-                for a in range(done, start, ROWS):
-                    rows = slice(a, min(a + ROWS, start))
-                    if runs := [
-                        run for one in seen if (run := _reach(*(x_T[rows] for x_T in one)))
-                    ]:
-                        keys: slice | Tensor = slice(*runs[0])
-                        if len(runs) > 1:  # some nodes' sinks may lie in the run of others
-                            keys = (
-                                torch.cat([torch.arange(*run) for run in runs]).unique().to(device)
-                            )
-                        found.append(AttentionPiece(b, rows, keys, causal=False))
-                if length:
-                    first = int(first_T[start])
-                    done = start + length
-                    found.append(
-                        AttentionPiece(
-                            b, slice(start, done), slice(first, first + length), causal=True
-                        )
-                    )
-        if sum(piece.pairs for piece in found) <= KEPT:
-            found = [piece._replace(kept_11RK=piece.mask(spans)) for piece in found]
-        return cls(spans, found)
+            for document in [*documents, _CausalDocument(T, T, 0)]:
+                for start in range(done, document.start, ROWS):
+                    rows = slice(start, min(start + ROWS, document.start))
+                    keys = _keys_seen([(x[rows], y[rows]) for x, y in seen], spans.first_BT.device)
+                    if keys is not None:
+                        pieces.append(AttentionPiece(b, rows, keys, causal=False))
+                if document.start < document.end:
+                    rows = slice(document.start, document.end)
+                    length = document.end - document.start
+                    keys = slice(document.first_key, document.first_key + length)
+                    pieces.append(AttentionPiece(b, rows, keys, causal=True))
+                done = document.end
+        if sum(piece.pairs for piece in pieces) <= KEPT:
+            pieces = [piece._replace(kept_11RK=piece.mask(spans)) for piece in pieces]
+        return cls(spans, pieces)
+
+
+class _CausalDocument(NamedTuple):
+    """Nodes ``start`` to ``end - 1``, of which each sees one key more than the one before, from ``first_key`` on."""
+
+    start: int
+    end: int
+    first_key: int
+
+
+def _causal_documents(seen: list[tuple[Tensor, Tensor]]) -> list[_CausalDocument]:
+    """Return the documents of one sequence that are long enough for plain causal attention.
+
+    Args:
+        seen: the first and last key that each node sees, (T,) each; and likewise of its sinks, where there are any.
+    """
+    (first_T, last_T), *sinks = seen
+    T = len(first_T)
+    continues_T = torch.zeros(T, dtype=torch.bool)  # sees one key more than the node before
+    continues_T[1:] = (first_T[1:] == first_T[:-1]) & (last_T[1:] == last_T[:-1] + 1)
+    sees_itself_T = first_T == last_T  # as the first node of a document does
+    for first_sink_T, last_sink_T in sinks:
+        without_sinks_T = last_sink_T < first_sink_T
+        sees_itself_T &= without_sinks_T
+        continues_T &= without_sinks_T
+    starts = (~continues_T).nonzero()[:, 0]
+    ends = torch.cat([starts[1:], starts.new_tensor([T])])
+    is_long = (ends - starts >= ROWS) & sees_itself_T[starts]
+    return [
+        _CausalDocument(start, end, int(first_T[start]))
+        for start, end in zip(starts[is_long].tolist(), ends[is_long].tolist(), strict=True)
+    ]
+
+
+def _keys_seen(seen: list[tuple[Tensor, Tensor]], device: torch.device) -> slice | Tensor | None:
+    """Return the keys that any of some nodes sees: a run, or int64 (K,) with their sinks; None if there is none."""
+    runs = [run for first_R, last_R in seen if (run := _reach(first_R, last_R))]
+    if not runs:
+        return None
+    if len(runs) == 1:
+        return slice(*runs[0])
+    # Some nodes' sinks may lie in the run of others.
+    return torch.cat([torch.arange(*run) for run in runs]).unique().to(device)
 
 
 def attend_pieces(
@@ -179,16 +202,16 @@ def attend_pieces(
         v_BgSd = F.pad(v_BgSd, (0, d - narrow))
     out = q_BhTd.new_zeros(*q_BhTd.shape[:3], narrow)
     for piece in pieces.pieces:
-        one = slice(piece.sequence, piece.sequence + 1)
+        sequence = slice(piece.sequence, piece.sequence + 1)
         rows = piece.rows
         keys = piece.keys
         got = attend(
-            q_BhTd[one, :, rows],
-            k_BgSd[one, :, keys],
-            v_BgSd[one, :, keys],
+            q_BhTd[sequence, :, rows],
+            k_BgSd[sequence, :, keys],
+            v_BgSd[sequence, :, keys],
             piece.mask(pieces.spans),
         )
-        out[one, :, rows] = got[..., :narrow]
+        out[sequence, :, rows] = got[..., :narrow]
     return out
 
 
@@ -220,23 +243,19 @@ class StaticCache:
     ) -> None:
         self.capacity = capacity
         # a tensor for each layer: compiled code would copy a common one whole at every write
-        self.keys_BgSd, self.values_BgSd = (
-            [
-                torch.zeros(batch, heads, capacity, head_dim, dtype=dtype, device=device)
-                for _ in range(layers)
-            ]
-            for _ in range(2)
-        )
+        shape = (batch, heads, capacity, head_dim)
+        self.keys_BgSd = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values_BgSd = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
 
     def row(self, b: int) -> "StaticCache":
         """The cache of one sequence, in the same memory."""
         # without a slice: compiled code would copy the buffer at every write
         if len(self.keys_BgSd[0]) == 1:
             return self
-        one = copy.copy(self)
-        one.keys_BgSd = [x_BgSd[b : b + 1] for x_BgSd in self.keys_BgSd]
-        one.values_BgSd = [x_BgSd[b : b + 1] for x_BgSd in self.values_BgSd]
-        return one
+        sequence = copy.copy(self)
+        sequence.keys_BgSd = [x_BgSd[b : b + 1] for x_BgSd in self.keys_BgSd]
+        sequence.values_BgSd = [x_BgSd[b : b + 1] for x_BgSd in self.values_BgSd]
+        return sequence
 
     def attend(
         self,

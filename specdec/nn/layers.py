@@ -58,8 +58,8 @@ class _Lean(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # else a graph for every mix of gradients wanted
-        kept = [x.detach() for x in ctx.saved_tensors]
-        return None, None, None, None, *ctx.gradient(*grads, *kept, *ctx.options)
+        inputs = [x.detach() for x in ctx.saved_tensors]
+        return None, None, None, None, *ctx.gradient(*grads, *inputs, *ctx.options)
 
 
 @pointwise

@@ -26,11 +26,11 @@ class Merged:
         self.block = block
 
     def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], spans: Spans) -> Tensor:
-        first, *own = steps
+        first, *later = steps
         out_BhTd, lse_BhT = self.block(q_BhTd, first.k_BgTd, first.v_BgTd, spans)
-        if not own:
+        if not later:
             return out_BhTd
-        own_keys_and_values = [tensor for step in own for tensor in step]
+        own_keys_and_values = [tensor for step in later for tensor in step]
         return _Merged.apply(q_BhTd, out_BhTd, lse_BhT, *own_keys_and_values)
 
 
@@ -60,7 +60,7 @@ class _Merged(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_BhTd: Tensor) -> tuple[Tensor, ...]:
-        q_BhTd, out_BhTd, block_lse_BgrT, lse_BgrT, merged_BhTd, *own = ctx.saved_tensors
+        q_BhTd, out_BhTd, block_lse_BgrT, lse_BgrT, merged_BhTd, *later = ctx.saved_tensors
         kind = lse_BgrT.dtype
         q = q_BhTd.view(*lse_BgrT.shape, -1)
         grad = grad_BhTd.reshape(q.shape)
@@ -72,7 +72,7 @@ class _Merged(torch.autograd.Function):
         by_lse = (block_share * by_block).view(q_BhTd.shape[:-1])
         by_q = torch.zeros_like(q, dtype=kind)
         by_own: list[Tensor] = []
-        for k_BgTd, v_BgTd in zip(own[0::2], own[1::2], strict=True):
+        for k_BgTd, v_BgTd in zip(later[0::2], later[1::2], strict=True):
             by_q_own, by_k, by_v = own_gradients(grad, q, lse_BgrT, inner_BgrT, k_BgTd, v_BgTd)
             by_q += by_q_own
             by_own += [by_k, by_v]
@@ -124,7 +124,7 @@ class Flex(Merged):
             self._spans = spans
         mask = self._block_mask
         aux = self._lse
-        out, found = self._attend(
+        out, more = self._attend(
             q_BhTd, k_BgTd, v_BgTd, block_mask=mask, enable_gqa=True, return_aux=aux
         )
-        return out, found.lse
+        return out, more.lse

@@ -103,8 +103,8 @@ class MuonAdamW(torch.optim.Optimizer):
         momentum: Share = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
     ) -> None:
-        given = {"lr": lr, "lr_rest": lr_rest, "weight_decay": weight_decay, "momentum": momentum}
-        check_numbers(MuonAdamW.__init__, given, "MuonAdamW.")
+        numbers = {"lr": lr, "lr_rest": lr_rest, "weight_decay": weight_decay, "momentum": momentum}
+        check_numbers(MuonAdamW.__init__, numbers, "MuonAdamW.")
         named = list(params)
         if not all(isinstance(item, tuple) for item in named):
             raise ValueError(

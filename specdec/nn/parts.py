@@ -57,7 +57,7 @@ def part_from_json(base: type[Kind], data: Any, where: str) -> Kind:
             f"{where}: expected a part's name, or class_path and init_args, found {data!r:.200}"
         )
     name = str(data["class_path"])
-    given = data["init_args"]
+    arguments = data["init_args"]
     if _find(base, name) is None:
         ensure(name)
     if (cls := _find(base, name)) is None:
@@ -66,23 +66,23 @@ def part_from_json(base: type[Kind], data: Any, where: str) -> Kind:
             f"or name it with {FLAG}"
         )
     kinds = {field.name: field.type for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if not isinstance(given, dict) or set(given) != set(kinds):
-        raise ValueError(f"{where}: {cls.__name__} takes {sorted(kinds)}, found {given!r:.200}")
+    if not isinstance(arguments, dict) or set(arguments) != set(kinds):
+        raise ValueError(f"{where}: {cls.__name__} takes {sorted(kinds)}, found {arguments!r:.200}")
     for argument, kind in kinds.items():
-        if kind in (bool, int, float, str) and type(given[argument]) not in (
+        if kind in (bool, int, float, str) and type(arguments[argument]) not in (
             kind,
             int if kind is float else kind,
         ):
             raise ValueError(
-                f"{where}: {argument} is {given[argument]!r:.60}, wanted {kind.__name__}"
+                f"{where}: {argument} is {arguments[argument]!r:.60}, wanted {kind.__name__}"
             )
-    return cls(**given)
+    return cls(**arguments)
 
 
 def _find(base: type[Kind], name: str) -> type[Kind] | None:
     if dataclasses.is_dataclass(base) and class_name(base) == name:
         return base
-    return next((found for cls in base.__subclasses__() if (found := _find(cls, name))), None)
+    return next((match for cls in base.__subclasses__() if (match := _find(cls, name))), None)
 
 
 def build_part(axis: str, config: Any, kind: type[Built]) -> Built:
@@ -91,9 +91,9 @@ def build_part(axis: str, config: Any, kind: type[Built]) -> Built:
     module = part.build(config)
     if not isinstance(module, kind):
         name = class_name(type(part))
-        made = type(module).__name__
+        built_class = type(module).__name__
         wanted = f"{kind.__module__}.{kind.__qualname__}"
         raise ValueError(
-            f"{axis} {name}: its build returned a {made}, wanted an instance of {wanted}"
+            f"{axis} {name}: its build returned a {built_class}, wanted an instance of {wanted}"
         )
     return module

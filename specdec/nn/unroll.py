@@ -67,7 +67,7 @@ class UnrollCache:
         """Go on with these of the nodes: of the others' later keys none is needed any more."""
         index = nodes_BM[:, None, :, None]
         self.layers = [
-            [first, *(Keys(*(x.take_along_dim(index, 2) for x in own)) for own in later)]
+            [first, *(Keys(*(x.take_along_dim(index, 2) for x in keys)) for keys in later)]
             for first, *later in self.layers
         ]
 
@@ -112,21 +112,21 @@ class Dense:
     def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], spans: Spans) -> Tensor:
         B, h, T, d = q_BhTd.shape
         first = steps[0]
-        own = steps[1:]
+        later = steps[1:]
         g, S = first.k_BgTd.shape[1:3]
         q_BgrTd = q_BhTd.reshape(B, g, h // g, T, d) * d**-0.5
         scores = (q_BgrTd @ first.k_BgTd[:, :, None].mT).masked_fill(
             ~spans.mask_B1TS[:, :, None], float("-inf")
         )
-        if own:
-            keys_BgTkd = torch.stack([keys.k_BgTd for keys in own], dim=3)
+        if later:
+            keys_BgTkd = torch.stack([keys.k_BgTd for keys in later], dim=3)
             scores = torch.cat(
                 [scores, torch.einsum("bgrtd,bgtkd->bgrtk", q_BgrTd, keys_BgTkd)], dim=-1
             )
         weights = scores.softmax(-1, dtype=wide(scores.dtype)).to(q_BhTd.dtype)
         out = weights[..., :S] @ first.v_BgTd[:, :, None]
-        if own:
-            values_BgTkd = torch.stack([keys.v_BgTd for keys in own], dim=3)
+        if later:
+            values_BgTkd = torch.stack([keys.v_BgTd for keys in later], dim=3)
             out = out + torch.einsum("bgrtk,bgtkd->bgrtd", weights[..., S:], values_BgTkd)
         return out.reshape(B, h, T, d)
 

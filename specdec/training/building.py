@@ -68,21 +68,23 @@ class FromDrafter(Start):
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """The saved drafter, bound to this target; ValueError if target or design differ."""
         saved = load_drafter(self.directory, dtype=torch.get_default_dtype())
-        one = canonical(saved.config.to_json())
-        two = canonical(config.to_json())
-        found = [
+        saved_design = canonical(saved.config.to_json())
+        wanted_design = canonical(config.to_json())
+        differing = [
             (key, a, b)
-            for key, a, b in pairs(one, two)
+            for key, a, b in pairs(saved_design, wanted_design)
             if key.partition(".")[0] not in KEPT | {"target"}
         ]
         if other := [
-            f"{key} {a}, the target has {b}" for key, a, b in found if key in OF_THE_TARGET
+            f"{key} {a}, the target has {b}" for key, a, b in differing if key in OF_THE_TARGET
         ]:
             raise ValueError(
                 f"{self.directory}: the drafter is for another target, of {'; '.join(other)}"
             )
-        if found:
-            differences = "; ".join(f"{key} is {words(a)}, not {words(b)}" for key, a, b in found)
+        if differing:
+            differences = "; ".join(
+                f"{key} is {words(a)}, not {words(b)}" for key, a, b in differing
+            )
             raise ValueError(
                 f"{self.directory}: the drafter is not of the design in model.drafter: {differences}: set "
                 "model.drafter to the drafter's own"

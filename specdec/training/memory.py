@@ -65,22 +65,22 @@ def memory_need(
         target_bytes: of the target's parameters and buffers.
     """
     drafter = skeleton_of(config)
-    each = trained_in.weights.itemsize
+    weight_bytes = trained_in.weights.itemsize
     shards = world // nodes if sharded else 1
     parameters = sum(p.numel() for p in drafter.parameters())
     frozen_embed = 0 if train_embed else drafter.embed_tokens.weight.numel()
     trainable = parameters - frozen_embed - (0 if train_head else drafter.lm_head.weight.numel())
-    exchange = trainable * each if world > 1 or sharded else 0
+    exchange = trainable * weight_bytes if world > 1 or sharded else 0
     if sharded:
         exchange += (parameters - frozen_embed) * trained_in.products.itemsize
     # the fused ones, and the last for the logits
-    states = len(config.aux_layers) * each + target_dtype.itemsize
+    states = len(config.aux_layers) * weight_bytes + target_dtype.itemsize
     # shards are gathered in the products' dtype
     cast = trained_in.products != trained_in.weights and not sharded
     copies = trainable * trained_in.products.itemsize if cast else 0
     return {
-        "weights": parameters * each // shards + copies,
-        "gradients": trainable * each // shards,
+        "weights": parameters * weight_bytes // shards + copies,
+        "gradients": trainable * weight_bytes // shards,
         "optimizer": trainable * 2 * FLOAT32 // shards,
         "target": target_bytes,
         "target_states": B * T * config.target_hidden_size * states,
@@ -126,15 +126,15 @@ def _loss_bytes(
     gradients and the head's; of one piece draft logits and gradients, the target's probabilities, and a block of it."""
     D = config.draft_vocab_size
     K = objective.steps
-    each = trained_in.products.itemsize
-    states = int(B * T * sum(objective.shares(config.drafting)) * config.hidden_size * each)
+    number_bytes = trained_in.products.itemsize
+    states = int(B * T * sum(objective.shares(config.drafting)) * config.hidden_size * number_bytes)
     positions = min(objective.piece(FLOAT32, D), B * T)
-    per_position = 3 * K * D * each + (6 * D + 2 * min(config.vocab_size, BLOCK)) * FLOAT32
+    per_position = 3 * K * D * number_bytes + (6 * D + 2 * min(config.vocab_size, BLOCK)) * FLOAT32
     # A state that the next step reads too is kept by the unroll already, but for the last step's.
     unroll_keeps_them = config.recurrence.feeds_head_input or not config.norms.output
-    kept = states // K if unroll_keeps_them else states
+    kept_states = states // K if unroll_keeps_them else states
     by_head = train_head * D * config.hidden_size * trained_in.weights.itemsize
-    return kept + states + by_head + positions * per_position
+    return kept_states + states + by_head + positions * per_position
 
 
 def report_memory(need: dict[str, int]) -> None:

@@ -294,8 +294,8 @@ class TrainStep(nn.Module):
         by_step = []
         for k, step in enumerate(steps):
             slots_R = slots.trained_KBT[k].flatten().nonzero()[:, 0]
-            kept = slots.kept[k]
-            rows_R = slots_R if kept is None else kept.place_S[slots_R]
+            kept_slots = slots.kept[k]
+            rows_R = slots_R if kept_slots is None else kept_slots.place_S[slots_R]
             h_RH = step.h_BTH.flatten(0, 1)[rows_R]
             target_RH = shift(target.final_BTH, 1 + k).flatten(0, 1)[slots_R]
             loss_R = loss(h_RH, target_RH.to(h_RH.dtype))

@@ -194,7 +194,7 @@ def _law_by_coins(rule: Rule, world: World, trees: Trees) -> Tensor:
     children = [[child for child in range(1, N) if parents[child] == node] for node in range(N)]
     reach = [trees.probability_T]
     for node in range(1, N):
-        if rule.chains:  # a coin for each, and the deepest that is taken counts
+        if rule.needs_chain:  # a coin for each, and the deepest that is taken counts
             reach.append(trees.probability_T * chance_TN[:, node])
             continue
         elder = [child for child in children[parents[node]] if child < node]
@@ -202,7 +202,7 @@ def _law_by_coins(rule: Rule, world: World, trees: Trees) -> Tensor:
 
     out = torch.zeros((V,) * L, dtype=torch.float64)
     for node in range(N):
-        deeper = list(range(node + 1, N)) if rule.chains else children[node]
+        deeper = list(range(node + 1, N)) if rule.needs_chain else children[node]
         stop_T = reach[node] * (1 - chance_TN[:, deeper]).prod(1)
         for tree, row in enumerate(trees.drafts.tokens_BN.tolist()):
             context = tuple(row[above] for above in path_to(node, parents)[1:])

@@ -123,7 +123,7 @@ def test_an_end_token_in_the_prompt_does_not_stop() -> None:
 
 def test_every_pass_is_timed_by_the_devices_own_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     marks = iter(range(1000))
-    monkeypatch.setattr("specdec.decoding.decoder._mark", lambda device: float(next(marks)))
+    monkeypatch.setattr("specdec.decoding.decoder._timestamp", lambda device: float(next(marks)))
     made = speculate(Chain(3), 9)
     assert made.draft_ms == made.verify_ms == (1000.0,) * len(made.accepted)
     assert speculate(Chain(3), 1).draft_ms == ()  # no pass, no mark
@@ -145,7 +145,7 @@ def test_a_gpus_marks_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
             return 5.0 * (end.number - self.number)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    first, _, last = (decoder_module._mark(torch.device("cuda")) for _ in range(3))
+    first, _, last = (decoder_module._timestamp(torch.device("cuda")) for _ in range(3))
     assert decoder_module._ms(first, last) == 10.0
 
 

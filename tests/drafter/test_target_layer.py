@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModel
 from specdec.decoding import Chain, DynamicTree, PlainDecoder, SpeculativeDecoder
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Norms, PreNorm, TargetNorm, Wide
 from specdec.drafter.entry import Entered
-from specdec.drafter.model import FLOAT32, skeleton_of
+from specdec.drafter.model import ROUTER_BIAS, skeleton_of
 from specdec.drafter.target_layer import COMPARED
 from specdec.drafting.slots import KeptSlots
 from specdec.export import import_drafter
@@ -147,18 +147,18 @@ def test_a_routers_bias_is_not_rounded() -> None:
     config = CONFIG_MAPPING["glm4_moe"](**BASE, **CONFIGS["glm4_moe"][1])
     known = {"vocab_size": VOCAB, "num_target_layers": LAYERS, "identity": {}}
     drafter = Drafter(DrafterConfig.for_target(DESIGN, config, **known), torch.arange(VOCAB))
-    (bias,) = (value for name, value in drafter.named_buffers() if name.endswith(FLOAT32))
+    (bias,) = (value for name, value in drafter.named_buffers() if name.endswith(ROUTER_BIAS))
     bias.copy_(8 + torch.arange(4) / 1000)
     torch.set_default_dtype(torch.bfloat16)
     try:
         built = Drafter(drafter.config, torch.arange(VOCAB))
     finally:
         torch.set_default_dtype(torch.float32)
-    assert {x.dtype for name, x in built.named_buffers() if name.endswith(FLOAT32)} == {
+    assert {x.dtype for name, x in built.named_buffers() if name.endswith(ROUTER_BIAS)} == {
         torch.float32
     }
     rounded = drafter.to(torch.bfloat16)
-    (kept,) = (value for name, value in rounded.named_buffers() if name.endswith(FLOAT32))
+    (kept,) = (value for name, value in rounded.named_buffers() if name.endswith(ROUTER_BIAS))
     assert kept.dtype == torch.float32 and torch.equal(kept, 8 + torch.arange(4) / 1000)
     assert {value.dtype for value in rounded.parameters()} == {torch.bfloat16}
 

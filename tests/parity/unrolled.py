@@ -48,7 +48,9 @@ def worst_gap(made: DrafterSpec | Drafter, documents: list[int], steps: int = ST
                 break
             seen = torch.ones(1, k + 1, dtype=torch.bool)
             depth_Q = torch.arange(k + 1)
-            ids_11 = drafter.config.drafting.token_read(ids[:, token : token + 1])
+            ids_11 = ids[:, token : token + 1]
+            if drafter.config.drafting.reads_mask(k + 1):
+                ids_11 = drafter.config.drafting.masks(ids_11)
             frontier = proposer.memory.append(
                 proposer.length_B, ids_11, frontier.h_BKH[:, :1], seen, depth_Q
             )

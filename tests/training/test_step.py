@@ -81,7 +81,9 @@ def make_teacher(drafter: Drafter, batch: Batch, seed: int = 1) -> TargetOutputs
     return TargetOutputs(
         aux,
         logits,
-        TargetHead(Echo(), drafter.vocab, {"log_p_RD", "log_mass_R", "token_R"}, needs_covered=True),
+        TargetHead(
+            Echo(), drafter.vocab, {"log_p_RD", "log_mass_R", "token_R"}, needs_covered=True
+        ),
     )
 
 
