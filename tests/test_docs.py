@@ -17,9 +17,10 @@ from torch import nn
 
 from specdec.cli import main
 from specdec.data import Batch
-from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder, parse_shape
+from specdec.decoding import Chain, PlainDecoder, Request, SpeculativeDecoder, parse_shape
 from specdec.decoding.accept import Rule
 from specdec.drafter import Drafter, DrafterSpec, Norms, load_drafter
+from specdec.export import export_drafter
 from specdec.features import OnTheFly
 from specdec.target import Target
 from specdec.training.losses import LossRows
@@ -32,8 +33,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "add_a_variant.md"
 SECTIONS = dict(
     re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 )
+WAY_OF_DRAFTING = "Way of drafting"
+PAGES = SECTIONS | {WAY_OF_DRAFTING: PAGE.with_name("add_a_way_of_drafting.md").read_text()}
 FIRST = "Fusion"
-DRAFTER = ("Fusion", "Norm", "Entry", "Recurrence")
+DRAFTER = ("Fusion", "Norm", "Entry", "Recurrence", WAY_OF_DRAFTING)
 Write = Callable[[str], list[list[str]]]
 
 
@@ -95,8 +98,8 @@ def written(
     sys.modules.pop("my_parts", None)
 
     def write(section: str) -> list[list[str]]:
-        (code,) = re.findall(r"```python\n(.*?)```", SECTIONS[section], re.DOTALL)
-        (shell,) = re.findall(r"```bash\n(.*?)```", SECTIONS[section], re.DOTALL)
+        (code,) = re.findall(r"```python\n(.*?)```", PAGES[section], re.DOTALL)
+        (shell,) = re.findall(r"```bash\n(.*?)```", PAGES[section], re.DOTALL)
         Path("my_parts.py").write_text(code)
         words = [shlex.split(line) for line in shell.replace("\\\n", "").splitlines()]
         assert all(line[0] == "specdec" for line in words)
@@ -120,12 +123,12 @@ def parts(written: Write, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Mo
 
 
 def test_every_base_has_an_example() -> None:
-    assert list(SECTIONS) == [*DRAFTER, "Loss", "Noise", "Schedule", "Features", "Draft shape"]
+    assert list(SECTIONS) == [*DRAFTER[:-1], "Loss", "Noise", "Schedule", "Features", "Draft shape"]
     linked = re.findall(r"\(#([\w-]+)\)", PAGE.read_text())
     assert linked == [section.lower().replace(" ", "-") for section in SECTIONS]
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("section", PAGES)
 def test_what_the_page_says_is_trained_and_decodes(
     section: str, written: Write, target_directory: Path
 ) -> None:
@@ -178,13 +181,47 @@ def test_without_the_flag_nothing_of_it_is_imported(
         ),
         ("Entry", lambda own: DrafterSpec(entry=own.Additive(), draft_vocab_size=40)),
         ("Recurrence", lambda own: DrafterSpec(recurrence=own.Mixed(0.3), num_layers=2)),
+        (WAY_OF_DRAFTING, lambda own: DrafterSpec(recurrence=own.PairedDrafts(), num_layers=2)),
     ],
-    ids=["fusion", "norm of the states", "norm of heads and output", "entry", "recurrence"],
+    ids=[
+        "fusion",
+        "norm of the states",
+        "norm of heads and output",
+        "entry",
+        "recurrence",
+        "way of drafting",
+    ],
 )
 def test_what_is_trained_is_what_is_decoded(
     section: str, spec: Callable[[Any], DrafterSpec], parts: Callable[[str], ModuleType]
 ) -> None:
     assert worst_gap(spec(parts(section)), [0, 0, 0, 0, 0, 1, 1, 1]) < 1e-12
+
+
+def test_a_fault_in_one_half_of_a_way_of_drafting_is_found(
+    parts: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding that gives the second draft of a pair the state that the first handed on, as training does not."""
+    own = parts(WAY_OF_DRAFTING)
+    spec = DrafterSpec(recurrence=own.PairedDrafts(), draft_vocab_size=40)
+    monkeypatch.setattr(own.Pairs, "next_feature", lambda self, step, read, handed: handed)
+    assert worst_gap(spec, [0, 0, 0, 0, 0, 1, 1, 1]) > 1e-3
+
+
+def test_a_way_of_drafting_in_one_file_decodes_without_loss(
+    parts: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    own = parts(WAY_OF_DRAFTING)
+    drafter = tiny_drafter(DrafterSpec(recurrence=own.PairedDrafts(), draft_vocab_size=40))
+    target = tiny_target()
+    requests = [Request([1, 2, 3, last], 24, 0) for last in range(5)]
+    plain = {n: made.ids for n, made in PlainDecoder(target).generate_all(requests, ())}
+    decoder = SpeculativeDecoder(target, drafter, Chain(5), batch=2)
+    assert {n: made.ids for n, made in decoder.generate_all(requests, ())} == plain
+    with pytest.raises(ValueError, match="PairedDrafts drafts a chain: use --shape chain"):
+        SpeculativeDecoder(target, drafter, parse_shape("tree")).generate([1, 2, 3], 8)
+    with pytest.raises(ValueError, match="parts of your own: no engine knows them"):
+        export_drafter(drafter, target, tmp_path / "served")
 
 
 def test_the_parts_of_a_drafter_are_used(parts: Callable[[str], ModuleType]) -> None:

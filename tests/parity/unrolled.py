@@ -36,22 +36,19 @@ def worst_gap(made: DrafterSpec | Drafter, documents: list[int], steps: int = ST
     for anchor in range(length - 1):
         first = documents.index(documents[anchor])
         proposer = Drafting(drafter, Chain(steps), length)
-        frontier = proposer.commit(ids[:, first + 1 : anchor + 2], aux[:, first : anchor + 1])
-        at_once = frontier.logits_BKD[0]  # all levels of a parallel drafter
+        start = proposer.commit(ids[:, first + 1 : anchor + 2], aux[:, first : anchor + 1])
+        expand = drafter.config.drafting.expand(proposer.memory, start, proposer.length_B)
+        frontier = start
+        at_once = start.logits_BKD[0]  # every level that the first call has made
         for k in range(steps):
             want = unrolled[k][anchor].log_softmax(-1)
             if k < len(at_once):
                 gap = max(gap, float((at_once[k].log_softmax(-1) - want).abs().max()))
             gap = max(gap, float((frontier.logits_BKD[0, 0].log_softmax(-1) - want).abs().max()))
             token = anchor + 2 + k
-            if token >= length or documents[token] != documents[anchor]:
+            if k + 1 == steps or token >= length or documents[token] != documents[anchor]:
                 break
             seen = torch.ones(1, k + 1, dtype=torch.bool)
-            depth_Q = torch.arange(k + 1)
             ids_11 = ids[:, token : token + 1]
-            if drafter.config.drafting.reads_mask(k + 1):
-                ids_11 = drafter.config.drafting.masks(ids_11)
-            frontier = proposer.memory.append(
-                proposer.length_B, ids_11, frontier.h_BKH[:, :1], seen, depth_Q
-            )
+            frontier = expand(ids_11, frontier.h_BKH[:, :1], seen, torch.arange(k + 1))
     return gap
