@@ -1,13 +1,8 @@
 """Lossless speculative decoding. Read decoder, round, proposal, accept and session, in this order."""
 
 from specdec.decoding.accept import DraftTree, Sampling
-from specdec.decoding.decoder import (
-    PlainDecoder,
-    SpeculativeDecoder,
-    check_length,
-    check_pair,
-    warn_unless_made_for,
-)
+from specdec.decoding.checks import check_length, check_pair, warn_unless_made_for
+from specdec.decoding.decoder import PlainDecoder, SpeculativeDecoder
 from specdec.decoding.generation import Chunk, Generation, Request, continuation
 from specdec.decoding.parse import parse_shape
 from specdec.decoding.proposal import Proposer

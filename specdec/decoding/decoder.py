@@ -3,7 +3,6 @@
 Legend: B sequences.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from specdec.decoding.accept import Sampling
+from specdec.decoding.checks import check_length, check_pair
 from specdec.decoding.generation import (
     Chunk,
     Generation,
@@ -25,10 +25,7 @@ from specdec.decoding.session import Compilation, DecodeSession, slots_for
 from specdec.decoding.shapes import Chain, DraftShape
 from specdec.drafter import Drafter
 from specdec.target import Target
-from specdec.utils.numbers import Side, Tokens, check_numbers
-from specdec.utils.text import how_many
-
-log = logging.getLogger(__name__)
+from specdec.utils.numbers import Side, check_numbers
 
 GREEDY = Sampling()
 
@@ -271,34 +268,6 @@ class SpeculativeDecoder(PlainDecoder):
         )
 
 
-def check_length(target: Target, prompt: list[int], max_new_tokens: Tokens, nodes: int = 1) -> None:
-    """Raise ValueError for a request that no decoding can serve.
-
-    Args:
-        nodes: of the largest tree to verify, the root included.
-    """
-    if not prompt:
-        raise ValueError("the prompt is empty: give at least one token")
-    if not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
-        raise ValueError(
-            f"the prompt has token ids outside 0..{target.vocab_size - 1}: is the tokenizer the target's?"
-        )
-    check_numbers(check_length, {"max_new_tokens": max_new_tokens})
-    most = target.config.max_position_embeddings
-    if len(prompt) + max_new_tokens > most:
-        raise ValueError(
-            f"a prompt of {how_many(len(prompt), 'token')} and {max_new_tokens} new ones exceed the target's {most} "
-            "positions"
-        )
-    slots = len(prompt) + max_new_tokens + nodes
-    most_slots = target.most_slots
-    if most_slots is not None and slots > most_slots:
-        raise ValueError(
-            f"a prompt of {how_many(len(prompt), 'token')}, {max_new_tokens} new ones and a tree of {nodes} exceed "
-            f"{most_slots} positions, where this target's rotary frequencies start to depend on the text's length"
-        )
-
-
 class _Answer:
     """A request being served."""
 
@@ -353,50 +322,3 @@ def _timestamp(device: torch.device) -> Any:
 def _ms(start: Any, end: Any) -> float:
     """Milliseconds between two marks that the device has passed."""
     return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
-
-
-def check_pair(target: Target, drafter: Drafter) -> None:
-    """Raise ValueError unless the drafter was made for a target of this shape, and both have one dtype and device."""
-    config = drafter.config
-    weight = drafter.lm_head.weight
-    for what, has, wants in (
-        ("hidden size", target.hidden_size, config.target_hidden_size),
-        ("vocabulary size", target.vocab_size, config.vocab_size),
-        ("number of layers", target.num_layers, config.num_target_layers),
-        ("dtype", target.dtype, weight.dtype),
-        ("device", target.device, weight.device),
-    ):
-        if has != wants:
-            raise ValueError(
-                f"drafter and target do not match: the target's {what} is {has}, the drafter was made for {wants}"
-            )
-
-
-def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False) -> bool:
-    """Whether the drafter was trained for this very target; warns if it was not, or does not say for which.
-
-    Args:
-        refuse: raise ValueError for a drafter that says it was trained for another target of the same shape, except
-            where the target is in float16, which has a fingerprint of its own.
-    """
-    trained_for = drafter.config.target
-    identity = target.identity
-    which = trained_for.get("source")
-    fingerprint = trained_for.get("fingerprint")
-    if target.is_of(trained_for):
-        return True
-    if fingerprint is None and trained_for.get("parts") is None:
-        log.warning("this drafter does not say which target it was trained for")
-    elif not refuse or target.dtype == torch.float16:
-        log.warning("this drafter was trained for another target (%s) of the same shape", which)
-    else:
-        adapted = f" with {target.adapter}" if target.adapter is not None else ""
-        same = (
-            ", of another build or version" if which == identity["source"] and not adapted else ""
-        )
-        raise ValueError(
-            f"this drafter was trained for another target of the same shape, {which}: the weights or the configuration "
-            f"of {identity['source']}{adapted} are others{same}; give it its own target, or --other_target true (also "
-            "if it was trained with its target in float16)"
-        )
-    return False

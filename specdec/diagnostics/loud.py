@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from specdec.drafter import Drafter, DrafterSpec, TargetLayer
 from specdec.drafter.entry import InjectionEntry, NarrowEntry, WideEntry
-from specdec.nn.layers import Attention, RMSNorm, SwiGLU, rope_parameters
+from specdec.nn.layers import Attention, RMSNorm, SwiGLU
+from specdec.nn.rope import rope_parameters
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.training.building import config_for

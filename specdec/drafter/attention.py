@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from torch import nn
 
 from specdec.nn.latent import LatentAttention
-from specdec.nn.layers import Attention, GroupedAttention, rope_scale
+from specdec.nn.layers import Attention, GroupedAttention
 from specdec.nn.parts import Part
+from specdec.nn.rope import rope_scale
 from specdec.utils.numbers import Heads, Whole, Width, check_numbers
 
 if TYPE_CHECKING:

@@ -1,18 +1,19 @@
 """The description of a drafter: what the user chose, and what it became for one target."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from specdec.drafter.attention import GQA, AttentionKind, HeadSizes
+from specdec.drafter.checks import check_boundaries, check_groups, check_heads, check_window
 from specdec.drafter.entry import Entry, Wide
 from specdec.drafter.fusion import Concat, Fusion
 from specdec.drafter.norms import Norm, Norms
 from specdec.drafting import DraftingMode, PostNorm, Recurrence
-from specdec.nn.layers import frequencies, rope_parameters
 from specdec.nn.parts import Part, part_from_json, part_to_json
+from specdec.nn.rope import frequencies, rope_parameters
 from specdec.utils.config import read_yaml, shipped
 from specdec.utils.numbers import (
     Heads,
@@ -27,9 +28,6 @@ from specdec.utils.numbers import (
     check_numbers,
 )
 
-# the unroll shows a node its own keys of every earlier step, as decoding does inside the window
-SMALLEST_WINDOW = 16
-
 AXES: dict[str, type[Part]] = {
     "fusion": Fusion,
     "entry": Entry,
@@ -38,66 +36,6 @@ AXES: dict[str, type[Part]] = {
 }
 # anything else at a site is a user's own norm
 NORM_WORDS = (True, False, "none", "each", "concat", "raw", "normed")
-
-
-def _check_window(window: Any, sinks: Any) -> None:
-    if window != "full" and (type(window) is not int or window < SMALLEST_WINDOW):
-        raise ValueError(
-            f"attention_window must be full or at least {SMALLEST_WINDOW}, not {window!s:.60}: a node always sees its "
-            "own keys of the earlier unroll steps, which a smaller window would hide in decoding"
-        )
-    if sinks and window == "full":
-        raise ValueError(
-            f"attention_sinks {sinks} keep tokens beyond a window, and attention_window is full: set both"
-        )
-
-
-def _check_boundaries(layers: Sequence[int], last: int | None = None) -> None:
-    """``last`` is the target's last boundary, where it is known."""
-    boundaries = list(layers)
-    if odd := [boundary for boundary in boundaries if type(boundary) is not int]:
-        raise ValueError(f"aux_layers must be whole numbers, not {odd[0]!r:.60}")
-    if not boundaries:
-        raise ValueError(
-            "aux_layers [] taps nothing: name at least one boundary of the target, or set default"
-        )
-    if boundaries != sorted(set(boundaries)):
-        raise ValueError(
-            f"aux_layers {boundaries} must be strictly increasing, each boundary once: set {sorted(set(boundaries))}"
-        )
-    if boundaries[0] < 0 or (last is not None and boundaries[-1] > last):
-        reach = "upwards" if last is None else f"to {last}"
-        raise ValueError(
-            f"aux_layers {boundaries}: the target has boundaries 0 {reach}; leave out what lies outside"
-        )
-
-
-def _check_heads(spec: "DrafterSpec") -> None:
-    """Refuse heads that are wrong, or not to be chosen, whatever the target."""
-    chosen = [name for name in HeadSizes._fields if getattr(spec, name) != "target"]
-    if chosen and spec.attention.fixed_heads:
-        raise ValueError(
-            f"{chosen[0]} {getattr(spec, chosen[0])} belongs to attention GQA: attention "
-            f"{type(spec.attention).__name__} {spec.attention.fixed_heads}: leave it out"
-        )
-    heads = spec.num_attention_heads
-    groups = spec.num_key_value_heads
-    width = spec.head_dim
-    if width != "target" and width % 2:
-        raise ValueError(
-            f"head_dim must be even, not {width}: rotary positions pair channels; set {width + 1}"
-        )
-    if heads != "target" and groups != "target":
-        _check_groups(heads, groups)
-
-
-def _check_groups(heads: int, groups: int) -> None:
-    if heads % groups:
-        fitting = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
-        raise ValueError(
-            f"num_attention_heads {heads} is no multiple of num_key_value_heads {groups}: set model.drafter."
-            f"num_key_value_heads to one of {fitting}"
-        )
 
 
 @dataclass(frozen=True)
@@ -156,10 +94,10 @@ class DrafterSpec:
                     f"drafter.{name}={base.__name__} is the abstract base of this axis: choose one of its subclasses"
                 )
         check_numbers(DrafterSpec, vars(self))
-        _check_window(self.attention_window, self.attention_sinks)
+        check_window(self.attention_window, self.attention_sinks)
         if self.aux_layers != "default":
-            _check_boundaries(self.aux_layers)
-        _check_heads(self)
+            check_boundaries(self.aux_layers)
+        check_heads(self)
         # these look at the other axes alone
         for axis in (self.entry, self.norms, self.recurrence, self.attention):
             axis.check(self)
@@ -209,7 +147,7 @@ class DrafterConfig:
         attention_sinks: first tokens of the text that it attends to beyond its window.
         logit_scale: what the head's products are multiplied by: the target's number where the head is the target's
             (Granite and Cohere scale their logits), else 1; an imported drafter may have another.
-        rope: the target's rope block, verbatim; see :func:`specdec.nn.layers.rope_parameters`.
+        rope: the target's rope block, verbatim; see :func:`specdec.nn.rope.rope_parameters`.
         target: the identity of the target it was built for.
 
     Raises:
@@ -244,7 +182,7 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         check_numbers(DrafterConfig, vars(self))
-        _check_window(self.attention_window, self.attention_sinks)
+        check_window(self.attention_window, self.attention_sinks)
         if type(self.attention_bias) is not bool and self.attention_bias != "qkv":
             raise ValueError(
                 f"attention_bias must be true, false or qkv, not {self.attention_bias!r:.60}"
@@ -262,8 +200,8 @@ class DrafterConfig:
                 f"head_dim must be even, not {self.head_dim}: rotary positions pair channels; set "
                 "model.drafter.head_dim"
             )
-        _check_groups(self.num_attention_heads, self.num_key_value_heads)
-        _check_boundaries(self.aux_layers, self.num_target_layers)
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        check_boundaries(self.aux_layers, self.num_target_layers)
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(
                 f"draft_vocab_size {self.draft_vocab_size} must lie in 1..{self.vocab_size}"

@@ -18,8 +18,9 @@ from specdec.drafter.vocab import DraftVocab
 from specdec.drafting.mode import Step
 from specdec.drafting.parallel import FeedMask
 from specdec.drafting.slots import KeptSlots
-from specdec.nn.layers import Attention, RMSNorm, Rope, SwiGLU
+from specdec.nn.layers import Attention, RMSNorm, SwiGLU
 from specdec.nn.parts import build_part
+from specdec.nn.rope import Rope
 from specdec.nn.unroll import DENSE, UnrollKernel
 from specdec.nn.view import View
 from specdec.utils.text import how_many

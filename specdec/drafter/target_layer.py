@@ -17,7 +17,7 @@ from specdec.drafter.attention import GQA, AttentionKind, HeadSizes
 from specdec.drafter.entry import Entered, Narrow
 from specdec.drafter.norms import Norm
 from specdec.nn.cache import attend
-from specdec.nn.layers import ROPE_FAULTS, rope_parameters
+from specdec.nn.rope import ROPE_FAULTS, rope_parameters
 from specdec.nn.view import View
 
 if TYPE_CHECKING:

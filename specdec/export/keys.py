@@ -16,7 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, Qwen3Config
 
 from specdec.drafter import GQA, MLA, Concat, DrafterConfig, MaskBlock, MaskConstant, PostNorm
-from specdec.nn.layers import rope_parameters
+from specdec.nn.rope import rope_parameters
 from specdec.utils.numbers import MOST_LAYERS
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.nn.layers import Attention, RMSNorm, apply_rope
+from specdec.nn.layers import Attention, RMSNorm
+from specdec.nn.rope import apply_rope
 
 
 class LatentAttention(Attention):

@@ -9,7 +9,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 )
 
 from specdec.nn.latent import LatentAttention
-from specdec.nn.layers import Rope, rope_scale
+from specdec.nn.rope import Rope, rope_scale
 from specdec.nn.view import View
 
 HEADS, PLAIN, TURNED, VALUES, KV, WIDTH, T = 3, 6, 4, 5, 8, 32, 11

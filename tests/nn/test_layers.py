@@ -15,7 +15,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from specdec.nn import layers as module
 from specdec.nn.cache import StaticCache, attend
-from specdec.nn.layers import GroupedAttention, NormHeads, RMSNorm, Rope, SwiGLU, rope_parameters
+from specdec.nn.layers import GroupedAttention, NormHeads, RMSNorm, SwiGLU
+from specdec.nn.rope import Rope, rope_parameters
 from specdec.nn.view import View
 from tests.tiny import HIDDEN, llama_config
 

@@ -25,7 +25,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
 
-from specdec.nn.layers import Rope, apply_rope, frequencies, rope_parameters
+from specdec.nn.rope import Rope, apply_rope, frequencies, rope_parameters
 
 SIZES = {
     "hidden_size": 64,

@@ -20,7 +20,7 @@ from torch import Tensor
 from specdec.data import Batch
 from specdec.drafter import Drafter, DrafterSpec, MaskBlock
 from specdec.nn.blocked import Blocked
-from specdec.nn.layers import Rope
+from specdec.nn.rope import Rope
 from specdec.nn.unroll import Dense, UnrollKernel
 from specdec.training.divergences import TopKCrossEntropy
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum
