@@ -46,6 +46,58 @@ def test_no_class_name_stands_twice() -> None:
     assert not twice, twice
 
 
+# names that say nothing of what they hold
+EMPTY = {"one", "found", "kept", "given", "told", "theirs", "own", "made", "each", "before"}
+
+
+def test_no_public_function_name_stands_twice() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path.relative_to(PACKAGE)))
+    twice = {name: files for name, files in places.items() if len(files) > 1}
+    assert not twice, twice
+
+
+def test_no_variable_has_an_empty_name() -> None:
+    empty = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.id}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in EMPTY
+    ]
+    assert not empty, "\n".join(empty)
+
+
+def test_functions_and_files_are_short() -> None:
+    """Sixty lines for a function, four hundred for a file."""
+    long = []
+    for path in FILES:
+        text = path.read_text()
+        if text.count("\n") > 400:
+            long.append(f"{path.relative_to(PACKAGE)}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60:
+                long.append(f"{path.relative_to(PACKAGE)}:{node.lineno} {node.name}")
+    assert not long, "\n".join(long)
+
+
+def test_only_the_drafter_asks_how_it_drafts() -> None:
+    """Elsewhere a :class:`specdec.drafting.DraftingMode` answers, whatever the way."""
+    question = re.compile(
+        r"recurrence\.(masks|parallel)\b|entry\.context\b|isinstance\([^)]*\b(Block|Parallel|Chained)\b"
+    )
+    asked = [
+        f"{path.relative_to(PACKAGE)}:{number}"
+        for path in FILES
+        if path.relative_to(PACKAGE).parts[0] not in ("drafter", "drafting")
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if question.search(line)
+    ]
+    assert not asked, asked
+
+
 def test_nothing_private_of_torch_and_no_mock() -> None:
     private = re.compile(r"unittest\.mock|torch\._(inductor|dynamo|functorch|C)\b|torch\.optim\._")
     found = [str(path.relative_to(PACKAGE)) for path in FILES if private.search(path.read_text())]

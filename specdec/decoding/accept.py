@@ -192,12 +192,12 @@ class WithoutReplacement(Rule):
         return uniform_B * q_x_B < r_x_B
 
     def residual(self, r_BV: Tensor, q_BV: Tensor) -> Tensor:
-        """What is left of the target's distribution once a child drawn from q was refused: (r - q)+."""
+        """Return the rest of the target's distribution once a child drawn from q was refused: (r - q)+."""
         left_BV = (r_BV - q_BV).clamp_min(0)
         return torch.where((left_BV > 0).any(-1, keepdim=True), normalised(left_BV), r_BV)
 
     def left(self, q_BV: Tensor, x_B1: Tensor) -> Tensor:
-        """What the next child was drawn from, given that those before it were refused, x the last of them."""
+        """Return what the next child was drawn from, given that those before it were refused, x the last of them."""
         return normalised(q_BV.scatter(1, x_B1, 0.0))
 
     def _start(self, tree: DraftTree, p_BNV: Tensor, node: int) -> tuple[Tensor, Tensor]:

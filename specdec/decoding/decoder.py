@@ -94,8 +94,8 @@ class PlainDecoder:
         end: Collection[int] | None = None,
         seed: int = 0,
     ) -> Iterator[Chunk]:
-        """The same as :meth:`generate`, chunk by chunk: the prompt's pass gives the first token, and every further pass
-        its accepted drafts and a token of the target's own.
+        """Generate as :meth:`generate` does, chunk by chunk: the prompt's pass gives the first token, and every further
+        pass its accepted drafts and a token of the target's own.
 
         Raises:
             ValueError: as of :meth:`generate`, at the call; or the target has no tokenizer.
@@ -303,7 +303,7 @@ class _Answer:
 
 
 def _split_time(answers: Sequence[_Answer], last: float) -> float:
-    """Share the time since ``last`` among answers; returns now."""
+    """Share the time since ``last`` among the answers that a pass served, and return the present time."""
     now = time.perf_counter()
     for answer in answers:
         answer.seconds += (now - last) / len(answers)

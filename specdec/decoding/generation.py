@@ -135,7 +135,7 @@ class TextStream:
         self.waiting = list[int]()
 
     def add(self, token: int) -> str:
-        """What this token lets be written."""
+        """Return the text that can be written once this token is known."""
         self.waiting.append(token)
         text = self.rest()
         if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
@@ -145,5 +145,5 @@ class TextStream:
         return text
 
     def rest(self) -> str:
-        """What still waits, as the text's end has it."""
+        """Return the text of the tokens that still wait, at the end of the answer."""
         return continuation(self.tokenizer, self.before, self.waiting)

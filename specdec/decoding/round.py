@@ -76,7 +76,7 @@ class PlainRound(nn.Module):
         return root_1
 
     def prefill_drafter(self, b: int, ids_1T: Tensor, aux_1TLH: Tensor) -> None:
-        """The same for the drafter, of which plain decoding has none."""
+        """Start the sequence in the drafter's cache too; plain decoding has no drafter."""
 
     def end(self, b: int) -> None:
         """Sequence ``b`` is done; its slots are free."""
@@ -85,7 +85,7 @@ class PlainRound(nn.Module):
         self.count_B[b] = 0
 
     def draft(self) -> DraftTree:
-        """What to verify: here the roots alone, copied, since they change while the tree is verified."""
+        """Return the tree to verify: here the roots alone, copied, since they change while the tree is verified."""
         return DraftTree(self.root_B[:, None].clone(), torch.zeros_like(self.root_B)[:, None])
 
     def verify(self, tree: DraftTree) -> Tensor:

@@ -157,7 +157,7 @@ def exponential(seed_B: Tensor, place_BP: Tensor, stream: int, count: int) -> Te
 
 
 def token_noise(seed_B: Tensor, place_BP: Tensor, vocab_size: int) -> Tensor:
-    """What the target draws the tokens at these places with, (B, P, V); places count from the start of the text."""
+    """Return the noise that the target draws the tokens at these places with, (B, P, V); text starts at 0."""
     return exponential(seed_B, place_BP, TOKEN, vocab_size)
 
 

@@ -37,7 +37,7 @@ class AttentionKind(Part):
         return self
 
     def heads(self, hf_config: Any) -> HeadSizes:
-        """Those of a drafter for such a target whose design does not choose its own."""
+        """Return the sizes of a drafter for such a target, where its design does not choose its own."""
         raise TypeError(f"{type(self).__name__} must say what heads it has")
 
     def projections(self, config: "DrafterConfig") -> dict[str, int]:
@@ -54,7 +54,7 @@ class AttentionKind(Part):
         return 0
 
     def build_decoder(self, config: "DrafterConfig") -> nn.Module | None:
-        """What stands in place of a whole decoder layer, of attention, norm and feed-forward; None for the usual."""
+        """Return what replaces a whole decoder layer (attention, norm and feed-forward); None for the usual one."""
         return None
 
     def build_layer(self, config: "DrafterConfig", index: int) -> Attention:

@@ -31,7 +31,8 @@ class EntryModule(nn.Module):
     """Base of what an entry builds. Reading the token is a step of its own: training does it once for all steps."""
 
     def read(self, e_BTH: Tensor) -> Tensor:
-        """What the block needs of the normalised embedding, (B, T, anything). A row may depend on its own token alone:
+        """Return what the block needs of the normalized embedding, (B, T, anything). A row may depend on its own token
+        alone:
         training computes each once and shifts it from step to step."""
         raise TypeError(f"{type(self).__name__} must say what it reads of a token")
 

@@ -51,7 +51,7 @@ class LastLayer(Fusion):
         return (num_target_layers,)
 
     def check(self, config: "DrafterConfig") -> None:
-        """One state, of the drafter's own width."""
+        """Raise ValueError unless there is one state, of the drafter's own width."""
         if config.aux_layers != (config.num_target_layers,):
             raise ValueError(
                 f"fusion LastLayer taps boundary {config.num_target_layers} alone, not {list(config.aux_layers)}"
@@ -71,7 +71,7 @@ class Concat(Fusion):
     """EAGLE-3's fusion (https://arxiv.org/abs/2503.01840): low, middle and high states through one linear layer."""
 
     def build(self, config: "DrafterConfig") -> nn.Module:
-        """One linear layer without bias, for one state too."""
+        """Return one linear layer without bias, for one state too."""
         fc = nn.Linear(
             len(config.aux_layers) * config.target_hidden_size, config.hidden_size, bias=False
         )

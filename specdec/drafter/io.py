@@ -106,7 +106,7 @@ def save_drafter(
 
 
 def weights_sha256(drafter: Drafter) -> str:
-    """What ``config.json`` says of these weights in this dtype, wherever they were saved."""
+    """Return what ``config.json`` says of these weights in this dtype, wherever they were saved."""
     return hashlib.sha256(serialized(_tensors(drafter), metadata=METADATA)).hexdigest()
 
 

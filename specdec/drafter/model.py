@@ -165,7 +165,7 @@ class Drafter(nn.Module):
                 setattr(module, ROUTER_BIAS, bias.float())
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """As of a module; but :data:`ROUTER_BIAS` is not rounded, as it is not in transformers."""
+        """Move or cast the module; :data:`ROUTER_BIAS` is not rounded, as transformers does not round it."""
         biases = [
             (module, getattr(module, ROUTER_BIAS))
             for module in self.modules()
@@ -182,7 +182,7 @@ class Drafter(nn.Module):
         return self.fusion(self.norms.aux(aux_BTNH))
 
     def read(self, ids_BT: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the first layer needs of the tokens alone, (B, T, anything).
+        """Return what the first layer needs of the tokens alone, (B, T, anything).
 
         Args:
             dtype: the features'; under autocast the embedding table is wider.

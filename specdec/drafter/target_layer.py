@@ -60,7 +60,7 @@ class TargetLayer(AttentionKind):
     hf_config: dict[str, Any] = field(default_factory=dict)
 
     def of_target(self, hf_config: Any) -> Self:
-        """With the config of one layer that attends, with experts where the family has any."""
+        """Return it with the config of one attention layer, with experts where the family has any."""
         settings = {
             k: v
             for k, v in hf_config.to_diff_dict().items()
@@ -145,7 +145,7 @@ class TargetLayer(AttentionKind):
         return _explained(AutoModel.from_config, config, trust_remote_code=False, **ours)
 
     def heads(self, hf_config: Any) -> HeadSizes:
-        """As keys and values are cached: of latent attention (MLA) those that the latent is expanded to."""
+        """Return the heads whose keys and values are cached; in latent attention (MLA) those it expands to."""
         if getattr(hf_config, "kv_lora_rank", None) is None:
             return GQA().heads(hf_config)
         h = hf_config.num_attention_heads
@@ -159,7 +159,7 @@ class TargetLayer(AttentionKind):
         return self.hf_config.get("qk_rope_head_dim") or config.head_dim
 
     def kept(self, config: "DrafterConfig") -> int:
-        """What transformers' norms and feed-forward keep more than ours; under autocast it is a fifth more still."""
+        """Return how much more transformers' norms and feed-forward keep than ours; under autocast a fifth more."""
         return 5 * config.hidden_size + 2 * config.intermediate_size
 
     def build_decoder(self, config: "DrafterConfig") -> nn.Module:
@@ -224,7 +224,7 @@ def _attention(
 
 
 def _experts(module: nn.Module, x: Tensor, *routes: Tensor) -> Tensor:
-    """As transformers does it, which is one product for all experts; one by one in float64, which torch's lacks."""
+    """Run the experts as transformers does, in one product; one by one in float64, which torch's product lacks."""
     from transformers.integrations.moe import grouped_mm_experts_forward
 
     one_by_one = type(module).forward.__wrapped__  # type: ignore[attr-defined]  # what transformers' choice is wrapped around

@@ -83,7 +83,7 @@ class AttentionPiece(NamedTuple):
 
 
 def _reach(first_R: Tensor, last_R: Tensor) -> tuple[int, int] | None:
-    """Where the keys begin and end that any of the nodes sees; None where none sees one."""
+    """Return the first key that any of the nodes sees and the end of the last; None if no node sees a key."""
     sees_R = first_R <= last_R
     if not sees_R.any():
         return None
@@ -102,7 +102,7 @@ class Pieces(NamedTuple):
 
     @classmethod
     def of(cls, visibility: Visibility) -> Self | None:
-        """What attention goes by where nodes are many, pairs too many, and keys in runs; never in a compiled graph."""
+        """Return pieces where attention needs them: many nodes, too many pairs, keys in runs, no compiled graph."""
         if not isinstance(visibility, Spans) or torch.compiler.is_compiling():
             return None
         T = visibility.first_BT.shape[1]

@@ -80,7 +80,7 @@ class _Merged(torch.autograd.Function):
 
 
 def contiguous(spans: Spans) -> Spans:
-    """The same, not expanded."""
+    """Return these spans with tensors that are contiguous in memory."""
     sinks = None if spans.sinks is None else contiguous(spans.sinks)
     return spans._replace(
         first_BT=spans.first_BT.contiguous(), last_BT=spans.last_BT.contiguous(), sinks=sinks
@@ -88,7 +88,7 @@ def contiguous(spans: Spans) -> Spans:
 
 
 def _rule(spans: Spans) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """What flex attention asks of sequence, head, node and key, whose block mask it makes without one of all pairs."""
+    """Return the rule that flex attention asks of sequence, head, node and key, to make its block mask."""
     if (sinks := spans.sinks) is None:
         return lambda b, h, t, s: (s >= spans.first_BT[b, t]) & (s <= spans.last_BT[b, t])
     run = _rule(spans._replace(sinks=None))

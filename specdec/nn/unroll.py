@@ -64,7 +64,7 @@ class UnrollCache:
         return self.kernel(q_BhTd, self.layers[layer], visible)
 
     def narrow(self, nodes_BM: Tensor) -> None:
-        """Go on with these of the nodes: of the others' later keys none is needed any more."""
+        """Keep these of the nodes: nobody needs the later keys of the others any more."""
         index = nodes_BM[:, None, :, None]
         self.layers = [
             [first, *(Keys(*(x.take_along_dim(index, 2) for x in keys)) for keys in later)]
@@ -72,7 +72,7 @@ class UnrollCache:
         ]
 
     def copy(self) -> Self:
-        """One with the same keys, which goes on by itself."""
+        """Return a cache with the same keys, to which further keys are added independently."""
         return replace(self, layers=[list(steps) for steps in self.layers])
 
 

@@ -45,7 +45,7 @@ class Spans(NamedTuple):
         )
 
     def of(self, nodes_BM: Tensor) -> Self:
-        """That of some of the nodes, int64 (B, M)."""
+        """Return the visibility of some of the nodes, int64 (B, M)."""
         first_BM = self.first_BT.gather(1, nodes_BM)
         last_BM = self.last_BT.gather(1, nodes_BM)
         return self._replace(

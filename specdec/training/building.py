@@ -42,7 +42,7 @@ class FromTarget(Start):
     """Embedding and head as the target's, the rest at random; see :meth:`specdec.drafter.Drafter.warm_start`."""
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
-        """With the draft vocabulary that the training data asks for."""
+        """Return a drafter whose draft vocabulary is the tokens that training data supervise most."""
         drafter = Drafter(config, choose(counts_V, config.draft_vocab_size, target.eos_token_ids))
         drafter.warm_start(target.embedding_weight(), target.head_weight())
         return drafter

@@ -21,7 +21,7 @@ class StepWeights:
     """Base of the weights: a frozen spec. The loss is the rows' mean by these weights, one denominator for all."""
 
     def factors(self, steps: int) -> list[float]:
-        """What each step weighs, whatever the row."""
+        """Return what each step weighs, whatever the row."""
         raise TypeError(f"{type(self).__name__} must say what each step weighs")
 
 
@@ -33,7 +33,7 @@ class PrefixWeights(StepWeights):
         return [1.0] * steps
 
     def look(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
-        """What :meth:`weigh` has to know of R rows of a step, (R,).
+        """Return what :meth:`weights` needs to know of R rows of a step, (R,).
 
         Args:
             logits_RD: the drafter's.
@@ -128,7 +128,7 @@ def slot_weights(
     normed: Sequence[Tensor],
     trained_KBT: Tensor,
 ) -> Tensor:
-    """What each step of each slot weighs, (K, S), in float32 or wider: the first pass, piece by piece as the second."""
+    """Return what each step of each slot weighs, (K, S), in float32 or wider: a first pass over the same pieces."""
     trained_KS = trained_KBT.flatten(1)
     seen_KS = torch.zeros(trained_KS.shape, dtype=wide(weight_DH.dtype), device=weight_DH.device)
 
