@@ -31,9 +31,10 @@ class EntryModule(nn.Module):
     """Base of what an entry builds. Reading the token is a step of its own: training does it once for all steps."""
 
     def read(self, e_BTH: Tensor) -> Tensor:
-        """Return what the block needs of the normalized embedding, (B, T, anything). A row may depend on its own token
-        alone:
-        training computes each once and shifts it from step to step."""
+        """Return what the block needs of the normalized embedding, (B, T, anything).
+
+        A row may depend on its own token alone: training computes each once and shifts it from step to step.
+        """
         raise TypeError(f"{type(self).__name__} must say what it reads of a token")
 
     def forward(self, read: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:
