@@ -7,6 +7,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -63,6 +64,11 @@ def shard(step: TrainStep, device: str, nodes: int, products: torch.dtype) -> No
     if not drafter.embed_tokens.weight.requires_grad:
         fully_shard(drafter.embed_tokens, mesh=mesh, mp_policy=gathered)
     fully_shard(step, mesh=mesh, mp_policy=gathered)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor: its shard, or all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def unsharded(drafter: Drafter) -> Drafter:

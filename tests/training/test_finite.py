@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specdec.cli import main
 from specdec.data import Batch
 from specdec.training.checkpoint import contents
-from specdec.training.module import NEVER, DrafterModule
+from specdec.training.module import DrafterModule
+from specdec.training.nonfinite import NO_STEP, NonFiniteSteps
 from specdec.training.step import StepOutput
 from tests.short_run import short_run
 from tests.training.test_module import InMemory, learner, sample, trainer
@@ -161,9 +162,9 @@ def test_any_trainer_ends_so(accumulate: int, monkeypatch: pytest.MonkeyPatch) -
     run = trainer(log_every_n_steps=0, accumulate_grad_batches=accumulate)
     with pytest.raises(ValueError, match=rf"^by step 1 {SAID}"):
         run.fit(learner(), datamodule=InMemory(sample([12] * 6), 1))
-    spoil(monkeypatch, NEVER)
+    spoil(monkeypatch, NO_STEP)
     again = learner()  # nor does a module remember another fit's
-    again._first_bad = torch.tensor(0)
+    again.nonfinite.first_step = torch.tensor(0)
     monkeypatch.undo()
     trainer().fit(again, datamodule=InMemory(sample([12] * 2), 1))
 
@@ -189,10 +190,10 @@ class NoWait(TorchDispatchMode):
 
 
 def test_a_step_is_noted_without_waiting_for_the_device() -> None:
-    module = learner()
+    steps = NonFiniteSteps()
     with NoWait():
-        for loss in (1.0, math.nan, math.inf):
-            module._note(torch.tensor(loss))
-    assert int(module._first_bad) == 0
+        for step, loss in enumerate((1.0, math.nan, math.inf)):
+            steps.record_nonfinite(torch.tensor(loss), step)
+    assert int(steps.first_step) == 1
     with NoWait(), pytest.raises(AssertionError, match="local_scalar"):
         bool(torch.tensor(math.nan).isfinite())
