@@ -102,7 +102,7 @@ def _load(source: str, preferred: Sequence[Layout], used: set[str]) -> list[Prom
     return list(prompts.values())
 
 
-def fingerprint(prompts: Sequence[Prompt]) -> str:
+def prompts_sha256(prompts: Sequence[Prompt]) -> str:
     """SHA-256 of what is asked, whatever the files are called."""
     return hashlib.sha256(json.dumps([prompt._asdict() for prompt in prompts]).encode()).hexdigest()
 
@@ -222,7 +222,9 @@ def check_skipped(skipped: Sequence[Skipped], prompts: int) -> None:
             f"prompt {name}: {reason}"
             + (f"; none of {prompts} can be decoded" if prompts > 1 else "")
         )
-    names = ", ".join(one.prompt_id for one in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
+    names = ", ".join(prompt.prompt_id for prompt in skipped[:5]) + (
+        ", ..." if len(skipped) > 5 else ""
+    )
     log.warning(
         "left out %d of %s (%s); %s: %s",
         len(skipped),

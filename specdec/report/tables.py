@@ -94,7 +94,9 @@ def cell(text: str) -> str:
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
 
 
-def bracketed(mean: Any, low: Any, high: Any, number: Callable[[Any], str], unit: str = "") -> str:
+def with_interval(
+    mean: Any, low: Any, high: Any, number: Callable[[Any], str], unit: str = ""
+) -> str:
     """A figure with its interval in brackets, if it has one; the unit stands behind the figure alone."""
     if low is None:
         return f"{number(mean)}{unit}"
@@ -102,10 +104,10 @@ def bracketed(mean: Any, low: Any, high: Any, number: Callable[[Any], str], unit
 
 
 def shown(one: Mapping[str, Any] | None, number: Callable[[float], str], unit: str = "") -> str:
-    """``mean``, ``low`` and ``high`` as :func:`bracketed`; a dash where there is no mean."""
+    """``mean``, ``low`` and ``high`` as :func:`with_interval`; a dash where there is no mean."""
     if one is None or one["mean"] is None:
         return "-"
-    return bracketed(one["mean"], one["low"], one["high"], number, unit)
+    return with_interval(one["mean"], one["low"], one["high"], number, unit)
 
 
 def few_prompts(prompts: int) -> list[str]:

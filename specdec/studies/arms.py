@@ -27,7 +27,7 @@ from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.parts import dry_run
 from specdec.embedded.corpus import SEED, held_out_prompts
 from specdec.evaluation.benchmark import parse_baseline
-from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
+from specdec.evaluation.prompts import Prompt, load_prompts, prompts_sha256
 from specdec.studies.study import Combination, Study, arm_name, as_list, measure_of
 from specdec.target import EMBEDDED, TargetSource
 from specdec.target.loading import skeleton
@@ -337,7 +337,7 @@ def read_prompts(study: Study, source: TargetSource, directory: Path) -> dict[st
                 )
             paths = tuple(str(file) for file in as_list(files))
             asked = load_prompts(paths, limit, as_list(given.get("layouts") or []))
-            found[measure] = StudyPrompts(paths, fingerprint(asked))
+            found[measure] = StudyPrompts(paths, prompts_sha256(asked))
             continue
         count = given.get("prompts_count", PROMPTS)
         tokens = given.get("prompt_tokens", PROMPT_TOKENS)
@@ -349,5 +349,5 @@ def read_prompts(study: Study, source: TargetSource, directory: Path) -> dict[st
         text = "".join(json.dumps({**row, "category": None}) + "\n" for row in rows)
         asked = [Prompt(row["prompt_id"], None, None, None, row["prompt"]) for row in rows][:limit]
         name = f"prompts-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
-        found[measure] = StudyPrompts((str(directory / name),), fingerprint(asked), text)
+        found[measure] = StudyPrompts((str(directory / name),), prompts_sha256(asked), text)
     return found

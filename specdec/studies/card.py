@@ -10,8 +10,8 @@ from markdown_it import MarkdownIt
 
 from specdec.report.contrasts import METHOD, distinct
 from specdec.report.statistics import ALPHA
-from specdec.report.tables import bracketed, table
-from specdec.studies.figures import SEPARATOR, draw, label_of, short_names
+from specdec.report.tables import table, with_interval
+from specdec.studies.figures import SEPARATOR, draw_figures, label_of, short_names
 from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
 from specdec.studies.reproduce import CARD, VERSION, manifest
 from specdec.studies.results import read_record, results
@@ -48,7 +48,7 @@ def write_card(directory: Path) -> Path:
     out = directory / "card"
     found = {"version": VERSION, **results(study), "manifest": manifest(study)}
     with staged_directory(out, replace=True) as folder:
-        text = "\n".join(_document(found, draw(found, folder), str(out / CARD)))
+        text = "\n".join(_document(found, draw_figures(found, folder), str(out / CARD)))
         write_json(folder / CARD, found)
         write_text(folder / "card.md", text)
         write_text(folder / "card.html", page(text, folder, f"Study {found['study']['name']}"))
@@ -274,7 +274,9 @@ def _interval(found: Json | None, digits: int = 2, sign: str = "") -> str:
     return (
         "-"
         if not found
-        else bracketed(found["value"], found["low"], found["high"], f"{{:{sign}.{digits}f}}".format)
+        else with_interval(
+            found["value"], found["low"], found["high"], f"{{:{sign}.{digits}f}}".format
+        )
     )
 
 
@@ -292,7 +294,7 @@ def _detectable(row: Json) -> str:
     if not size:
         return "-"
     value, low, high = size
-    return bracketed(value, low, high, f"{{:.{_digits(row['family'])}f}}".format)
+    return with_interval(value, low, high, f"{{:.{_digits(row['family'])}f}}".format)
 
 
 def _p(value: float | None) -> str:

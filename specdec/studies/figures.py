@@ -99,7 +99,7 @@ class _Style:
         return out
 
 
-def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
+def draw_figures(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
     """Draw all that the card has numbers for; returns files and captions by the card's section."""
     style = _Style(card)
     out: dict[str, list[tuple[str, str]]] = {}

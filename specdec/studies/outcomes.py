@@ -101,7 +101,7 @@ class RecordedRun:
         }
 
 
-class Quantity(NamedTuple):
+class Metric(NamedTuple):
     """What is measured of an arm, of the same draft steps or under the same condition in all arms that have it.
 
     ``panel`` titles its figure, which quantities of other draft steps may share; ``null`` is its value without drift or
@@ -192,7 +192,7 @@ def _condition(text: str) -> str:
         return text  # the name itself, or of several
 
 
-def named(name: str, run: RecordedRun) -> Quantity | None:
+def metric_named(name: str, run: RecordedRun) -> Metric | None:
     """The quantity of a name, of the shape and steps that a run was measured with; None if it was not."""
     parts = _parts(name)
     if parts["drift"]:
@@ -229,18 +229,18 @@ def named(name: str, run: RecordedRun) -> Quantity | None:
     return _accepted(parts["at"], shape) if parts["at"] else _acceptance(shape)
 
 
-def quantities(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dict[str, Quantity]:
+def recorded_metrics(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dict[str, Metric]:
     """Primary outcomes, and all else that any run has, by their names in ``primary``, in order of family."""
-    found: dict[str, Quantity] = {}
+    found: dict[str, Metric] = {}
     for run in runs:
-        each: dict[str, Quantity | None] = {name: named(name, run) for name in primary}
+        each: dict[str, Metric | None] = {name: metric_named(name, run) for name in primary}
         if run.done("evaluate"):
             each |= {
                 f"acceptance_length.{shape}": _acceptance(shape) for shape in run.evaluation.answers
             }
         if run.done("drift"):
             one = run.measured("drift")
-            each |= {name: named(name, run) for name in USUAL}
+            each |= {name: metric_named(name, run) for name in USUAL}
             changes = [_of_drift(figure) for figure in drift_figures(one["depths"], one["trained_depth"])
                        if figure.name == "acceptance_change" and figure.series in one["series"]]  # fmt: skip
             each |= {quantity.name: quantity for quantity in changes}
@@ -249,14 +249,14 @@ def quantities(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dict[str,
             names = [
                 f"kept.{row['name']}" for row in one["conditions"] if row["name"] != one["clean"]
             ]
-            each |= {name: named(name, run) for name in names}
+            each |= {name: metric_named(name, run) for name in names}
         for name, quantity in each.items():
             if quantity is not None:
                 found.setdefault(name, quantity)
     return dict(sorted(found.items(), key=lambda pair: [*FAMILIES].index(pair[1].family)))
 
 
-def sums(answers: Iterable[Answer], columns: Callable[[Answer], Any]) -> Table:
+def sum_by_prompt(answers: Iterable[Answer], columns: Callable[[Answer], Any]) -> Table:
     """Sums over each prompt's answers."""
     out: dict[str, Array] = {}
     for answer in answers:
@@ -266,7 +266,7 @@ def sums(answers: Iterable[Answer], columns: Callable[[Answer], Any]) -> Table:
     return out
 
 
-def _acceptance(shape: str) -> Quantity:
+def _acceptance(shape: str) -> Metric:
     """Tokens committed per target pass, the bonus token included."""
 
     def table(run: RecordedRun) -> Table | None:
@@ -274,15 +274,15 @@ def _acceptance(shape: str) -> Quantity:
         return (
             None
             if found is None
-            else sums(found, lambda answer: (committed(answer), passes(answer)))
+            else sum_by_prompt(found, lambda answer: (committed(answer), passes(answer)))
         )
 
-    return Quantity(
+    return Metric(
         f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, table
     )
 
 
-def _accepted(at: str, shape: str) -> Quantity:
+def _accepted(at: str, shape: str) -> Metric:
     """Of the passes that accepted all drafts before a position, the share that accepted this one; summed over some."""
     positions = np.array(_steps(at)) + 1
 
@@ -292,13 +292,13 @@ def _accepted(at: str, shape: str) -> Quantity:
 
     def table(run: RecordedRun) -> Table | None:
         found = run.evaluation.answers.get(shape)
-        return None if found is None else sums(found, columns)
+        return None if found is None else sum_by_prompt(found, columns)
 
     name = f"acceptance at position {at}, {shape}"
-    return Quantity(name, name, ACCEPTANCE, "share of the passes that came so far", None, table)
+    return Metric(name, name, ACCEPTANCE, "share of the passes that came so far", None, table)
 
 
-def _of_drift(figure: DriftFigure) -> Quantity:
+def _of_drift(figure: DriftFigure) -> Metric:
     """A mean over steps, or one compared with that over others; of the sum of series where several are named.
 
     Acceptance beyond the trained depth is compared at the same steps alone, which depend on that depth.
@@ -324,12 +324,12 @@ def _of_drift(figure: DriftFigure) -> Quantity:
         total_KP2 = np.stack([sum(sums_KP2[..., 0] for sums_KP2 in each), each[0][..., 1]], axis=-1)
         return dict(zip(map(str, one["prompts"]), figure.columns(total_KP2), strict=True))
 
-    return Quantity(
+    return Metric(
         name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE.get(figure.how)
     )
 
 
-def _kept(condition: str, title: str) -> Quantity:
+def _kept(condition: str, title: str) -> Metric:
     """Acceptance length under a condition over that of clean prompts."""
 
     def table(run: RecordedRun) -> Table | None:
@@ -344,4 +344,4 @@ def _kept(condition: str, title: str) -> Quantity:
         return dict(zip(map(str, one["prompts"]), sums_P4, strict=True))
 
     name = f"Acceptance kept, {title}"
-    return Quantity(name, name, ROBUSTNESS, "ratio to clean prompts", 1.0, table, Linear.over)
+    return Metric(name, name, ROBUSTNESS, "ratio to clean prompts", 1.0, table, Linear.over)

@@ -134,7 +134,7 @@ def _check(recorded: Any, where: str) -> None:
     threads = recorded["fit"]["provenance"].get("torch_threads")
     if type(threads) not in (int, type(None)) or not 0 <= (threads or 0) <= MOST_THREADS:
         raise ValueError(f"{where}: torch_threads is {threads!r}: the card is damaged")
-    unpacked(recorded["fit"]["losses"])
+    unpack_losses(recorded["fit"]["losses"])
 
 
 def jobs_again(recorded: Json, directory: Path) -> list[Job]:
@@ -166,7 +166,7 @@ def compare_again(recorded: Json, directory: Path) -> int:
     """Print what is equal and what differs, and write ``reproduction.json``; 0 where all is equal, else 1."""
     fit = JobFolder(directory, "fit", "fit").output
     then = recorded["fit"]
-    losses = unpacked(then["losses"]), read_losses(fit / LOSSES)
+    losses = unpack_losses(then["losses"]), read_losses(fit / LOSSES)
     checks = [
         {"what": "losses", "equal": losses[0] == losses[1], "found": _first_difference(*losses)}
     ]
@@ -186,7 +186,7 @@ def compare_again(recorded: Json, directory: Path) -> int:
     return 0 if all(check["equal"] for check in checks) else 1
 
 
-def unpacked(losses: str) -> list[str]:
+def unpack_losses(losses: str) -> list[str]:
     """The lines of ``losses.txt``: optimizer step, batch within it, loss in hexadecimal; ValueError if not."""
     try:
         packed = base64.b64decode(losses, validate=True)

@@ -36,11 +36,11 @@ from specdec.studies.outcomes import (
     FAMILIES,
     ROBUSTNESS,
     Json,
-    Quantity,
+    Metric,
     RecordedRun,
     Table,
-    quantities,
-    sums,
+    recorded_metrics,
+    sum_by_prompt,
 )
 from specdec.studies.study import MEASURES, Contrast
 from specdec.studies.worker import JobFolder
@@ -115,7 +115,7 @@ def results(study: RecordedStudy) -> Json:
     declared = [Contrast(**one) for one in study.plan["primary"]]
     runs = [run for own in study.arms.values() for run in own]
     primary: dict[int, Json] = {}
-    for outcome, quantity in quantities(runs, [one.outcome for one in declared]).items():
+    for outcome, quantity in recorded_metrics(runs, [one.outcome for one in declared]).items():
         known = {}
         for name, own in study.done(FAMILIES[quantity.family]).items():
             by_seed = {run.seed: table for run in own if (table := quantity.table(run)) is not None}
@@ -169,7 +169,7 @@ def _same(row: Json) -> tuple[Any, ...]:
     return row["quantity"], row["value"], row["p_value"]
 
 
-def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
+def aligned(quantity: Metric, tables: ByArmAndSeed) -> dict[str, Linear]:
     """The quantity of every arm, over the seeds and prompts that all arms have; empty if there are none."""
     seeds = common([list(by_seed) for by_seed in tables.values()])
     prompts = common([list(by_seed[seed]) for by_seed in tables.values() for seed in seeds])
@@ -193,7 +193,7 @@ def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
     return out
 
 
-def _value(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
+def _value(quantity: Metric, tables: Mapping[int, Table]) -> Json | None:
     """An arm's estimate, and every seed's value."""
     if not (found := aligned(quantity, {"": tables})):
         return None
@@ -205,7 +205,7 @@ def _value(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
 class _Contrasts:
     """The contrasts of one quantity between arms that have it."""
 
-    def __init__(self, study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> None:
+    def __init__(self, study: RecordedStudy, quantity: Metric, tables: ByArmAndSeed) -> None:
         self.study = study
         self.quantity = quantity
         self.tables = tables
@@ -292,7 +292,7 @@ def _shares(answers: Sequence[Sequence[Answer]]) -> list[Json | None]:
     deepest = max((depth for each in answers for one in each for depth in one.drafted), default=0)
     least = np.arange(deepest + 1)  # passes that accepted so many, or more
     tables = [
-        sums(each, lambda one: (np.array(one.accepted)[:, None] >= least).sum(0))
+        sum_by_prompt(each, lambda one: (np.array(one.accepted)[:, None] >= least).sum(0))
         for each in answers
     ]
     prompts = common([list(table) for table in tables])

@@ -12,7 +12,7 @@ import pytest
 from specdec.cli import main
 from specdec.evaluation import run as module
 from specdec.evaluation.benchmark import benchmark
-from specdec.evaluation.metrics import read_answers, summary
+from specdec.evaluation.metrics import read_answers, shape_summary
 from specdec.utils.reading import SUMS
 
 
@@ -64,7 +64,7 @@ def test_it_writes_metrics_report_and_answers(arguments: list[str], tmp_path: Pa
     ((one, two),) = read_answers(out / "answers.jsonl", 1)
     assert [one.prompt_id, two.prompt_id] == ["line-1", "line-2"]
     assert (
-        summary("", {}, [one, two])["acceptance_length"]
+        shape_summary("", {}, [one, two])["acceptance_length"]
         == metrics["results"][0]["acceptance_length"]
     )
 

@@ -9,7 +9,8 @@ import pytest
 from specdec.commands.fit import Configured, configured
 from specdec.studies.arms import NOT_KEPT, argument, arguments, check_equal, differences
 from specdec.studies.jobs import StudyPlan
-from specdec.studies.study import Study, read_study
+from specdec.studies.study import Study
+from specdec.studies.study_file import read_study
 from specdec.training.run_directory import RunDirectory
 from tests.studies.conftest import MakePlan, Write
 

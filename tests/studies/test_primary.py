@@ -10,7 +10,8 @@ import yaml
 from specdec.studies.arms import Arm, read_arms
 from specdec.studies.jobs import StudyPlan
 from specdec.studies.outcomes import check_outcome
-from specdec.studies.study import Study, read_study
+from specdec.studies.study import Study
+from specdec.studies.study_file import read_study
 from specdec.studies.worker import JobFolder
 from tests.studies.conftest import MakePlan, Write, base
 

@@ -15,7 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.pretrain import PretrainConfig
 from specdec.studies.arms import argument, read_arms
-from specdec.studies.study import Level, arm_name, combinations, read_study
+from specdec.studies.study import Level, arm_name, combinations
+from specdec.studies.study_file import read_study
 from tests.studies.conftest import Write
 
 ROOT = Path(__file__).parents[2]
