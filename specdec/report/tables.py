@@ -50,13 +50,14 @@ def write_report(
         *(f"{line}\n" for line in lead),
         *([f"![{title}]({figure})", ""] if figure else []),
     ]
-    for one in (one for one in tables if one.rows):
-        lines += [f"## {one.title}", "", *table(one.headings, one.rows, one.left), ""]
+    for section in tables:
+        if section.rows:
+            lines += [f"## {section.title}", ""]
+            lines += [*table(section.headings, section.rows, section.left), ""]
     rows = []
     for key, value in context.items():
-        rows.append(
-            [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
-        )
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        rows.append([key, text])
     lines += [
         f"Brackets: {HOW}.",
         "",
@@ -72,11 +73,13 @@ def print_report(
 ) -> None:
     """Show the tables that have rows on the terminal, and notes below them."""
     console = console or Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150)
-    for one in (one for one in tables if one.rows):
-        printed = Table(title=one.title, title_justify="left")
-        for column, heading in enumerate(one.headings):
-            printed.add_column(heading, justify="left" if column < one.left else "right")
-        for row in one.rows:
+    for section in tables:
+        if not section.rows:
+            continue
+        printed = Table(title=section.title, title_justify="left")
+        for column, heading in enumerate(section.headings):
+            printed.add_column(heading, justify="left" if column < section.left else "right")
+        for row in section.rows:
             printed.add_row(*(Text(printable(cell)) for cell in row))
         console.print(printed)
     for note in notes:
@@ -103,11 +106,11 @@ def with_interval(
     return f"{number(mean)}{unit} [{number(low)}, {number(high)}]"
 
 
-def shown(one: Mapping[str, Any] | None, number: Callable[[float], str], unit: str = "") -> str:
+def shown(figure: Mapping[str, Any] | None, number: Callable[[float], str], unit: str = "") -> str:
     """``mean``, ``low`` and ``high`` as :func:`with_interval`; a dash where there is no mean."""
-    if one is None or one["mean"] is None:
+    if figure is None or figure["mean"] is None:
         return "-"
-    return with_interval(one["mean"], one["low"], one["high"], number, unit)
+    return with_interval(figure["mean"], figure["low"], figure["high"], number, unit)
 
 
 def few_prompts(prompts: int) -> list[str]:
@@ -133,11 +136,11 @@ def style(row: int) -> dict[str, Any]:
     return {"color": COLOURS[row % len(COLOURS)], "marker": MARKERS[row % len(MARKERS)]}
 
 
-def whiskers(one: Mapping[str, Any]) -> tuple[float, float]:
+def whiskers(figure: Mapping[str, Any]) -> tuple[float, float]:
     """How far the interval reaches below and above the mean; nowhere without one."""
-    if one["mean"] is None or one["low"] is None:
+    if figure["mean"] is None or figure["low"] is None:
         return 0.0, 0.0
-    return max(0.0, one["mean"] - one["low"]), max(0.0, one["high"] - one["mean"])
+    return max(0.0, figure["mean"] - figure["low"]), max(0.0, figure["high"] - figure["mean"])
 
 
 def label(name: str, width: int, lines: int = 3) -> str:

@@ -112,7 +112,7 @@ class StudyPlan:
                 }
                 for arm, runs in zip(self.arms, self.runs, strict=True)
             ],
-            "primary": [one.to_json() for one in self.study.primary],
+            "primary": [contrast.to_json() for contrast in self.study.primary],
             "unequal": list(self.unequal),
             "prompts_sha256": prompts.sha256 if prompts else None,
             "study_sha256": hashlib.sha256(self.study.text.encode()).hexdigest(),
@@ -135,16 +135,16 @@ class StudyPlan:
     def primary_changed(self) -> bool:
         """Whether primary contrasts are others than those planned before anything was measured."""
         path = self.directory / PLAN
-        own = [one.to_json() for one in self.study.primary]
-        before = read_json(path) if path.is_file() else {}
-        if not isinstance(before, dict) or before.get("version") != VERSION:
-            before = {"primary": []}  # of an earlier version, which had none
+        declared = [contrast.to_json() for contrast in self.study.primary]
+        planned = read_json(path) if path.is_file() else {}
+        if not isinstance(planned, dict) or planned.get("version") != VERSION:
+            planned = {"primary": []}  # of an earlier version, which had none
         measured = any(job.kind in MEASURES and self.is_done(key) for key, job in self.jobs.items())
-        return bool(before.get("primary_changed")) or (
-            measured and before["primary"] != json.loads(json.dumps(own))
+        return bool(planned.get("primary_changed")) or (
+            measured and planned["primary"] != json.loads(json.dumps(declared))
         )
 
-    def show(self, more: Sequence[str] = ()) -> None:
+    def show(self, further_lines: Sequence[str] = ()) -> None:
         """Print what each arm changes against the baseline, the summary, and further lines."""
         rows = [
             [arm.name, "\n".join(differences(self.baseline, arm)) or "this is the baseline"]
@@ -152,11 +152,14 @@ class StudyPlan:
         ]
         headings = ["Arm", "Changes against the baseline"]
         tables = [ReportTable(f"Study {self.study.name}", headings, rows, 2)]
-        contrasts = [[one.outcome, str(one), one.expect or "-"] for one in self.study.primary]
+        contrasts = [
+            [contrast.outcome, str(contrast), contrast.expect or "-"]
+            for contrast in self.study.primary
+        ]
         tables.append(
             ReportTable("Primary contrasts", ["Outcome", "Contrast", "Expected"], contrasts, 3)
         )
-        print_report(tables, [*self.summary(), *more])
+        print_report(tables, [*self.summary(), *further_lines])
 
     def summary(self) -> list[str]:
         """The design, the budget, and how many jobs of each kind are done, in sentences."""
@@ -185,8 +188,8 @@ def claim(directory: Path, name: str) -> None:
         return
     if not (directory / STUDY).is_file():
         raise ValueError(f"{directory} exists already and holds no study: choose another --out")
-    if (found := read_strictly(directory / STUDY).get("name")) != name:
-        raise ValueError(f"{directory} holds the study {found}, not {name}: choose another --out")
+    if (held := read_strictly(directory / STUDY).get("name")) != name:
+        raise ValueError(f"{directory} holds the study {held}, not {name}: choose another --out")
 
 
 def make_plan(
@@ -205,19 +208,20 @@ def make_plan(
     base = next(arm for arm in arms if arm.levels == study.baseline)
     unequal = check_equal(base, arms, allow_unequal)
     prompts = read_prompts(study, base.target, directory)
-    for one in study.primary:
+    for contrast in study.primary:
         needed = [
-            dict(each) for each in one.weights([frozenset(arm.levels.items()) for arm in arms])
+            dict(levels)
+            for levels in contrast.weights([frozenset(arm.levels.items()) for arm in arms])
         ]
         for arm in (arm for arm in arms if arm.levels in needed):
-            check_outcome(one.outcome, arm)
+            check_outcome(contrast.outcome, arm)
     jobs, cache_of = (
         _cache_jobs(arms, directory, threads) if study.features == "cached" else ({}, {})
     )
     for arm in arms:
         both = [
-            target_contents(each.measures["evaluate"].target)
-            for each in (base, arm)
+            target_contents(levels.measures["evaluate"].target)
+            for levels in (base, arm)
             if "evaluate" in arm.measures
         ]
         if both and both[0] != both[1]:
@@ -253,9 +257,9 @@ def _runs(
         label = f"{arm.name} seed={seed}"
         if fit not in jobs:
             config = {"seed_everything": seed, **arm.config, "model": model}
-            more = ("--ckpt_path", "auto")
+            resume = ("--ckpt_path", "auto")
             jobs[fit] = specdec_job(
-                directory, "fit", fit, f"{label}: fit", config, threads, needs, *more
+                directory, "fit", fit, f"{label}: fit", config, threads, needs, *resume
             )
         run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(MEASURES)}
         drafter = ("--drafter", str(JobFolder(directory, "fit", fit).output / "drafter"))
@@ -302,18 +306,18 @@ def _cache_jobs(
         config = group[0].config
         key = key_of("cache", [same, layers, count])
         parts = {"target": config["model"]["target"], "drafter": config["model"]["drafter"]}
-        given = {"model": parts, "data": config["data"]}
-        more = ["--layers", *map(str, layers)]
-        more += [] if count is None else ["--first_rows", str(count)]
+        parts_and_data = {"model": parts, "data": config["data"]}
+        options = ["--layers", *map(str, layers)]
+        options += [] if count is None else ["--first_rows", str(count)]
         jobs[key] = specdec_job(
             directory,
             "cache",
             key,
             f"features of {how_many(len(group), 'arm')}",
-            given,
+            parts_and_data,
             threads,
             (),
-            *more,
+            *options,
         )
         cache_of |= dict.fromkeys((arm.name for arm in group), key)
     return jobs, cache_of

@@ -36,9 +36,9 @@ def key_of(kind: str, decisive: Any) -> str:
     """The key of a job, from its kind and what decides its numbers."""
     modules = {}
     for name in trust.allowed[-1].imports:
-        found = importlib.util.find_spec(name)
-        assert found is not None and found.origin is not None, f"{name} has been imported"
-        file = Path(found.origin)
+        module = importlib.util.find_spec(name)
+        assert module is not None and module.origin is not None, f"{name} has been imported"
+        file = Path(module.origin)
         modules[name] = content_hashes(str(file.parent if file.name == "__init__.py" else file))
     return digest([kind, decisive, code_version(), modules])[:DIGITS]
 
@@ -46,9 +46,9 @@ def key_of(kind: str, decisive: Any) -> str:
 @functools.cache
 def code_version() -> dict[str, Any]:
     """The code that runs, Python included: the embedded data is its library."""
-    found = provenance()
-    versions = {name: found["versions"][name] for name in LIBRARIES}
-    return {name: found[name] for name in ("git_commit", "git_dirty", "python")} | {
+    facts = provenance()
+    versions = {name: facts["versions"][name] for name in LIBRARIES}
+    return {name: facts[name] for name in ("git_commit", "git_dirty", "python")} | {
         "versions": versions
     }
 
@@ -88,8 +88,8 @@ def target_contents(source: TargetSource) -> Any:
             source.dtype,
             {file.name: _file_hash(file) for file in files if file.suffix in OF_A_TARGET},
         ]
-    found = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
-    commit = Path(found).parent.name if isinstance(found, str) else source.revision
+    cached = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
+    commit = Path(cached).parent.name if isinstance(cached, str) else source.revision
     return [source.dtype, source.source, commit]
 
 
@@ -111,8 +111,8 @@ def content_hashes(value: Any) -> Any:
             file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts
         )
         return [[file.relative_to(path).as_posix(), _file_hash(file)] for file in files]
-    if glob.has_magic(value) and (found := sorted(glob.glob(value, recursive=True))):
-        return [content_hashes(file) for file in found if Path(file).is_file()]
+    if glob.has_magic(value) and (matches := sorted(glob.glob(value, recursive=True))):
+        return [content_hashes(file) for file in matches if Path(file).is_file()]
     return value
 
 

@@ -69,7 +69,7 @@ class RecordedRun:
                 last = {}
             elif name in ("died", "done"):  # or whose file was removed
                 name = "failed"
-            seconds = sum(one.get("seconds") or 0.0 for one in attempts)
+            seconds = sum(attempt.get("seconds") or 0.0 for attempt in attempts)
             states[kind] = {"name": name, "message": last.get("message"), "seconds": seconds}
         return states
 
@@ -86,12 +86,12 @@ class RecordedRun:
         """``drift.json`` or ``robustness.json``; ValueError if it is of another version."""
         path = self.folders[kind].last_file
         check_sums(path.parent, "measure again", partial=True)
-        found = read_json(path)
-        if not isinstance(found, dict) or found.get("version") != MEASUREMENT[kind]:
+        measurement = read_json(path)
+        if not isinstance(measurement, dict) or measurement.get("version") != MEASUREMENT[kind]:
             raise ValueError(
                 f"{path}: not of version {MEASUREMENT[kind]}: measure again with this version of specdec"
             )
-        return found
+        return measurement
 
     def training(self) -> Json:
         """Optimizer steps and seconds of a finished fit, its process's start included."""
@@ -146,7 +146,7 @@ def check_outcome(name: str, arm: Arm) -> None:
         known = [*SERIES]
         asked = parts["series"].split("+")
         depths = measure.config["depths"]
-        if len(units := {SERIES[one][1] for one in asked if one in SERIES}) > 1:
+        if len(units := {SERIES[part][1] for part in asked if part in SERIES}) > 1:
             raise ValueError(
                 f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit"
             )
@@ -155,20 +155,20 @@ def check_outcome(name: str, arm: Arm) -> None:
                 f"{where}: drift has {depths} steps: give drift.depths, or an earlier step"
             )
     else:
-        known = [one.name for one in parse_conditions(measure.config["conditions"])]
+        known = [part.name for part in parse_conditions(measure.config["conditions"])]
         asked = [_condition(parts["condition"])]
-    if wrong := next((one for one in asked if one not in known), None):
+    if wrong := next((part for part in asked if part not in known), None):
         raise ValueError(f"{where}: arm {arm.name} has no {wrong}; it has: {', '.join(known)}")
 
 
 def _parts(name: str) -> dict[str, str]:
-    found = NAME.fullmatch(name)
-    if found is None or (found["kind"] == "accepted") != (found["at"] is not None):
+    match = NAME.fullmatch(name)
+    if match is None or (match["kind"] == "accepted") != (match["at"] is not None):
         raise ValueError(
             f"primary: outcome {name}: expected acceptance_length, accepted_at_K, accepted_at_K-K (.SHAPE behind them "
             "where there are several), drift.SERIES_at_K, drift.SERIES_growth, drift.SERIES_change or kept.CONDITION"
         )
-    return found.groupdict()
+    return match.groupdict()
 
 
 def _steps(text: str) -> range:
@@ -186,8 +186,8 @@ def _shape(text: str) -> str:
 
 def _condition(text: str) -> str:
     try:
-        (one,) = parse_conditions([text])
-        return one.name
+        (condition,) = parse_conditions([text])
+        return condition.name
     except ValueError:
         return text  # the name itself, or of several
 
@@ -200,7 +200,10 @@ def metric_named(name: str, run: RecordedRun) -> Metric | None:
         if not run.done("drift") or not set(names) <= set(run.measured("drift")["series"]):
             return None
         last = run.measured("drift")["depths"]
-        title = " and ".join(SERIES[one][0] for one in names if one in SERIES) or parts["series"]
+        title = (
+            " and ".join(SERIES[series][0] for series in names if series in SERIES)
+            or parts["series"]
+        )
         unit = SERIES[names[0]][1]
         if parts["step"]:
             title += f", step {parts['step']}"
@@ -231,29 +234,33 @@ def metric_named(name: str, run: RecordedRun) -> Metric | None:
 
 def recorded_metrics(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dict[str, Metric]:
     """Primary outcomes, and all else that any run has, by their names in ``primary``, in order of family."""
-    found: dict[str, Metric] = {}
+    by_name: dict[str, Metric] = {}
     for run in runs:
-        each: dict[str, Metric | None] = {name: metric_named(name, run) for name in primary}
+        of_run: dict[str, Metric | None] = {name: metric_named(name, run) for name in primary}
         if run.done("evaluate"):
-            each |= {
+            of_run |= {
                 f"acceptance_length.{shape}": _acceptance(shape) for shape in run.evaluation.answers
             }
         if run.done("drift"):
-            one = run.measured("drift")
-            each |= {name: metric_named(name, run) for name in USUAL}
-            changes = [_of_drift(figure) for figure in drift_figures(one["depths"], one["trained_depth"])
-                       if figure.name == "acceptance_change" and figure.series in one["series"]]  # fmt: skip
-            each |= {quantity.name: quantity for quantity in changes}
+            measurement = run.measured("drift")
+            of_run |= {name: metric_named(name, run) for name in USUAL}
+            depths = measurement["depths"], measurement["trained_depth"]
+            for figure in drift_figures(*depths):
+                if figure.name == "acceptance_change" and figure.series in measurement["series"]:
+                    metric = _of_drift(figure)
+                    of_run[metric.name] = metric
         if run.done("robustness"):
-            one = run.measured("robustness")
+            measurement = run.measured("robustness")
             names = [
-                f"kept.{row['name']}" for row in one["conditions"] if row["name"] != one["clean"]
+                f"kept.{row['name']}"
+                for row in measurement["conditions"]
+                if row["name"] != measurement["clean"]
             ]
-            each |= {name: metric_named(name, run) for name in names}
-        for name, quantity in each.items():
-            if quantity is not None:
-                found.setdefault(name, quantity)
-    return dict(sorted(found.items(), key=lambda pair: [*FAMILIES].index(pair[1].family)))
+            of_run |= {name: metric_named(name, run) for name in names}
+        for name, known in of_run.items():
+            if known is not None:
+                by_name.setdefault(name, known)
+    return dict(sorted(by_name.items(), key=lambda pair: [*FAMILIES].index(pair[1].family)))
 
 
 def sum_by_prompt(answers: Iterable[Answer], columns: Callable[[Answer], Any]) -> Table:
@@ -270,12 +277,10 @@ def _acceptance(shape: str) -> Metric:
     """Tokens committed per target pass, the bonus token included."""
 
     def table(run: RecordedRun) -> Table | None:
-        found = run.evaluation.answers.get(shape)
-        return (
-            None
-            if found is None
-            else sum_by_prompt(found, lambda answer: (committed(answer), passes(answer)))
-        )
+        answers = run.evaluation.answers.get(shape)
+        if answers is None:
+            return None
+        return sum_by_prompt(answers, lambda answer: (committed(answer), passes(answer)))
 
     return Metric(
         f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, table
@@ -291,8 +296,8 @@ def _accepted(at: str, shape: str) -> Metric:
         return int((accepted_N1 >= positions).sum()), int((accepted_N1 >= positions - 1).sum())
 
     def table(run: RecordedRun) -> Table | None:
-        found = run.evaluation.answers.get(shape)
-        return None if found is None else sum_by_prompt(found, columns)
+        answers = run.evaluation.answers.get(shape)
+        return None if answers is None else sum_by_prompt(answers, columns)
 
     name = f"acceptance at position {at}, {shape}"
     return Metric(name, name, ACCEPTANCE, "share of the passes that came so far", None, table)
@@ -308,21 +313,20 @@ def _of_drift(figure: DriftFigure) -> Metric:
     name = f"{figure.title} ({steps} steps)" if change else figure.title
 
     def table(run: RecordedRun) -> Table | None:
-        one = run.measured("drift")
-        known = {
-            each.name: each.depths for each in drift_figures(one["depths"], one["trained_depth"])
-        }
+        measurement = run.measured("drift")
+        figures = drift_figures(measurement["depths"], measurement["trained_depth"])
+        known = {known_figure.name: known_figure.depths for known_figure in figures}
         names = figure.series.split("+")
         if (
-            not set(names) <= set(one["series"])
-            or max(depths.stop for depths in figure.depths) > one["depths"]
+            not set(names) <= set(measurement["series"])
+            or max(depths.stop for depths in figure.depths) > measurement["depths"]
         ):
             return None
         if change and known.get(figure.name) != figure.depths:
             return None
-        each = [sums_of(one, name) for name in names]
-        total_KP2 = np.stack([sum(sums_KP2[..., 0] for sums_KP2 in each), each[0][..., 1]], axis=-1)
-        return dict(zip(map(str, one["prompts"]), figure.columns(total_KP2), strict=True))
+        sums = [sums_of(measurement, name) for name in names]
+        total_KP2 = np.stack([sum(sums_KP2[..., 0] for sums_KP2 in sums), sums[0][..., 1]], axis=-1)
+        return dict(zip(map(str, measurement["prompts"]), figure.columns(total_KP2), strict=True))
 
     return Metric(
         name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE.get(figure.how)
@@ -333,15 +337,15 @@ def _kept(condition: str, title: str) -> Metric:
     """Acceptance length under a condition over that of clean prompts."""
 
     def table(run: RecordedRun) -> Table | None:
-        one = run.measured("robustness")
-        rows = {row["name"]: row for row in one["conditions"]}
+        measurement = run.measured("robustness")
+        rows = {row["name"]: row for row in measurement["conditions"]}
         row = rows.get(condition)
-        clean = rows[one["clean"]]
+        clean = rows[measurement["clean"]]
         if row is None or row.get("skipped"):
             return None
         columns = [row["committed"], row["passes"], clean["committed"], clean["passes"]]
         sums_P4 = np.array([[float(value or 0) for value in column] for column in columns]).T
-        return dict(zip(map(str, one["prompts"]), sums_P4, strict=True))
+        return dict(zip(map(str, measurement["prompts"]), sums_P4, strict=True))
 
     name = f"Acceptance kept, {title}"
     return Metric(name, name, ROBUSTNESS, "ratio to clean prompts", 1.0, table, Linear.over)

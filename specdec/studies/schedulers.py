@@ -60,15 +60,15 @@ class Engine(abc.ABC):
         """The jobs whose workers have ended since the last call, by key; waits for one, so long at most."""
         until = time.monotonic() + seconds
         while True:
-            found = {
+            results = {
                 key: end
                 for key, handle in self.running.items()
                 if (end := self.result(handle)) is not None
             }
-            for key in found:
+            for key in results:
                 del self.running[key]
-            if found or time.monotonic() >= until:
-                return found
+            if results or time.monotonic() >= until:
+                return results
             time.sleep(self.poll)
 
     def close(self) -> None:

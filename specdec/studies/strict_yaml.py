@@ -19,14 +19,14 @@ class _StrictLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:  # type: ignore[override]
         """A mapping whose keys are text, whatever they look like."""
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.value in found:
+            if not isinstance(key, yaml.ScalarNode) or key.value in mapping:
                 raise yaml.MarkedYAMLError(
                     problem=f"{key.value!r} stands twice", problem_mark=key.start_mark
                 )
-            found[key.value] = self.construct_object(value, deep=True)
-        return found
+            mapping[key.value] = self.construct_object(value, deep=True)
+        return mapping
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:map", _StrictLoader.construct_mapping)

@@ -112,12 +112,12 @@ class JobFolder:
 
 def specdec_job(
     study: Path, kind: str, key: str, label: str, config: Mapping[str, Any], threads: int, needs: tuple[str, ...],
-    *more: str,
+    *arguments: str,
 ) -> Job:  # fmt: skip
     """The job of a command of specdec, with further arguments beside its config file and ``--out``."""
     folder = JobFolder(study, kind, key)
-    given = ("--config", str(folder.path / CONFIG), "--out", str(folder.output))
-    command = ("specdec", kind, *flags(), *given, *more)
+    files = ("--config", str(folder.path / CONFIG), "--out", str(folder.output))
+    command = ("specdec", kind, *flags(), *files, *arguments)
     return Job(
         key=key,
         kind=kind,
@@ -257,13 +257,13 @@ def _failure(folder: JobFolder, status: int) -> JobResult:
 
 
 def _attempts(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    attempts: list[dict[str, Any]] = []
     for entry in entries:
         if "begun" in entry:
-            found.append(dict(entry))
+            attempts.append(dict(entry))
         else:
-            found[-1] |= entry
-    return found
+            attempts[-1] |= entry
+    return attempts
 
 
 def _end_session(session: int) -> None:
@@ -279,10 +279,10 @@ def _end_session(session: int) -> None:
 
 def _members(session: int) -> list[tuple[int, int]]:
     """Processes of a session and the process group of each, without zombies."""
-    found = []
+    members = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, _, group, of, *_ = path.read_text().rpartition(")")[2].split()
             if int(of) == session and state != "Z":
-                found.append((int(path.parent.name), int(group)))
-    return found
+                members.append((int(path.parent.name), int(group)))
+    return members

@@ -195,7 +195,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
     def keep(figure: Figure, path: Path) -> None:
         kept[path.name] = figure
 
-    monkeypatch.setattr(figures, "_save", keep)
+    monkeypatch.setattr(figures, "save_figure", keep)
     return kept
 
 
