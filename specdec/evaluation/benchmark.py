@@ -4,6 +4,7 @@ Baselines are what others do without a drafter of ours: transformers' ways.
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from specdec.nn.backend import matmul_backend
 from specdec.target import Target
 
 WARM_UP_TOKENS = 8
+Converse = Callable[[Prompt, Any], PromptConversation]
 WAVE = 4  # prompts of a wave for each sequence of a batch, so that few places stay empty at its end
 
 
@@ -58,58 +60,81 @@ class PromptRun:
 
 
 class _Decoders:
-    """All decoders, which take turns at going first.
+    """Our decoders, the plain one first, and those of baselines; they take turns at going first.
 
     Args:
-        ours: plain and speculative decoders of specdec's, which can be prepared.
-        baselines: decoders of others.
-        longest: tokens that the longest first turn takes with its answer.
+        on_decoder: called with a decoder's name as it begins.
     """
 
     def __init__(
         self,
         target: Target,
         ours: Sequence[PlainDecoder],
-        baselines: Sequence[Any],
-        longest: int,
+        baselines: Sequence["TransformersDecoder"],
+        max_new_tokens: int,
         on_decoder: Callable[[str], None],
     ) -> None:
         self.target = target
         self.ours = ours
         self.all: list[Any] = [*ours, *baselines]
-        self.longest = longest
+        self.max_new_tokens = max_new_tokens
         self.on_decoder = on_decoder
+        self.nodes = max(decoder.nodes for decoder in ours)
+        self.longest = 0  # tokens of the longest first turn with its answer
         self.calls = 0
 
-    def decode(self, requests: Sequence[Request]) -> list[list[Generation]]:
+    def next_turn(self, conversation: PromptConversation) -> list[int] | Skipped | None:
+        """Return what is to be decoded next of a conversation."""
+        return next_ids(conversation, self.target, self.max_new_tokens, self.nodes)
+
+    def start(self, prompts: Sequence[Prompt], converse: Converse) -> list[PromptRun]:
+        """Begin all conversations, so that nothing is decoded in vain."""
+        conversations = [converse(prompt, self.target.tokenizer) for prompt in prompts]
+        first_turns = [self.next_turn(conversation) for conversation in conversations]
+        lengths = [len(ids) for ids in first_turns if isinstance(ids, list)]
+        self.longest = max(lengths, default=0) + self.max_new_tokens
+        numbered = zip(prompts, range(len(prompts)), conversations, first_turns, strict=True)
+        return [PromptRun(*parts) for parts in numbered]
+
+    def decode_wave(self, wave: Sequence[PromptRun], seed: int) -> None:
+        """Decode all turns of some prompts side by side; ValueError, with their names, if one cannot be."""
+        while live := [(run, run.next_turn) for run in wave if isinstance(run.next_turn, list)]:
+            requests = [run.request(ids, self.max_new_tokens, seed) for run, ids in live]
+            try:
+                by_decoder = self._decode(requests)
+            except ValueError as error:
+                names = ", ".join(run.prompt.prompt_id for run, _ in live)
+                raise ValueError(f"prompt {names}: {error}") from error
+            for (run, _), generations in zip(live, zip(*by_decoder, strict=True), strict=True):
+                run.turns.append([*generations])
+                run.conversation.add_answer(generations[0].ids)
+                run.next_turn = self.next_turn(run.conversation)
+
+    def _decode(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return, for every decoder, what it generates after each request."""
-        generations: list[list[Generation]] = [[] for _ in self.all]
+        end = self.target.eos_token_ids
+        by_decoder: list[list[Generation]] = [[] for _ in self.all]
         with cpu_matmul_backend(self.target):
             self._prepare(requests)
             for turn in range(self.calls, self.calls + len(self.all)):
                 index = turn % len(self.all)
-                decoder = self.all[index]
-                self.on_decoder(decoder.name)
-                by_request = dict(decoder.generate_all(requests, self.target.eos_token_ids))
-                generations[index] = [by_request[number] for number in range(len(requests))]
+                self.on_decoder(self.all[index].name)
+                generated = dict(self.all[index].generate_all(requests, end))
+                by_decoder[index] = [generated[number] for number in range(len(requests))]
         self.calls += 1
-        return generations
+        return by_decoder
 
     def _prepare(self, requests: Sequence[Request]) -> None:
         """Compile for the longest of these requests, and before the first ones let every decoder run, untimed."""
-        lengths = [len(request.prompt) + request.max_new_tokens for request in requests]
+        lengths = [len(request.prompt) + self.max_new_tokens for request in requests]
         room = max(self.longest, *lengths)
         compilation = Compilation(sum(decoder.graphs_for(room) for decoder in self.ours))
         for decoder in self.ours:
             decoder.prepare(room, compilation)
         if self.calls == 0:
-            tokens = min(WARM_UP_TOKENS, requests[0].max_new_tokens)
+            short = Request(requests[0].prompt, min(WARM_UP_TOKENS, self.max_new_tokens))
             for decoder in self.all:
-                list(
-                    decoder.generate_all(
-                        [Request(requests[0].prompt, tokens)], self.target.eos_token_ids
-                    )
-                )
+                list(decoder.generate_all([short], self.target.eos_token_ids))
 
 
 def benchmark(
@@ -120,7 +145,7 @@ def benchmark(
     max_new_tokens: int,
     *,
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
-    converse: Callable[[Prompt, Any], PromptConversation] = PromptConversation,
+    converse: Converse = PromptConversation,
     plain: bool = True,
     baselines: Sequence["Baseline"] = (),
     batch: int = 1,
@@ -154,64 +179,42 @@ def benchmark(
     ours: list[PlainDecoder] = []
     if plain:
         ours.append(PlainDecoder(target, sampling, batch=batch, compiled=compiled))
-    for shape in shapes:
-        ours.append(
-            SpeculativeDecoder(target, drafter, shape, sampling, batch=batch, compiled=compiled)
-        )
+    decoder_of = functools.partial(SpeculativeDecoder, batch=batch, compiled=compiled)
+    ours += [decoder_of(target, drafter, shape, sampling) for shape in shapes]
     others = [baseline.decoder(target, sampling) for baseline in baselines]
-    nodes = max(decoder.nodes for decoder in ours)
-    conversations = [converse(prompt, target.tokenizer) for prompt in prompts]
-    # the first turns of all before anything is decoded in vain
-    first_turns = [
-        next_ids(conversation, target, max_new_tokens, nodes) for conversation in conversations
-    ]
-    runs = [
-        PromptRun(prompt, number, conversation, first_turn)
-        for number, (prompt, conversation, first_turn) in enumerate(
-            zip(prompts, conversations, first_turns, strict=True)
-        )
-    ]
-    lengths = [len(ids) for ids in first_turns if isinstance(ids, list)]
-    decoders = _Decoders(target, ours, others, max(lengths, default=0) + max_new_tokens, on_decoder)
-    # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
-    comparable = [not sampling.acceptance.sampled] * len(shapes)
-    comparable += [sampling.temperature == 0] * len(others)
-    answers: list[list[Answer]] = [[] for _ in comparable]
+    decoders = _Decoders(target, ours, others, max_new_tokens, on_decoder)
+    runs = decoders.start(prompts, converse)
     size = batch * WAVE if batch > 1 else 1
     for start in range(0, len(runs), size):
         wave = runs[start : start + size]
-        _decode_wave(wave, decoders, max_new_tokens, sampling.seed, nodes)
+        decoders.decode_wave(wave, sampling.seed)
         for run in wave:
             on_prompt()
             if isinstance(run.next_turn, Skipped):
                 on_skip(run.next_turn)
-                continue
-            for generations in run.turns:
-                reference = generations[0] if plain else None
-                compared = generations[1:] if plain else generations
-                for column, generation, same in zip(answers, compared, comparable, strict=True):
-                    column.append(_answer(run.prompt, generation, reference, same))
-    check_skipped(
-        [run.next_turn for run in runs if isinstance(run.next_turn, Skipped)], len(prompts)
-    )
+    return _answers(runs, sampling, len(shapes), len(others), plain)
+
+
+def _answers(
+    runs: Sequence[PromptRun], sampling: Sampling, shapes: int, baselines: int, plain: bool
+) -> list[list[Answer]]:
+    """Return the answers of every decoder but the plain one; warn of prompts left out, ValueError if all are."""
+    # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
+    comparable = [not sampling.acceptance.sampled] * shapes
+    comparable += [sampling.temperature == 0] * baselines
+    answers: list[list[Answer]] = [[] for _ in comparable]
+    skipped = []
+    for run in runs:
+        if isinstance(run.next_turn, Skipped):
+            skipped.append(run.next_turn)
+            continue
+        for generations in run.turns:
+            reference = generations[0] if plain else None
+            compared = generations[1:] if plain else generations
+            for column, generation, same in zip(answers, compared, comparable, strict=True):
+                column.append(_answer(run.prompt, generation, reference, same))
+    check_skipped(skipped, len(runs))
     return answers
-
-
-def _decode_wave(
-    wave: Sequence[PromptRun], decoders: _Decoders, max_new_tokens: int, seed: int, nodes: int
-) -> None:
-    """Decode all turns of some prompts side by side; ValueError, with their names, if one cannot be."""
-    while live := [(run, run.next_turn) for run in wave if isinstance(run.next_turn, list)]:
-        requests = [run.request(ids, max_new_tokens, seed) for run, ids in live]
-        try:
-            by_decoder = decoders.decode(requests)
-        except ValueError as error:
-            names = ", ".join(run.prompt.prompt_id for run, _ in live)
-            raise ValueError(f"prompt {names}: {error}") from error
-        for (run, _), generations in zip(live, zip(*by_decoder, strict=True), strict=True):
-            run.turns.append([*generations])
-            run.conversation.add_answer(generations[0].ids)
-            run.next_turn = next_ids(run.conversation, decoders.target, max_new_tokens, nodes)
 
 
 def _answer(

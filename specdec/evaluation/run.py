@@ -5,7 +5,7 @@ import functools
 import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,13 @@ from rich.console import Console
 
 from specdec.decoding import DraftShape, Sampling, parse_shape
 from specdec.drafter.io import located
-from specdec.evaluation.benchmark import Baseline, benchmark, cpu_matmul_backend, parse_baseline
+from specdec.evaluation.benchmark import (
+    Baseline,
+    Converse,
+    benchmark,
+    cpu_matmul_backend,
+    parse_baseline,
+)
 from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
 from specdec.evaluation.lossless import certify, write_certificate
 from specdec.evaluation.metrics import (
@@ -253,7 +259,7 @@ def evaluate(
     return metrics
 
 
-def _converse(config: EvaluationConfig) -> Callable[[Prompt, Any], PromptConversation]:
+def _converse(config: EvaluationConfig) -> Converse:
     return functools.partial(PromptConversation, system=config.system, thinking=config.thinking)
 
 

@@ -13,7 +13,8 @@ from specdec.evaluation.compare import read_evaluation
 from specdec.studies.outcomes import Json, RecordedRun
 from specdec.studies.results import RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
-from specdec.training.callbacks import LOSSES, read_losses
+from specdec.training.losses_file import read_losses
+from specdec.training.run_directory import LOSSES
 from specdec.utils.config import pairs
 from specdec.utils.files import write_json
 from specdec.utils.machine import provenance

@@ -109,9 +109,9 @@ class BuildsDrafter(pl.LightningModule):
             raise ValueError(
                 "there is no drafter yet: it is built by trainer.fit(module, datamodule=...)"
             )
-        kept = unsharded(self.drafter)
+        drafter = unsharded(self.drafter)
         return (
-            save_drafter(kept, directory, replace, about)
+            save_drafter(drafter, directory, replace, about)
             if self.global_rank == 0
             else Path(directory)
         )

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from specdec.commands.fit import run
 from specdec.target import Target
-from specdec.training.callbacks import RunRecord, read_losses
+from specdec.training.callbacks import RunRecord
+from specdec.training.losses_file import read_losses
 from specdec.training.module import DrafterModule
 from tests.short_run import short_run
 
