@@ -276,7 +276,7 @@ class Baseline(NamedTuple):
     """Directory or Hub id of a smaller model with the target's tokenizer, which drafts."""
 
     def decoder(self, target: Target, sampling: Sampling) -> TransformersDecoder:
-        """What decodes so; ValueError where it cannot serve the target."""
+        """Return the decoder; raise ValueError where it cannot serve the target."""
         if self.lookup:
             return TransformersDecoder(target, sampling, prompt_lookup_num_tokens=3)
         if not self.assistant:

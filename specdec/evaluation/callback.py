@@ -223,7 +223,7 @@ class AcceptanceLength(pl.Callback):
             )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on with."""
+        """Return the counts and times that a resumed run goes on with."""
         return {**self._seen, "trained": self._trained()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -273,7 +273,7 @@ def of_all_processes(answers: list[Answer]) -> list[Answer]:
 
 
 def logged_figures(answers: Sequence[Answer]) -> dict[str, float]:
-    """What is logged; nothing when every answer ended before its first target pass."""
+    """Return the figures to log; none when every answer ended before its first target pass."""
     length = acceptance_length(answers)
     joint = accepted_per_position(answers)["joint"]
     if length is None:

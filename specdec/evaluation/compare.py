@@ -40,7 +40,7 @@ OF_TARGET = {"revision", "dtype", "trust_remote_code", "device_map", "adapter"}
 
 
 class SavedEvaluation(NamedTuple):
-    """What an evaluation left in its directory."""
+    """Settings and answers of an evaluation, as its directory has them."""
 
     name: str
     target: str  # its fingerprint
@@ -95,7 +95,7 @@ def evaluations_in(directory: Path) -> dict[str, Path]:
 
 
 def _compared(a: SavedEvaluation, b: SavedEvaluation, title: str) -> list[str]:
-    """What is to be said of every draft shape that both have."""
+    """Return a text for every draft shape that both have."""
     check_comparable(a, b)
     shapes = [name for name in a.answers if name in b.answers]
     if not shapes:

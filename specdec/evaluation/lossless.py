@@ -241,7 +241,7 @@ def check_sampled(
 def most_open(
     target: Target, sampling: Sampling, prompts: Sequence[list[int]], runs: int, nodes: int
 ) -> int:
-    """Of the first :data:`LOOKED_AT` prompts with room for it, the number of the one whose draws tell most.
+    """Return the number of the prompt whose draws tell most, of the first :data:`LOOKED_AT` with room for them.
 
     ``nodes`` is as of :func:`~specdec.decoding.check_length`. Raises ValueError if none has room.
     """
@@ -262,7 +262,7 @@ def most_open(
 
 
 def _counted(what: str, unit: str, total: int, generations: Iterable[Made]) -> Iterator[Made]:
-    """The same, with progress."""
+    """Yield the generations, with progress."""
     with progress(f"certifying {what}", unit, total) as advance:
         for item in generations:
             advance(1)

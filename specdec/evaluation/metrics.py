@@ -80,7 +80,7 @@ def write_answers(
 
 
 def read_answers(path: Path | str, shapes: int) -> list[list[Answer]]:
-    """What :func:`write_answers` wrote: the answers of each of so many shapes, in their order.
+    """Read what :func:`write_answers` wrote: the answers of each of so many shapes, in their order.
 
     Raises:
         ValueError: the file cannot be read, or a line of it is no answer; the message names the line.
@@ -108,7 +108,7 @@ def read_answers(path: Path | str, shapes: int) -> list[list[Answer]]:
 def per_prompt(
     answers: Sequence[Answer], *of: Callable[[Answer], float], prompts: Collection[str] = ()
 ) -> Array:
-    """What ``of`` give for each answer, summed over each prompt, (P, F); ``prompts`` have a row in any case."""
+    """Sum what ``of`` give for each answer over each prompt, (P, F); ``prompts`` have a row in any case."""
     sums = {
         prompt_id: np.zeros(len(of))
         for prompt_id in {*prompts, *(answer.prompt_id for answer in answers)}

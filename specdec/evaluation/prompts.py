@@ -246,7 +246,7 @@ def without_blank(prompts: Sequence[Prompt]) -> list[Prompt]:
 def first_turns(
     target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int = 1
 ) -> tuple[list[list[int]], list[Skipped]]:
-    """What the target is asked first by every prompt, and the prompts left out.
+    """Return the ids of every prompt's first turn, and the prompts left out.
 
     Raises:
         ValueError: none is left; or the target has no chat template and a prompt needs one.

@@ -1,4 +1,4 @@
-"""What ``metrics.json`` of an evaluation holds, for people: notes, tables and a picture."""
+"""Shows people what ``metrics.json`` of an evaluation holds: notes, tables and a picture."""
 
 from pathlib import Path
 from typing import Any

@@ -124,7 +124,7 @@ class FoundSuite(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As papers head its column."""
+        """The name by which papers head its column."""
         return SUITES[self.name].title
 
     def notes(self) -> list[str]:
@@ -132,7 +132,7 @@ class FoundSuite(NamedTuple):
         return suite_notes(self.facts())
 
     def facts(self) -> dict[str, Any]:
-        """What results say of it, JSON-ready."""
+        """Return what results say of it, JSON-ready."""
         return {
             "name": self.name, "title": self.title, "source": self.source, "rows_sha256": self.rows_sha256,
             "published": self.published,

@@ -26,7 +26,7 @@ LOOPING = f"*: {LOOPING_SHARE:.0%} or more of the answers repeat themselves, whi
 
 
 class Cell(NamedTuple):
-    """What a method reached on a set of prompts."""
+    """Speed-up and acceptance length of a method on a set of prompts."""
 
     speedup: float | None  # over plain decoding; None where that was not timed
     length: float | None  # acceptance length, bonus token included; None of a baseline

@@ -56,7 +56,7 @@ def less(sums: Array) -> Array:
 
 
 def possible(unit: str) -> Range:
-    """What a figure of a unit can be."""
+    """Return the range of a figure of this unit."""
     return SHARE if unit.startswith("share") else (-1.0, 1.0) if unit == "cosine" else POSITIVE
 
 

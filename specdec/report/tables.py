@@ -1,4 +1,4 @@
-"""What reports have in common: tables for Markdown and the terminal, figures with intervals, colours of pictures."""
+"""Parts of all reports: tables for Markdown and the terminal, figures with intervals, colours of pictures."""
 
 import json
 import sys
@@ -93,7 +93,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
 
 
 def cell(text: str) -> str:
-    """On one line, with nothing that would end the cell."""
+    """Return the text on one line, with nothing that would end the cell."""
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
 
 
@@ -114,7 +114,7 @@ def shown(figure: Mapping[str, Any] | None, number: Callable[[float], str], unit
 
 
 def few_prompts(prompts: int) -> list[str]:
-    """What intervals over so many prompts are worth, where that needs saying."""
+    """Say what intervals over so many prompts are worth, where that needs saying."""
     if prompts == 1:
         return ["No interval: that over prompts takes at least 2, and there was 1."]
     if 1 < prompts < FEW_PROMPTS:

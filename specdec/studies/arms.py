@@ -1,4 +1,4 @@
-"""From combinations of levels to trainings, measures and prompts, each parsed as its command would before any begins.
+"""Makes trainings, measures and prompts of combinations of levels, each parsed as its command would before any begins.
 
 Arms must be comparable: the same tokens, the same data in the same order, and only the changes that the levels name.
 """
@@ -139,7 +139,7 @@ def read_arms(study: Study) -> list[Arm]:
 
 
 def differences(baseline: Arm, arm: Arm) -> list[str]:
-    """What an arm changes, a line for each setting (``norms.aux: none to each``), those of ``model.drafter`` first."""
+    """Return an arm's changes, a line for each setting (``norms.aux: none to each``), ``model.drafter``'s first."""
     changes = [*pairs(canonical(baseline.config), canonical(arm.config))]
     changes.sort(key=lambda change: not change[0].startswith("model.drafter."))
     changes += pairs(_measure_configs(baseline), _measure_configs(arm))

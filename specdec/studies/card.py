@@ -71,7 +71,7 @@ def page(text: str, folder: Path, title: str) -> str:
 
 
 def _anchor(title: str) -> str:
-    """As GitHub makes it of a heading."""
+    """Return the anchor that GitHub makes of a heading."""
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
@@ -225,7 +225,7 @@ def _arms(card: Json) -> Iterator[str]:
 
 
 def _family(card: Json, family: str) -> Iterator[str]:
-    """Of acceptance length, drift or robustness: the values of all arms."""
+    """Yield the table of all arms' values in acceptance length, drift or robustness."""
     digits = _digits(family)
     names = short_names(card["arms"])
     rows = []
@@ -262,7 +262,7 @@ def _origin(manifest: Json, where: str) -> Iterator[str]:
 
 
 def _cautions(card: Json) -> Iterator[str]:
-    """What is missing from the study, or limits what its numbers say."""
+    """Yield what is missing from the study, or limits what its numbers say."""
     rows = [
         row
         for row in (*card["primary"], *card["comparisons"], *card["effects"])

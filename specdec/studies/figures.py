@@ -27,12 +27,12 @@ Looks = Mapping[str, Json]  # by arm: marker, line and colour
 
 
 def short_names(arms: Sequence[Json]) -> dict[str, str]:
-    """Of every arm, its levels."""
+    """Return the levels of every arm, by its name."""
     return {arm["name"]: SEPARATOR.join(arm["levels"].values()) for arm in arms}
 
 
 def label_of(row: Json, card: Json) -> str:
-    """What is compared with what: ``off · 4 - on · 4``, ``norm: on - off (K=4)``, or an interaction."""
+    """Return what is compared with what: ``off · 4 - on · 4``, ``norm: on - off (K=4)``, or an interaction."""
     if "outcome" in row:
         return str(
             Contrast(*(row[name] for name in ("outcome", "effect", "against", "at", "expect")))

@@ -90,7 +90,7 @@ class StudyPlan:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """What ``plan.json`` holds."""
+        """Return what ``plan.json`` holds."""
         prompts = self.prompts.get("evaluate") or next(iter(self.prompts.values()), None)
         return {
             "version": VERSION,
@@ -208,27 +208,26 @@ def make_plan(
     base = next(arm for arm in arms if arm.levels == study.baseline)
     unequal = check_equal(base, arms, allow_unequal)
     prompts = read_prompts(study, base.target, directory)
+    all_levels = [frozenset(arm.levels.items()) for arm in arms]
     for contrast in study.primary:
-        needed = [
-            dict(levels)
-            for levels in contrast.weights([frozenset(arm.levels.items()) for arm in arms])
-        ]
-        for arm in (arm for arm in arms if arm.levels in needed):
-            check_outcome(contrast.outcome, arm)
-    jobs, cache_of = (
-        _cache_jobs(arms, directory, threads) if study.features == "cached" else ({}, {})
-    )
+        needed = contrast.weights(all_levels)
+        for arm, levels in zip(arms, all_levels, strict=True):
+            if levels in needed:
+                check_outcome(contrast.outcome, arm)
+    jobs: dict[str, Job] = {}
+    cache_of: dict[str, str] = {}
+    if study.features == "cached":
+        jobs, cache_of = _cache_jobs(arms, directory, threads)
     for arm in arms:
-        both = [
-            target_contents(levels.measures["evaluate"].target)
-            for levels in (base, arm)
-            if "evaluate" in arm.measures
-        ]
-        if both and both[0] != both[1]:
-            raise ValueError(
-                f"arm {arm.name}: it is evaluated on another target than the baseline, or in another dtype, so that "
-                "their acceptance cannot be compared: make a study of each"
+        if "evaluate" in arm.measures:
+            decoded, of_baseline = (
+                target_contents(compared.measures["evaluate"].target) for compared in (arm, base)
             )
+            if decoded != of_baseline:
+                raise ValueError(
+                    f"arm {arm.name}: it is evaluated on another target than the baseline, or in another dtype, so "
+                    "that their acceptance cannot be compared: make a study of each"
+                )
     runs = [
         _runs(arm, study.seeds, cache_of.get(arm.name), prompts, directory, threads, jobs)
         for arm in arms

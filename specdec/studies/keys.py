@@ -59,8 +59,8 @@ def digest(value: Any) -> str:
 
 
 def fit_decisive(arm: Arm, features: str) -> dict[str, Any]:
-    """What decides, with its seed, the numbers of a fit, to the last bit, ``cached`` features or ``on_the_fly`` ones
-    included."""
+    """Return what decides, with its seed, the numbers of a fit to the last bit, whether features are ``cached`` or
+    ``on_the_fly`` included."""
     config = _decisive(canonical(arm.config))
     model = {
         **config["model"],
@@ -117,7 +117,7 @@ def content_hashes(value: Any) -> Any:
 
 
 def _decisive(value: Any, key: str = "") -> Any:
-    """Without the settings that change no number; ``init_args`` does not count in their names."""
+    """Leave out the settings that change no number; ``init_args`` does not count in their names."""
     if not isinstance(value, dict):
         return value
     inner = {
@@ -134,5 +134,5 @@ def _file_hash(path: Path) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _hash_of(path: Path, size: int, changed: int) -> str:
-    """Once for every state of a file."""
+    """Hash every state of a file once."""
     return sha256(path)

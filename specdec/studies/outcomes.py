@@ -1,4 +1,4 @@
-"""What is measured of one run of a study: its files, and the quantities in them, by name.
+"""Reads what is measured of one run of a study: its files, and the metrics in them, by name.
 
 A quantity is a ratio of two sums over prompts (acceptance length: committed tokens over target passes), or two such
 ratios, one divided by the other or less it (growth of the state: its size at the last draft step over that at the
@@ -56,7 +56,7 @@ class RecordedRun:
 
     @functools.cached_property
     def states(self) -> dict[str, Json]:
-        """Of each job: ``name`` (``done``, ``running``, ``stopped``, ``killed``, ``failed`` or ``not begun``),
+        """Each job's state: ``name`` (``done``, ``running``, ``stopped``, ``killed``, ``failed`` or ``not begun``),
         ``message`` (why it failed) and ``seconds`` of all its attempts.
         """
         states = {}
@@ -102,7 +102,7 @@ class RecordedRun:
 
 
 class Metric(NamedTuple):
-    """What is measured of an arm, of the same draft steps or under the same condition in all arms that have it.
+    """A measurement of an arm, of the same draft steps or under the same condition in all arms that have it.
 
     ``panel`` titles its figure, which quantities of other draft steps may share; ``null`` is its value without drift or
     loss, if known; ``table`` gives a run's two sums for every prompt, or four, of two ratios for ``combine``.
@@ -118,10 +118,12 @@ class Metric(NamedTuple):
 
 
 def check_outcome(name: str, arm: Arm) -> None:
-    """Raise ValueError unless an arm will have been measured for a quantity of that name."""
+    """Raise ValueError unless an arm will have been measured for a metric of that name."""
     parts = _parts(name)
     where = f"primary: outcome {name}"
-    family = DRIFT if parts["drift"] else ROBUSTNESS if parts["kept"] else ACCEPTANCE
+    family = ACCEPTANCE
+    if parts["drift"] or parts["kept"]:
+        family = DRIFT if parts["drift"] else ROBUSTNESS
     if (measure := arm.measures.get(FAMILIES[family])) is None:
         raise ValueError(
             f"{where}: the study has no {FAMILIES[family]}: add it, or give another outcome"
@@ -129,36 +131,49 @@ def check_outcome(name: str, arm: Arm) -> None:
     if (steps := parts["at"] or parts["step"]) and not _steps(steps):
         raise ValueError(f"{where}: {steps} is no range of steps: the first one first")
     if family == ACCEPTANCE:
-        parsed = [parse_shape(text) for text in measure.config["shape"]]
-        shapes = [shape.name for shape in parsed]
-        if parts["shape"] is None and len(shapes) > 1:
-            raise ValueError(
-                f"{where}: of which draft shape? As {name}.{measure.config['shape'][0]}"
-            )
-        known = shapes
-        asked = [_shape(parts["shape"])] if parts["shape"] else []
-        depth = max((shape.depth for shape in parsed if shape.name in (asked or shapes)), default=0)
-        if parts["at"] and 0 < depth < _steps(parts["at"]).stop:
-            raise ValueError(
-                f"{where}: the draft shape has {depth} positions: give a deeper one, or an earlier position"
-            )
+        asked, known = _check_shape(name, parts, measure.config["shape"], where)
     elif family == DRIFT:
-        known = [*SERIES]
-        asked = parts["series"].split("+")
-        depths = measure.config["depths"]
-        if len(units := {SERIES[part][1] for part in asked if part in SERIES}) > 1:
-            raise ValueError(
-                f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit"
-            )
-        if parts["step"] and _steps(parts["step"]).stop > depths:
-            raise ValueError(
-                f"{where}: drift has {depths} steps: give drift.depths, or an earlier step"
-            )
+        asked, known = _check_series(parts, measure.config["depths"], where)
     else:
-        known = [part.name for part in parse_conditions(measure.config["conditions"])]
         asked = [_condition(parts["condition"])]
-    if wrong := next((part for part in asked if part not in known), None):
-        raise ValueError(f"{where}: arm {arm.name} has no {wrong}; it has: {', '.join(known)}")
+        known = [condition.name for condition in parse_conditions(measure.config["conditions"])]
+    for missing in asked:
+        if missing not in known:
+            raise ValueError(
+                f"{where}: arm {arm.name} has no {missing}; it has: {', '.join(known)}"
+            )
+
+
+def _check_shape(
+    name: str, parts: Mapping[str, str], texts: Sequence[str], where: str
+) -> tuple[list[str], list[str]]:
+    """Return the draft shape that an outcome names and those of the study; ValueError if one is too shallow."""
+    shapes = [parse_shape(text) for text in texts]
+    known = [shape.name for shape in shapes]
+    if parts["shape"] is None and len(shapes) > 1:
+        raise ValueError(f"{where}: of which draft shape? As {name}.{texts[0]}")
+    asked = [_shape(parts["shape"])] if parts["shape"] else []
+    depth = max((shape.depth for shape in shapes if shape.name in (asked or known)), default=0)
+    if parts["at"] and 0 < depth < _steps(parts["at"]).stop:
+        raise ValueError(
+            f"{where}: the draft shape has {depth} positions: give a deeper one, or an earlier position"
+        )
+    return asked, known
+
+
+def _check_series(parts: Mapping[str, str], depths: int, where: str) -> tuple[list[str], list[str]]:
+    """Return the series that an outcome names and those that there are; ValueError if they cannot be summed."""
+    asked = parts["series"].split("+")
+    units = {SERIES[series][1] for series in asked if series in SERIES}
+    if len(units) > 1:
+        raise ValueError(
+            f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit"
+        )
+    if parts["step"] and _steps(parts["step"]).stop > depths:
+        raise ValueError(
+            f"{where}: drift has {depths} steps: give drift.depths, or an earlier step"
+        )
+    return asked, [*SERIES]
 
 
 def _parts(name: str) -> dict[str, str]:
@@ -193,43 +208,43 @@ def _condition(text: str) -> str:
 
 
 def metric_named(name: str, run: RecordedRun) -> Metric | None:
-    """The quantity of a name, of the shape and steps that a run was measured with; None if it was not."""
+    """Return the metric of a name, of the shape and steps that a run was measured with; None if it was not."""
     parts = _parts(name)
     if parts["drift"]:
-        names = parts["series"].split("+")
-        if not run.done("drift") or not set(names) <= set(run.measured("drift")["series"]):
-            return None
-        last = run.measured("drift")["depths"]
-        title = (
-            " and ".join(SERIES[series][0] for series in names if series in SERIES)
-            or parts["series"]
-        )
-        unit = SERIES[names[0]][1]
-        if parts["step"]:
-            title += f", step {parts['step']}"
-            return _of_drift(
-                DriftFigure(name, title, parts["series"], (_steps(parts["step"]),), unit)
-            )
-        both = (range(last - 1, last), range(1))
-        if parts["change"] == "growth":
-            title += f", step {last} over step 1"
-            return _of_drift(DriftFigure(name, title, parts["series"], both, "ratio", "ratio", 1.0))
-        title = f"{title}, step 1 to {last}"
-        unit = f"difference of {unit.replace('share', 'shares')}"
-        return _of_drift(DriftFigure(name, title, parts["series"], both, unit, "difference", 0.0))
+        return _drift_metric(name, parts, run)
     if parts["kept"]:
-        rows = (
-            {row["name"]: row for row in run.measured("robustness")["conditions"]}
-            if run.done("robustness")
-            else {}
-        )
         condition = _condition(parts["condition"])
-        return _kept(condition, rows[condition]["title"]) if condition in rows else None
+        rows = run.measured("robustness")["conditions"] if run.done("robustness") else []
+        titles = {row["name"]: row["title"] for row in rows}
+        return _kept(condition, titles[condition]) if condition in titles else None
     shapes = [*run.evaluation.answers] if run.done("evaluate") else []
-    shape = _shape(parts["shape"]) if parts["shape"] else shapes[0] if len(shapes) == 1 else None
-    if shape not in shapes or shape is None:
+    shape = shapes[0] if len(shapes) == 1 else None
+    if parts["shape"]:
+        shape = _shape(parts["shape"])
+    if shape is None or shape not in shapes:
         return None
     return _accepted(parts["at"], shape) if parts["at"] else _acceptance(shape)
+
+
+def _drift_metric(name: str, parts: Mapping[str, str], run: RecordedRun) -> Metric | None:
+    """Return the metric of a series of drift, or of a sum of several, at a step or from the first to the last."""
+    series = parts["series"]
+    names = series.split("+")
+    if not run.done("drift") or not set(names) <= set(run.measured("drift")["series"]):
+        return None
+    last = run.measured("drift")["depths"]
+    title = " and ".join(SERIES[known][0] for known in names if known in SERIES) or series
+    unit = SERIES[names[0]][1]
+    if parts["step"]:
+        title += f", step {parts['step']}"
+        return _of_drift(DriftFigure(name, title, series, (_steps(parts["step"]),), unit))
+    depths = (range(last - 1, last), range(1))
+    if parts["change"] == "growth":
+        title += f", step {last} over step 1"
+        return _of_drift(DriftFigure(name, title, series, depths, "ratio", "ratio", 1.0))
+    title += f", step 1 to {last}"
+    unit = f"difference of {unit.replace('share', 'shares')}"
+    return _of_drift(DriftFigure(name, title, series, depths, unit, "difference", 0.0))
 
 
 def recorded_metrics(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dict[str, Metric]:
@@ -288,7 +303,7 @@ def _acceptance(shape: str) -> Metric:
 
 
 def _accepted(at: str, shape: str) -> Metric:
-    """Of the passes that accepted all drafts before a position, the share that accepted this one; summed over some."""
+    """Return the share of passes that accepted a position's draft, of those that accepted all before; or of several."""
     positions = np.array(_steps(at)) + 1
 
     def columns(answer: Answer) -> Sequence[int]:

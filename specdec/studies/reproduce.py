@@ -1,4 +1,4 @@
-"""What a card keeps of every run to train it again, and the comparison with what came of that, bit by bit."""
+"""Keeps in a card what it takes to train every run again, and compares what comes of that, bit by bit."""
 
 import base64
 import hashlib
@@ -56,7 +56,7 @@ def manifest(study: RecordedStudy) -> Json:
 
 
 def _recipe(run: RecordedRun) -> Json:
-    """Of a finished run its configs, where it was trained, and what is compared when it is made again."""
+    """Return a finished run's configs, where it was trained, and what is compared when it is made again."""
     fit = run.folders["fit"].output
     config = load_yaml(read_yaml_text(fit / "config.yaml"), fit / "config.yaml")
     losses = "".join(f"{line}\n" for line in read_losses(fit / LOSSES))
@@ -82,7 +82,7 @@ def _weights(fit: Path) -> str:
 
 
 def _accepted(directory: Path) -> Json:
-    """Of an evaluation: its prompts' hash, and by draft shape a hash of what every target pass accepted."""
+    """Return an evaluation's hash of prompts, and by draft shape a hash of what every target pass accepted."""
     evaluation = read_evaluation(directory)
     digests = {}
     for shape, answers in evaluation.answers.items():

@@ -60,7 +60,7 @@ class RecordedStudy:
         return next(arm["name"] for arm in self.plan["arms"] if arm["is_baseline"])
 
     def done(self, kind: str) -> dict[str, list[RecordedRun]]:
-        """By arm, the runs whose job of this kind is done."""
+        """Return, by arm, the runs whose job of this kind is done."""
         return {name: [run for run in runs if run.done(kind)] for name, runs in self.arms.items()}
 
 
@@ -163,7 +163,10 @@ def _judge(out: Json) -> None:
 
 
 def _looping(study: RecordedStudy) -> list[str]:
-    """Of the baseline's answers, under every condition too; greedy ones are the target's own, in all arms alike."""
+    """Return warnings of looping answers of the baseline, under every condition too.
+
+    Greedy answers are the target's own, in all arms alike.
+    """
     runs = study.done("evaluate").get(study.baseline, [])
     lines = list[str]()
     for shape in runs[0].evaluation.answers if runs else ():
@@ -309,7 +312,7 @@ def _positions(study: RecordedStudy) -> Iterable[Json]:
 
 
 def _shares(answers: Sequence[Sequence[Answer]]) -> list[Json | None]:
-    """By position, of the answers of every seed."""
+    """Return the shares by position, from the answers of every seed."""
     deepest = max(
         (depth for of_seed in answers for answer in of_seed for depth in answer.drafted), default=0
     )
@@ -354,7 +357,7 @@ def _point(figure: Linear | None, bounds: Range) -> Json | None:
 
 
 def common(names: Sequence[Sequence[Any]]) -> list[Any]:
-    """What all of them have, in the order of the first."""
+    """Return the names that all lists have, in the order of the first."""
     return (
         [name for name in names[0] if all(name in others for others in names[1:])] if names else []
     )

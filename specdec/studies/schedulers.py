@@ -237,14 +237,14 @@ class Slurm(Engine):
 
 
 class Task:
-    """What submitit runs on a node: :func:`specdec.studies.worker.run_job`."""
+    """The call that submitit runs on a node: :func:`specdec.studies.worker.run_job`."""
 
     def __call__(self, *arguments: Any) -> JobResult:
         """Work at a job; how the attempt ended."""
         return run_job(*arguments)
 
     def checkpoint(self, *arguments: Any) -> Any:
-        """What is submitted again when SLURM ends the job before its time."""
+        """Return the call to submit again when SLURM ends the job before its time."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self, *arguments)

@@ -1,4 +1,4 @@
-"""What a study declares: axes with their levels, the arms, the contrasts, and what is measured."""
+"""Describes what a study declares: axes with their levels, the arms, the contrasts, and what is measured."""
 
 import dataclasses
 import itertools
@@ -41,7 +41,7 @@ class Contrast:
     expect: str | None
 
     def weights(self, arms: Iterable[Arm]) -> Weights:
-        """Of arms; empty where these do not support it."""
+        """Return the weights of arms; none where these do not support the contrast."""
         chosen = [
             arm
             for arm in arms
@@ -50,7 +50,7 @@ class Contrast:
         return contrast(chosen, [(self.effect, self.against)])
 
     def to_json(self) -> dict[str, Any]:
-        """What ``plan.json`` holds."""
+        """Return what ``plan.json`` holds."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:

@@ -244,7 +244,7 @@ def _result(folder: JobFolder, stopped: bool, status: int) -> JobResult:
 
 
 def _failure(folder: JobFolder, status: int) -> JobResult:
-    """What a supervisor's exit status means for a job that is not done."""
+    """Tell why a job is not done, from its supervisor's exit status."""
     number = -status if status < 0 else status - 128
     if number > 0:
         name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"

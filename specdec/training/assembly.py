@@ -1,4 +1,4 @@
-"""What a training run does before its first step: it loads the target, builds the drafter for it, and places both."""
+"""Before the first step of a training run: loads the target, builds the drafter for it, and places both."""
 
 import contextlib
 import dataclasses
@@ -90,7 +90,7 @@ class BuildsDrafter(pl.LightningModule):
 
     @property
     def drafter(self) -> Drafter | None:
-        """What is trained, once it has been built."""
+        """The drafter under training, once it has been built."""
         return None if self.train_step is None else self.train_step.drafter
 
     def save_drafter(
@@ -163,7 +163,7 @@ class BuildsDrafter(pl.LightningModule):
                 shard(self.train_step.to(device), device.type, self.trainer.num_nodes, products)
 
     def build(self, data: TokenData) -> Drafter:
-        """The drafter that training begins with."""
+        """Build the drafter that training begins with."""
         return build(
             self.spec,
             self.target,

@@ -1,4 +1,4 @@
-"""What a run does beside training: its record and drafter on the disk, its speed in the logs, and how far it is."""
+"""Callbacks of a run: its record and drafter on the disk, its speed in the logs, and how far it is."""
 
 import hashlib
 import math

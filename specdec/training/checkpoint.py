@@ -91,7 +91,7 @@ def _digest(stream: IO[bytes], size: int) -> bytes:
 
 
 def contents(path: Path, mmap: bool = True) -> dict[str, Any]:
-    """What a checkpoint holds.
+    """Read what a checkpoint holds.
 
     Args:
         mmap: leave the tensors on the disk until they are used.

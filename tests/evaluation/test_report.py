@@ -117,7 +117,9 @@ def test_the_table_on_the_terminal(result: dict[str, Any]) -> None:
     assert all(part in shown for part in ("2.00 [", "1.75x", "1 of 2", "take at least 10"))
 
 
-def test_the_picture(tmp_path: Path, result: dict[str, Any]) -> None:
+def test_the_picture_of_an_evaluation_has_every_colour(
+    tmp_path: Path, result: dict[str, Any]
+) -> None:
     bare = shape_summary("chain", {}, [Answer("a", None, 1, (0,), (2,), 1.0, 0.0, 0, None)])
     plot({"results": [result, bare]}, tmp_path / "report.png")
     pixels = matplotlib.image.imread(tmp_path / "report.png")

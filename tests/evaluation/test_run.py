@@ -46,7 +46,7 @@ def sums(folder: Path) -> Path:
     return path
 
 
-def test_it_writes_metrics_report_and_answers(arguments: list[str], tmp_path: Path) -> None:
+def test_evaluate_writes_metrics_report_and_answers(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([*arguments, "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {
@@ -142,7 +142,7 @@ def test_what_another_leaves_meanwhile_is_not_removed(
         (["--prompts", "SUMS"], "no chat template"),
     ],
 )
-def test_wrong_input_leaves_nothing(
+def test_wrong_input_of_evaluate_leaves_nothing(
     arguments: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

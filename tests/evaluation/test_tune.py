@@ -29,7 +29,7 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
     ]  # fmt: skip
 
 
-def test_it_recommends_checks_and_writes(
+def test_tune_recommends_checks_and_writes(
     arguments: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

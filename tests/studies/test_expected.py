@@ -69,7 +69,7 @@ def test_what_is_left_is_told_by_what_was_done(
     assert expected(study, jobs_of(study, job, done), engine) == wanted
 
 
-def test_nothing_is_left(study: Path, job: MakeJob) -> None:
+def test_a_finished_sweep_has_nothing_left_to_run(study: Path, job: MakeJob) -> None:
     made = jobs_of(study, job, {})
     done = jobs_of(study, job, dict.fromkeys((one.key for one in made), 5.0))
     assert expected(study, done, Local()) == "nothing is left to run"

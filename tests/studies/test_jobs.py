@@ -136,7 +136,7 @@ def test_no_more_features_are_stored_than_fits_draw(planned: MakePlan) -> None:
         assert stored(**alone, set={f"trainer.{key}": value}) is None
 
 
-def test_what_is_left(tiny: tuple[Study, StudyPlan], tmp_path: Path) -> None:
+def test_the_jobs_that_are_left_of_a_plan(tiny: tuple[Study, StudyPlan], tmp_path: Path) -> None:
     plan = dataclasses.replace(tiny[1], directory=tmp_path)
     assert plan.left() == plan.jobs
     assert [job.kind for job in plan.left(["fc_norm=on K=2"]).values()] == [
@@ -256,7 +256,7 @@ def test_a_sweep_runs_what_it_planned_once(
         (["--engine.workers", "0"], "Local.workers must be at least 1, not 0"),
     ],
 )
-def test_refused_before_anything_is_written(
+def test_a_wrong_sweep_is_refused_before_anything_is_written(
     write: Write, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(

@@ -150,7 +150,7 @@ def test_what_is_left_out(
         ({"fit": 3}, "fit and set: must be dotted keys, as .* a config file"),
     ],
 )
-def test_refused(write: Write, changes: dict[str, Any], message: str) -> None:
+def test_a_wrong_study_is_refused(write: Write, changes: dict[str, Any], message: str) -> None:
     path = write(**changes)
     with pytest.raises(ValueError, match=message) as found:
         read_study(path)

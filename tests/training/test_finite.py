@@ -115,7 +115,7 @@ def test_the_last_sound_checkpoint_stays_and_goes_on(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_what_the_message_advises_helps(
+def test_a_lower_learning_rate_lets_a_resumed_run_go_on(
     base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A resumed run has the present config's learning rate, not the checkpoint's."""
@@ -134,7 +134,7 @@ def test_what_the_message_advises_helps(
     assert {group["initial_lr"] for group in last["optimizer_states"][0]["param_groups"]} == {1e-3}
 
 
-def test_an_interruption_saves_nothing_either(
+def test_an_interruption_after_a_nan_loss_saves_nothing(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(monkeypatch, 1)
@@ -156,7 +156,9 @@ def test_an_interruption_saves_nothing_either(
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_any_trainer_ends_so(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_without_checkpoints_or_logged_steps_ends_at_a_nan(
+    accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without checkpoints, and without a step that is logged."""
     spoil(monkeypatch, 1)
     run = trainer(log_every_n_steps=0, accumulate_grad_batches=accumulate)
@@ -169,7 +171,7 @@ def test_any_trainer_ends_so(accumulate: int, monkeypatch: pytest.MonkeyPatch) -
     trainer().fit(again, datamodule=InMemory(sample([12] * 2), 1))
 
 
-def test_the_last_update_counts_too() -> None:
+def test_a_weight_that_the_last_update_made_infinite_is_refused() -> None:
     """After a single step whose loss was fine."""
 
     def optimizer(named: Any) -> torch.optim.Optimizer:
