@@ -18,6 +18,7 @@ import numpy as np
 
 from specdec.data.rows import read_text
 from specdec.report.statistics import LENGTH, POSITIVE, SHARE, Array, Interval, Range, interval
+from specdec.report.tables import LOOPING_SHARE
 from specdec.utils.files import write_text
 
 
@@ -36,9 +37,8 @@ class Answer(NamedTuple):
     seconds: float
     plain_seconds: float  # 0 where plain decoding was not measured
     plain_tokens: int
-    identical: (
-        bool | None
-    )  # whether both outputs are the same tokens; None where that was not compared
+    # whether both outputs are the same tokens; None where that was not compared
+    identical: bool | None
     # milliseconds of drafting for each target pass; empty where not recorded
     draft_ms: tuple[float, ...] = ()
     verify_ms: tuple[float, ...] = ()  # of each target pass with its acceptance; likewise
@@ -46,7 +46,6 @@ class Answer(NamedTuple):
 
 
 METRICS = "metrics.json"
-LOOPING_SHARE = 0.05  # of the answers; from here on there is a warning
 LOOP_TOKENS = 24  # that are copies of what stood a period before, at least
 LOOP_PART = 0.25  # of an answer that goes on after its loop, at least
 
@@ -138,9 +137,8 @@ def passes(answer: Answer) -> int:
 def looping(answers: Sequence[Answer]) -> dict[str, Any]:
     """How many answers repeat themselves and which share that is, with the acceptance lengths of these and of all
     others, JSON-ready."""
-    flagged, others = (
-        [answer for answer in answers if answer.loops is kind] for kind in (True, False)
-    )
+    flagged = [answer for answer in answers if answer.loops]
+    others = [answer for answer in answers if not answer.loops]
     return {
         "looping_answers": len(flagged),
         "looping_share": len(flagged) / len(answers) if answers else None,
@@ -319,10 +317,8 @@ def _speed(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _identity(answers: Sequence[Answer]) -> dict[str, int]:
-    identical, compared = (
-        sum(answer.identical in kinds for answer in answers) for kinds in ((True,), (True, False))
-    )
-    return {"identical_outputs": identical, "compared_outputs": compared}
+    compared = [answer.identical for answer in answers if answer.identical is not None]
+    return {"identical_outputs": sum(compared), "compared_outputs": len(compared)}
 
 
 def _json(figure: Interval | None) -> dict[str, Any] | None:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from specdec.data.rows import stem
 from specdec.evaluation.compare import MAY_DIFFER, OF_TARGET, evaluations_in
-from specdec.evaluation.metrics import LOOPING_SHARE, METRICS
+from specdec.evaluation.metrics import METRICS
 from specdec.evaluation.suites import SUITES, suite_notes
-from specdec.report.tables import ReportTable, print_report, table
+from specdec.report.tables import LOOPING_SHARE, ReportTable, print_report, table
 from specdec.utils.files import write_sums, write_text
 from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many

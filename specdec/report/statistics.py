@@ -57,7 +57,9 @@ def less(sums: Array) -> Array:
 
 def possible(unit: str) -> Range:
     """Return the range of a figure of this unit."""
-    return SHARE if unit.startswith("share") else (-1.0, 1.0) if unit == "cosine" else POSITIVE
+    if unit.startswith("share"):
+        return SHARE
+    return (-1.0, 1.0) if unit == "cosine" else POSITIVE
 
 
 def interval(sums_PF: Array, of: Statistic = ratio, bounds: Range = ANY) -> Interval | None:

@@ -18,6 +18,7 @@ from specdec.utils.text import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LOOPING_SHARE = 0.05  # of the answers that repeat themselves; from here on a report warns
 FEW_PROMPTS = 10  # below this the tail of acceptance over prompts shows in the intervals
 
 

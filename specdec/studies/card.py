@@ -84,8 +84,11 @@ def _document(
     design = f"{study['design'].replace('_', ' ')} of {how_many(len(card['arms']), 'arm')}"
     seeds = ", ".join(map(str, study["seeds"]))
     names = short_names(card["arms"])
-    fits = [[names[arm], seed, f"{fit['steps']:,}", f"{fit['seconds']:.0f}" if fit["seconds"] else "in another study"]
-            for arm, runs in card["training"].items() for seed, fit in runs.items()]  # fmt: skip
+    fits = []
+    for arm, runs in card["training"].items():
+        for seed, fit in runs.items():
+            seconds = f"{fit['seconds']:.0f}" if fit["seconds"] else "in another study"
+            fits.append([names[arm], seed, f"{fit['steps']:,}", seconds])
     sections = {
         "Primary contrasts": _primary(card),
         "What limits this": [f"- {_plain(line)}" for line in _cautions(card)],
@@ -105,10 +108,13 @@ def _document(
     yield from ("", f"Arms go by their levels alone: {_plain(SEPARATOR.join(study['axes']))}.", "")
     yield from (f"- [{title}](#{_anchor(title)})" for title, lines in lines_of.items() if lines)
     for title, lines in lines_of.items():
-        if lines:
-            pictures = (line for file, text in figures.get(title, ())
-                        for line in (f"![{_plain(text)}]({file})", "", f"*{_plain(text)}*", ""))  # fmt: skip
-            yield from ("", f"## {title}", "", *pictures, *lines)
+        if not lines:
+            continue
+        yield from ("", f"## {title}", "")
+        for file, caption in figures.get(title, ()):
+            text = _plain(caption)
+            yield from (f"![{text}]({file})", "", f"*{text}*", "")
+        yield from lines
 
 
 def _primary(card: Json) -> Iterator[str]:

@@ -120,11 +120,15 @@ def _decisive(value: Any, key: str = "") -> Any:
     """Leave out the settings that change no number; ``init_args`` does not count in their names."""
     if not isinstance(value, dict):
         return value
-    inner = {
-        name: key if name == "init_args" else f"{key}.{name}" if key else name for name in value
-    }
-    return {name: _decisive(child, inner[name]) for name, child in value.items()
-            if name == "init_args" or changes_numbers(inner[name])}  # fmt: skip
+    decisive = {}
+    for name, child in value.items():
+        inner = key
+        if name != "init_args":
+            inner = f"{key}.{name}" if key else name
+            if not changes_numbers(inner):
+                continue
+        decisive[name] = _decisive(child, inner)
+    return decisive
 
 
 def _file_hash(path: Path) -> str:
