@@ -252,7 +252,9 @@ def first_turns(
         ValueError: none is left; or the target has no chat template and a prompt needs one.
     """
     conversations = [PromptConversation(prompt, target.tokenizer) for prompt in prompts]
-    asked = [next_ids(one, target, max_new_tokens, nodes) for one in conversations]
-    skipped = [one for one in asked if isinstance(one, Skipped)]
+    turns = [
+        next_ids(conversation, target, max_new_tokens, nodes) for conversation in conversations
+    ]
+    skipped = [turn for turn in turns if isinstance(turn, Skipped)]
     check_skipped(skipped, len(prompts))
-    return [one for one in asked if isinstance(one, list)], skipped
+    return [turn for turn in turns if isinstance(turn, list)], skipped

@@ -59,7 +59,7 @@ def page(text: str, folder: Path, title: str) -> str:
     """The Markdown as one page with its pictures in it, which asks for nothing outside."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     body = re.sub(
-        "<h2>(.*?)</h2>", lambda found: f'<h2 id="{_anchor(found[1])}">{found[1]}</h2>', body
+        "<h2>(.*?)</h2>", lambda match: f'<h2 id="{_anchor(match[1])}">{match[1]}</h2>', body
     )
 
     def embedded(match: re.Match[str]) -> str:

@@ -97,30 +97,26 @@ def combinations(
     baseline: Combination,
     left_out: Sequence[Combination] = (),
 ) -> tuple[Combination, ...]:
-    """The arms: every combination of levels (``grid``), or the baseline and one change at a time (``one_factor``).
+    """Return the arms: every combination of levels (``grid``), or the baseline and single changes (``one_factor``).
 
     An arm that has all levels of an entry of ``left_out`` is none; ValueError if that is the baseline, or no arm.
     """
     if design == "grid":
-        found = [
+        arms = [
             dict(zip(axes, levels, strict=True)) for levels in itertools.product(*axes.values())
         ]
     else:
-        changes = (
-            {axis: level}
-            for axis, levels in axes.items()
-            for level in levels
-            if level != baseline[axis]
-        )
-        found = [dict(baseline), *({**baseline, **change} for change in changes)]
-    for each in left_out:
-        if not any(each.items() <= arm.items() for arm in found):
-            raise ValueError(f"leave_out: {arm_name(each)} is in no arm of this design: remove it")
-        if each.items() <= baseline.items():
+        arms = [dict(baseline)]
+        for axis, levels in axes.items():
+            arms += [{**baseline, axis: level} for level in levels if level != baseline[axis]]
+    for entry in left_out:
+        if not any(entry.items() <= arm.items() for arm in arms):
+            raise ValueError(f"leave_out: {arm_name(entry)} is in no arm of this design: remove it")
+        if entry.items() <= baseline.items():
             raise ValueError(
                 f"the baseline, arm {arm_name(baseline)}, is left out: choose another baseline"
             )
-    return tuple(arm for arm in found if not any(each.items() <= arm.items() for each in left_out))
+    return tuple(arm for arm in arms if not any(entry.items() <= arm.items() for entry in left_out))
 
 
 def arm_name(combination: Combination) -> str:
