@@ -28,8 +28,9 @@ from specdec.studies.reproduce import VERSION, recorded_run
 from specdec.studies.results import read_record
 from specdec.studies.worker import Job, JobFolder, write_config
 from specdec.target import Target
-from specdec.training.callbacks import check_run, checked
+from specdec.training.callbacks import check_run
 from specdec.training.checkpoint import AtomicCheckpointIO
+from specdec.training.losses_file import with_checksum
 from specdec.training.run_directory import write_run_sums
 from specdec.utils.files import staged_directory, write_json, write_sums, write_text
 from specdec.utils.journal import Journal, read_journal
@@ -76,7 +77,7 @@ def run(folder: Path, target: Path) -> None:
     write_run_sums(folder)
     write_text(
         folder / "losses.txt",
-        "".join(checked(f"{n // 2} {n % 2} {(8 - n / 10).hex()}") for n in range(12)),
+        "".join(with_checksum(f"{n // 2} {n % 2} {(8 - n / 10).hex()}") for n in range(12)),
     )
 
 

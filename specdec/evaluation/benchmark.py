@@ -4,8 +4,10 @@ Baselines are what others do without a drafter of ours: transformers' ways.
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -27,12 +29,112 @@ from specdec.nn.backend import matmul_backend
 from specdec.target import Target
 
 WARM_UP_TOKENS = 8
+Converse = Callable[[Prompt, Any], PromptConversation]
 WAVE = 4  # prompts of a wave for each sequence of a batch, so that few places stay empty at its end
 
 
 def cpu_matmul_backend(target: Target) -> contextlib.AbstractContextManager[object]:
     """Inside, all that runs on a CPU takes one library for products, the same as compiled decoders do."""
     return matmul_backend() if target.device.type == "cpu" else contextlib.nullcontext()
+
+
+@dataclass
+class PromptRun:
+    """A prompt as it is decoded, turn by turn.
+
+    Args:
+        number: the prompt's place among all, on which its seeds depend.
+        next_turn: the ids to decode next; None when nothing is left, or why the prompt cannot be decoded.
+        turns: for each turn decoded so far, what every decoder generated.
+    """
+
+    prompt: Prompt
+    number: int
+    conversation: PromptConversation
+    next_turn: list[int] | Skipped | None
+    turns: list[list[Generation]] = field(default_factory=list)
+
+    def request(self, ids: list[int], max_new_tokens: int, seed: int) -> Request:
+        """Return the request of the next turn, with a seed of its own."""
+        return Request(ids, max_new_tokens, seed + (self.number << 44) + (len(self.turns) << 32))
+
+
+class _Decoders:
+    """Our decoders, the plain one first, and those of baselines; they take turns at going first.
+
+    Args:
+        on_decoder: called with a decoder's name as it begins.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        ours: Sequence[PlainDecoder],
+        baselines: Sequence["TransformersDecoder"],
+        max_new_tokens: int,
+        on_decoder: Callable[[str], None],
+    ) -> None:
+        self.target = target
+        self.ours = ours
+        self.all: list[Any] = [*ours, *baselines]
+        self.max_new_tokens = max_new_tokens
+        self.on_decoder = on_decoder
+        self.nodes = max(decoder.nodes for decoder in ours)
+        self.longest = 0  # tokens of the longest first turn with its answer
+        self.calls = 0
+
+    def next_turn(self, conversation: PromptConversation) -> list[int] | Skipped | None:
+        """Return what is to be decoded next of a conversation."""
+        return next_ids(conversation, self.target, self.max_new_tokens, self.nodes)
+
+    def start(self, prompts: Sequence[Prompt], converse: Converse) -> list[PromptRun]:
+        """Begin all conversations, so that nothing is decoded in vain."""
+        conversations = [converse(prompt, self.target.tokenizer) for prompt in prompts]
+        first_turns = [self.next_turn(conversation) for conversation in conversations]
+        lengths = [len(ids) for ids in first_turns if isinstance(ids, list)]
+        self.longest = max(lengths, default=0) + self.max_new_tokens
+        numbered = zip(prompts, range(len(prompts)), conversations, first_turns, strict=True)
+        return [PromptRun(*parts) for parts in numbered]
+
+    def decode_wave(self, wave: Sequence[PromptRun], seed: int) -> None:
+        """Decode all turns of some prompts side by side; ValueError, with their names, if one cannot be."""
+        while live := [(run, run.next_turn) for run in wave if isinstance(run.next_turn, list)]:
+            requests = [run.request(ids, self.max_new_tokens, seed) for run, ids in live]
+            try:
+                by_decoder = self._decode(requests)
+            except ValueError as error:
+                names = ", ".join(run.prompt.prompt_id for run, _ in live)
+                raise ValueError(f"prompt {names}: {error}") from error
+            for (run, _), generations in zip(live, zip(*by_decoder, strict=True), strict=True):
+                run.turns.append([*generations])
+                run.conversation.add_answer(generations[0].ids)
+                run.next_turn = self.next_turn(run.conversation)
+
+    def _decode(self, requests: Sequence[Request]) -> list[list[Generation]]:
+        """Return, for every decoder, what it generates after each request."""
+        end = self.target.eos_token_ids
+        by_decoder: list[list[Generation]] = [[] for _ in self.all]
+        with cpu_matmul_backend(self.target):
+            self._prepare(requests)
+            for turn in range(self.calls, self.calls + len(self.all)):
+                index = turn % len(self.all)
+                self.on_decoder(self.all[index].name)
+                generated = dict(self.all[index].generate_all(requests, end))
+                by_decoder[index] = [generated[number] for number in range(len(requests))]
+        self.calls += 1
+        return by_decoder
+
+    def _prepare(self, requests: Sequence[Request]) -> None:
+        """Compile for the longest of these requests, and before the first ones let every decoder run, untimed."""
+        lengths = [len(request.prompt) + self.max_new_tokens for request in requests]
+        room = max(self.longest, *lengths)
+        compilation = Compilation(sum(decoder.graphs_for(room) for decoder in self.ours))
+        for decoder in self.ours:
+            decoder.prepare(room, compilation)
+        if self.calls == 0:
+            short = Request(requests[0].prompt, min(WARM_UP_TOKENS, self.max_new_tokens))
+            for decoder in self.all:
+                list(decoder.generate_all([short], self.target.eos_token_ids))
 
 
 def benchmark(
@@ -43,7 +145,7 @@ def benchmark(
     max_new_tokens: int,
     *,
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
-    converse: Callable[[Prompt, Any], PromptConversation] = PromptConversation,
+    converse: Converse = PromptConversation,
     plain: bool = True,
     baselines: Sequence["Baseline"] = (),
     batch: int = 1,
@@ -52,7 +154,7 @@ def benchmark(
     on_decoder: Callable[[str], None] = lambda name: None,
     on_skip: Callable[[Skipped], None] = lambda skipped: None,
 ) -> list[list[Answer]]:
-    """Answers of every draft shape, then of every baseline; those have no passes.
+    """Return the answers of every draft shape, then of every baseline; those have no passes.
 
     The decoders take turns on each prompt, or wave of prompts where sequences are decoded side by side, and the first
     moves on, so that a machine that slows down slows them alike. Each decoder runs once, untimed, before the first
@@ -74,80 +176,65 @@ def benchmark(
     """
     if not shapes:
         raise ValueError("no draft shape given: name at least one, as chain")
-    ours: list[PlainDecoder] = (
-        [PlainDecoder(target, sampling, batch=batch, compiled=compiled)] if plain else []
-    )
-    ours += [
-        SpeculativeDecoder(target, drafter, one, sampling, batch=batch, compiled=compiled)
-        for one in shapes
-    ]
-    decoders: list[Any] = [*ours, *(one.decoder(target, sampling) for one in baselines)]
-    nodes = max(decoder.nodes for decoder in ours)
-    conversations = [converse(prompt, target.tokenizer) for prompt in prompts]
-    # the first turns of all before anything is decoded in vain
-    turns = [next_ids(one, target, max_new_tokens, nodes) for one in conversations]
-    # of each turn, what every decoder made
-    made: list[list[list[Generation]]] = [[] for _ in conversations]
-    longest = max((len(ids) for ids in turns if isinstance(ids, list)), default=0) + max_new_tokens
-    # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
-    same = [not sampling.acceptance.sampled] * len(shapes) + [sampling.temperature == 0] * len(
-        baselines
-    )
-    answers: list[list[Answer]] = [[] for _ in same]
+    ours: list[PlainDecoder] = []
+    if plain:
+        ours.append(PlainDecoder(target, sampling, batch=batch, compiled=compiled))
+    decoder_of = functools.partial(SpeculativeDecoder, batch=batch, compiled=compiled)
+    ours += [decoder_of(target, drafter, shape, sampling) for shape in shapes]
+    others = [baseline.decoder(target, sampling) for baseline in baselines]
+    decoders = _Decoders(target, ours, others, max_new_tokens, on_decoder)
+    runs = decoders.start(prompts, converse)
     size = batch * WAVE if batch > 1 else 1
-    first = 0  # the decoder that begins; it moves on
-    for start in range(0, len(conversations), size):
-        wave = range(start, min(start + size, len(conversations)))
-        while live := {n: ids for n in wave if isinstance(ids := turns[n], list)}:
-            requests = [
-                Request(ids, max_new_tokens, sampling.seed + (n << 44) + (len(made[n]) << 32))
-                for n, ids in live.items()
-            ]
-            try:
-                with cpu_matmul_backend(target):
-                    room = max(longest, *(len(ids) + max_new_tokens for ids in live.values()))
-                    compilation = Compilation(sum(decoder.graphs_for(room) for decoder in ours))
-                    for decoder in ours:
-                        decoder.prepare(room, compilation)
-                    if not first:
-                        short = [Request(requests[0].prompt, min(WARM_UP_TOKENS, max_new_tokens))]
-                        for one in decoders:
-                            list(one.generate_all(short, target.eos_token_ids))
-                    found: list[dict[int, Generation]] = [{} for _ in decoders]
-                    for number in range(first, first + len(decoders)):
-                        which = number % len(decoders)
-                        on_decoder(decoders[which].name)
-                        found[which] = dict(
-                            decoders[which].generate_all(requests, target.eos_token_ids)
-                        )
-            except ValueError as error:
-                raise ValueError(
-                    f"prompt {', '.join(prompts[n].prompt_id for n in live)}: {error}"
-                ) from error
-            first += 1
-            for number, n in enumerate(live):
-                made[n].append([generations[number] for generations in found])
-                conversations[n].add_answer(found[0][number].ids)
-                turns[n] = next_ids(conversations[n], target, max_new_tokens, nodes)
-        for n in wave:
+    for start in range(0, len(runs), size):
+        wave = runs[start : start + size]
+        decoders.decode_wave(wave, sampling.seed)
+        for run in wave:
             on_prompt()
-            if isinstance(left_out := turns[n], Skipped):
-                on_skip(left_out)
-                continue
-            for generations in made[n]:
-                reference, others = (
-                    (generations[0], generations[1:]) if plain else (None, generations)
-                )
-                for out, own, alike in zip(answers, others, same, strict=True):
-                    out.append(Answer(
-                        prompts[n].prompt_id, prompts[n].category, len(own.ids), own.accepted, own.drafted, own.seconds,
-                        plain_seconds=reference.seconds if reference else 0.0,
-                        plain_tokens=len(reference.ids) if reference else 0,
-                        identical=own.ids == reference.ids if reference and alike else None,
-                        draft_ms=own.draft_ms, verify_ms=own.verify_ms, loops=loops(own.ids),
-                    ))  # fmt: skip
-    check_skipped([one for one in turns if isinstance(one, Skipped)], len(prompts))
+            if isinstance(run.next_turn, Skipped):
+                on_skip(run.next_turn)
+    return _answers(runs, sampling, len(shapes), len(others), plain)
+
+
+def _answers(
+    runs: Sequence[PromptRun], sampling: Sampling, shapes: int, baselines: int, plain: bool
+) -> list[list[Answer]]:
+    """Return the answers of every decoder but the plain one; warn of prompts left out, ValueError if all are."""
+    # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
+    comparable = [not sampling.acceptance.sampled] * shapes
+    comparable += [sampling.temperature == 0] * baselines
+    answers: list[list[Answer]] = [[] for _ in comparable]
+    skipped = []
+    for run in runs:
+        if isinstance(run.next_turn, Skipped):
+            skipped.append(run.next_turn)
+            continue
+        for generations in run.turns:
+            reference = generations[0] if plain else None
+            compared = generations[1:] if plain else generations
+            for column, generation, same in zip(answers, compared, comparable, strict=True):
+                column.append(_answer(run.prompt, generation, reference, same))
+    check_skipped(skipped, len(runs))
     return answers
+
+
+def _answer(
+    prompt: Prompt, generation: Generation, plain: Generation | None, comparable: bool
+) -> Answer:
+    """Return what a decoder's generation says beside the plain one."""
+    return Answer(
+        prompt.prompt_id,
+        prompt.category,
+        len(generation.ids),
+        generation.accepted,
+        generation.drafted,
+        generation.seconds,
+        plain_seconds=plain.seconds if plain else 0.0,
+        plain_tokens=len(plain.ids) if plain else 0,
+        identical=generation.ids == plain.ids if plain and comparable else None,
+        draft_ms=generation.draft_ms,
+        verify_ms=generation.verify_ms,
+        loops=loops(generation.ids),
+    )
 
 
 class TransformersDecoder:
@@ -189,7 +276,7 @@ class Baseline(NamedTuple):
     """Directory or Hub id of a smaller model with the target's tokenizer, which drafts."""
 
     def decoder(self, target: Target, sampling: Sampling) -> TransformersDecoder:
-        """What decodes so; ValueError where it cannot serve the target."""
+        """Return the decoder; raise ValueError where it cannot serve the target."""
         if self.lookup:
             return TransformersDecoder(target, sampling, prompt_lookup_num_tokens=3)
         if not self.assistant:

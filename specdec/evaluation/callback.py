@@ -14,9 +14,10 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from specdec.data import Batch
-from specdec.decoding import Request, SpeculativeDecoder, parse_shape
+from specdec.decoding import Generation, Request, SpeculativeDecoder, parse_shape
 from specdec.drafter import Drafter
 from specdec.evaluation.metrics import Answer, acceptance_length, accepted_per_position
+from specdec.report.tables import shown
 from specdec.target import Target
 from specdec.training.callbacks import RunRecord
 from specdec.training.distributed import unsharded
@@ -129,18 +130,18 @@ class AcceptanceLength(pl.Callback):
             if not trainer.strategy.broadcast(due and self._affords(trainer, pl_module)):
                 return
         start = self.clock()
-        found = logged_figures(of_all_processes(self._answers(trainer, pl_module)))
-        if trainer.state.fn == TrainerFn.FITTING and "acceptance_length" in found:
-            self._choose(trainer, pl_module, found)
+        figures = logged_figures(of_all_processes(self._answers(trainer, pl_module)))
+        if trainer.state.fn == TrainerFn.FITTING and "acceptance_length" in figures:
+            self._choose(trainer, pl_module, figures)
         seconds = self.clock() - start
         if self._since is not None:
             self._since += seconds  # no part of the training time
         self._seen["decodings"] += 1
         self._seen["spent"] += seconds
         self._seen["last"] = seconds
-        found["acceptance_seconds"] = self._seen["spent"]
+        figures["acceptance_seconds"] = self._seen["spent"]
         pl_module.log_dict(
-            {f"val/{key}": value for key, value in found.items()}, sync_dist=True, batch_size=1
+            {f"val/{key}": value for key, value in figures.items()}, sync_dist=True, batch_size=1
         )
 
     def _choose(
@@ -148,15 +149,16 @@ class AcceptanceLength(pl.Callback):
     ) -> None:
         """Remember the acceptance length, and keep the drafter if it is the best so far of a run of ``specdec fit``."""
         ends = {end: figures.get(f"acceptance_length_{end}") for end in ("low", "high")}
-        found = {
+        decoded = {
             "step": trainer.global_step,
             "mean": figures["acceptance_length"],
             **ends,
             "decoded": self._decoded,
         }
-        self._seen["found"] = found
-        for record in (each for each in trainer.callbacks if isinstance(each, RunRecord)):  # type: ignore[attr-defined]
-            record.keep_best(module, found)
+        self._seen["found"] = decoded
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RunRecord):
+                callback.keep_best(module, decoded)
 
     @property
     def last(self) -> dict[str, Any] | None:
@@ -180,20 +182,8 @@ class AcceptanceLength(pl.Callback):
         decoder = SpeculativeDecoder(
             target, decoding_copy(module.drafter, target), self.shape, batch=batch
         )
-        return [
-            Answer(
-                str(mine[n]),
-                None,
-                len(made.ids),
-                made.accepted,
-                made.drafted,
-                made.seconds,
-                0,
-                0,
-                None,
-            )
-            for n, made in sorted(decoder.generate_all(requests, target.eos_token_ids))
-        ]
+        generations = sorted(decoder.generate_all(requests, target.eos_token_ids))
+        return [_answer(str(mine[n]), generation) for n, generation in generations]
 
     def _affords(self, trainer: pl.Trainer, module: DrafterModule) -> bool:
         """Whether to decode: within the share, or for the last time; logs the first of those that are passed over."""
@@ -233,7 +223,7 @@ class AcceptanceLength(pl.Callback):
             )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on with."""
+        """Return the counts and times that a resumed run goes on with."""
         return {**self._seen, "trained": self._trained()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -247,6 +237,21 @@ class AcceptanceLength(pl.Callback):
             room = module.target.config.max_position_embeddings - self.max_new_tokens
             prefix = trainer.datamodule.prefix  # type: ignore[attr-defined]
             self._prompts = document_prompts(rows, self.count, self.prompt_tokens, room, prefix)
+
+
+def _answer(prompt_id: str, generation: Generation) -> Answer:
+    """Return what a generation says, which is compared with no plain decoding."""
+    return Answer(
+        prompt_id,
+        category=None,
+        tokens=len(generation.ids),
+        accepted=generation.accepted,
+        drafted=generation.drafted,
+        seconds=generation.seconds,
+        plain_seconds=0,
+        plain_tokens=0,
+        identical=None,
+    )
 
 
 def decoding_copy(drafter: Drafter, target: Target) -> Drafter:
@@ -268,7 +273,7 @@ def of_all_processes(answers: list[Answer]) -> list[Answer]:
 
 
 def logged_figures(answers: Sequence[Answer]) -> dict[str, float]:
-    """What is logged; nothing when every answer ended before its first target pass."""
+    """Return the figures to log; none when every answer ended before its first target pass."""
     length = acceptance_length(answers)
     joint = accepted_per_position(answers)["joint"]
     if length is None:
@@ -288,9 +293,8 @@ def best_and_last(best: dict[str, Any], last: dict[str, Any]) -> str:
         last: the last one decoded.
     """
 
-    def figure(found: dict[str, Any]) -> str:
-        ends = "" if found["low"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
-        return f"{found['mean']:.2f}{ends} at step {found['step']}"
+    def figure(length: dict[str, Any]) -> str:
+        return f"{shown(length, '{:.2f}'.format)} at step {length['step']}"
 
     if best == last:
         return f"{figure(best)}, the last one decoded"
@@ -320,11 +324,11 @@ def document_prompts(
             if True not in mask:
                 continue
             length = mask.index(True)
-            least = 1
-            if length == 0 or ids[:length] == list(prefix):
+            shortest = 1
+            if length == 0 or ids[:length] == list(prefix):  # a text
                 length = min(prompt_tokens, len(ids) // 2, room)
-                least = SHORTEST
-            if least <= length <= room:
+                shortest = SHORTEST
+            if shortest <= length <= room:
                 out.append(ids[:length])
             if len(out) == count:
                 return out

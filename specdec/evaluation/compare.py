@@ -22,7 +22,7 @@ from specdec.evaluation.metrics import (
     read_answers,
 )
 from specdec.report.statistics import HOW, POSITIVE, Array, Interval, interval, ratio
-from specdec.report.tables import bracketed
+from specdec.report.tables import with_interval
 from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many
 
@@ -40,7 +40,7 @@ OF_TARGET = {"revision", "dtype", "trust_remote_code", "device_map", "adapter"}
 
 
 class SavedEvaluation(NamedTuple):
-    """What an evaluation left in its directory."""
+    """Settings and answers of an evaluation, as its directory has them."""
 
     name: str
     target: str  # its fingerprint
@@ -78,9 +78,9 @@ def compare(a: Path, b: Path) -> None:
     if left_out := sorted(parts_a.keys() ^ parts_b.keys()):
         log.warning("in one of the two alone, and not compared: %s", ", ".join(left_out))
     for part in shared:
-        one = read_evaluation(parts_a[part])
-        two = read_evaluation(parts_b[part])
-        texts += _compared(one, two, f"{part}, " if part else "")
+        evaluation_a = read_evaluation(parts_a[part])
+        evaluation_b = read_evaluation(parts_b[part])
+        texts += _compared(evaluation_a, evaluation_b, f"{part}, " if part else "")
     sys.stdout.write(
         "\n\n".join([*texts, f"Brackets: {HOW}; p: A and B swapped prompt by prompt."]) + "\n"
     )
@@ -90,35 +90,32 @@ def evaluations_in(directory: Path) -> dict[str, Path]:
     """The evaluations of suites in a folder by their names; of one evaluation that alone, under an empty name."""
     if (directory / METRICS).exists():
         return {"": directory}
-    found = {path.parent.name: path.parent for path in sorted(directory.glob(f"*/{METRICS}"))}
-    return found or {"": directory}  # whoever reads it says what is missing
+    by_suite = {path.parent.name: path.parent for path in sorted(directory.glob(f"*/{METRICS}"))}
+    return by_suite or {"": directory}  # whoever reads it says what is missing
 
 
-def _compared(one: SavedEvaluation, two: SavedEvaluation, which: str) -> list[str]:
-    """What is to be said of every draft shape that both have."""
-    check_comparable(one, two)
-    shapes = [name for name in one.answers if name in two.answers]
+def _compared(a: SavedEvaluation, b: SavedEvaluation, title: str) -> list[str]:
+    """Return a text for every draft shape that both have."""
+    check_comparable(a, b)
+    shapes = [name for name in a.answers if name in b.answers]
     if not shapes:
-        has = " and ".join(", ".join(run.answers) for run in (one, two))
-        raise ValueError(f"{one.name} and {two.name} share no draft shape ({has})")
-    texts = []
-    for name in shapes:
-        answers = one.answers[name], two.answers[name]
-        row = compare_answers(*answers)
-        text = (
-            f"{which}{name}, {how_many(row.prompts, 'prompt')}\n"
-            f"  acceptance length  A {row.a:.3f}, B {row.b:.3f}\n"
-            f"  B - A              {bracketed(*row.difference, '{:+.3f}'.format)}, p = {row.p_value:.2g}\n"
-            f"  B / A              {bracketed(*row.ratio, '{:.3f}'.format)}"
-        )
-        for letter, own in zip("AB", answers, strict=True):
-            facts = {
-                "acceptance_length": {"mean": row.a if letter == "A" else row.b},
-                **looping(own),
-            }
-            text += "".join(f"\n  {line}" for line in looping_warning(letter, facts))
-        texts.append(text)
-    return texts
+        has = " and ".join(", ".join(run.answers) for run in (a, b))
+        raise ValueError(f"{a.name} and {b.name} share no draft shape ({has})")
+    return [_comparison_text(f"{title}{name}", a.answers[name], b.answers[name]) for name in shapes]
+
+
+def _comparison_text(title: str, a: Sequence[Answer], b: Sequence[Answer]) -> str:
+    """Say how the answers of two runs with one draft shape differ, with warnings of those that loop."""
+    row = compare_answers(a, b)
+    lines = [
+        f"{title}, {how_many(row.prompts, 'prompt')}",
+        f"acceptance length  A {row.a:.3f}, B {row.b:.3f}",
+        f"B - A              {with_interval(*row.difference, '{:+.3f}'.format)}, p = {row.p_value:.2g}",
+        f"B / A              {with_interval(*row.ratio, '{:.3f}'.format)}",
+    ]
+    for letter, answers, mean in (("A", a, row.a), ("B", b, row.b)):
+        lines += looping_warning(letter, {"acceptance_length": {"mean": mean}, **looping(answers)})
+    return "\n  ".join(lines)
 
 
 class Comparison(NamedTuple):
@@ -138,10 +135,9 @@ def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
     Raises:
         ValueError: fewer than two prompts came to a target pass in both.
     """
-    ids = {one.prompt_id for one in [*a, *b]}
-    sums_P4 = np.concatenate(
-        [per_prompt(one, committed, passes, prompts=ids) for one in (a, b)], axis=1
-    )
+    ids = {answer.prompt_id for answer in [*a, *b]}
+    sums_of_each = [per_prompt(answers, committed, passes, prompts=ids) for answers in (a, b)]
+    sums_P4 = np.concatenate(sums_of_each, axis=1)
     sums_P4 = sums_P4[(sums_P4 > 0).all(1)]
     prompts = len(sums_P4)
     total_4 = sums_P4.sum(0)
@@ -162,20 +158,24 @@ def _difference(sums: Array) -> Array:
 
 
 def _p_value(sums_P4: Array) -> float:
-    """Of the permutation test over all 2**P relabellings where these are few, else over drawn ones and the given."""
+    """Return the p-value of the two-sided permutation test, over all 2**P relabellings or :data:`RELABELLINGS` drawn.
+
+    Each relabelling swaps A and B on some prompts. Where relabellings are drawn the observed labels count as one more.
+    """
     prompts = len(sums_P4)
+    total_4 = sums_P4.sum(0)
     exact = 2**prompts <= RELABELLINGS
     if exact:
         swaps_RP = np.arange(2**prompts)[:, None] >> np.arange(prompts) & 1
     else:
         swaps_RP = np.random.default_rng(SEED).integers(2, size=(RELABELLINGS, prompts))
-    swapped_P4 = sums_P4[:, [2, 3, 0, 1]]
-    relabelled_R = _difference(
-        sums_P4.sum(0) + swaps_RP.astype(np.float64) @ (swapped_P4 - sums_P4)
-    )
-    found = abs(float(_difference(sums_P4.sum(0))))
-    reached = int((np.abs(relabelled_R) >= found - 1e-12 * max(1.0, found)).sum())
-    return reached / len(swaps_RP) if exact else (1 + reached) / (1 + len(swaps_RP))
+    change_P4 = sums_P4[:, [2, 3, 0, 1]] - sums_P4
+    relabelled_R = _difference(total_4 + swaps_RP.astype(np.float64) @ change_P4)
+    observed = abs(float(_difference(total_4)))
+    as_large = int((np.abs(relabelled_R) >= observed - 1e-12 * max(1.0, observed)).sum())
+    if exact:
+        return as_large / len(swaps_RP)
+    return (1 + as_large) / (1 + len(swaps_RP))
 
 
 def read_evaluation(directory: str | Path) -> SavedEvaluation:
@@ -214,12 +214,13 @@ def check_comparable(a: SavedEvaluation, b: SavedEvaluation) -> None:
         raise ValueError(
             f"{names} differ in their prompts (their texts or ids): compare like with like"
         )
-    one, two = ([answer.prompt_id for answer in next(iter(run.answers.values()))] for run in (a, b))
-    if sorted(one) != sorted(two):
+    prompt_ids_a, prompt_ids_b = (
+        [answer.prompt_id for answer in next(iter(run.answers.values()))] for run in (a, b)
+    )
+    if sorted(prompt_ids_a) != sorted(prompt_ids_b):
         raise ValueError(f"{names} differ in the prompts that were left out, or in turns")
-    for name in sorted(
-        {*a.settings, *b.settings} - MAY_DIFFER - (OF_TARGET if a.target != b.target else set())
-    ):
+    may_differ = MAY_DIFFER | (OF_TARGET if a.target != b.target else set())
+    for name in sorted({*a.settings, *b.settings} - may_differ):
         values = a.settings.get(name), b.settings.get(name)
         if values[0] != values[1]:
             raise ValueError(

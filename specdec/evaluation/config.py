@@ -11,7 +11,7 @@ import torch
 from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.drafter import Drafter, load_drafter
 from specdec.drafter.io import located
-from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts, template_sha256
+from specdec.evaluation.prompts import Prompt, load_prompts, prompts_sha256, template_sha256
 from specdec.report.statistics import HOW
 from specdec.target import Target, TargetSource
 from specdec.utils.config import new_run
@@ -67,7 +67,7 @@ class MeasurementConfig:
         settings = {
             **options.pop("target"),
             **{name: value for name, value in options.items() if name not in ELSEWHERE},
-            "prompts_sha256": fingerprint(prompts),
+            "prompts_sha256": prompts_sha256(prompts),
             "chat_template_sha256": template_sha256(target.tokenizer, prompts),
             "intervals": HOW,
             "torch_threads": torch.get_num_threads(),

@@ -120,7 +120,7 @@ def write_certificate(
     write_json(path, {**statement, "drafter_sha256": weights, **about})
     if not statement["holds"]:
         faults = "; ".join(
-            f"{one['shape']}: {one['fault']}" for one in statement["checks"] if one["fault"]
+            f"{check['shape']}: {check['fault']}" for check in statement["checks"] if check["fault"]
         )
         # its folder is not in place yet
         log.error("the certificate does not hold (%s): see %s", faults, path.name)
@@ -137,52 +137,62 @@ def check_greedy(
     ``near_ties``, and how many tokens, accepted drafts and passes there were.
     """
     decoder = SpeculativeDecoder(target, drafter, shape, batch=batch, compiled=compiled)
-    asked = [Request(prompt, max_new_tokens) for prompt in prompts]
-    made = dict(
-        _counted(f"{shape.name}, greedily", "prompt", len(asked), decoder.generate_all(asked, ()))
-    )
-    found: dict[str, list[Any]] = {"near_ties": [], "wrong": []}
+    requests = [Request(prompt, max_new_tokens) for prompt in prompts]
+    decoded = decoder.generate_all(requests, ())
+    generations = dict(_counted(f"{shape.name}, greedily", "prompt", len(requests), decoded))
+    near_ties: list[dict[str, Any]] = []
+    wrong: list[dict[str, Any]] = []
     for number, prompt in enumerate(prompts):
-        # every token is judged after the answer's own text, so a difference hides none behind it
-        ids = made[number].ids
-        logits_TV = _logits(target, torch.tensor([[*prompt, *ids[:-1]]]), len(ids))[0].double()
-        best_T, likeliest_T = logits_TV.max(-1)
-        gap_T = (
-            best_T - logits_TV.gather(-1, torch.tensor(ids, device=best_T.device)[:, None])[:, 0]
-        )
-        allowed_T = TOLERANCE[target.dtype] * best_T.abs().clamp_min(1)
-        if (
-            target.dtype in (torch.bfloat16, torch.float16)
-            and target.routed
-            and bool((gap_T > allowed_T).any())
-        ):
-            # a tie of two experts moves logits by more than rounding: by what the model itself moves them on this text
-            allowed_T = allowed_T.clamp_min(
-                2 * float(moved_logits(target, torch.tensor([[*prompt, *ids[:-1]]])).max())
-            )
-        for at in gap_T.nonzero()[:, 0].tolist():
-            one = {
-                "prompt": number,
-                "position": at,
-                "token": ids[at],
-                "likeliest": int(likeliest_T[at]),
-            }
-            gap = float(gap_T[at])
-            allowed = float(allowed_T[at])
-            found["near_ties" if gap <= allowed else "wrong"].append(
-                {**one, "gap": gap, "allowed": allowed}
-            )
-    tokens = sum(len(one.ids) for one in made.values())
-    passes = [n for one in made.values() for n in one.accepted]
+        for token in _unlikely_tokens(target, prompt, generations[number].ids):
+            is_tie = token["gap"] <= token["allowed"]
+            (near_ties if is_tie else wrong).append({"prompt": number, **token})
+    tokens = sum(len(generation.ids) for generation in generations.values())
+    passes = [n for generation in generations.values() for n in generation.accepted]
     fault = None if passes else "no pass verified anything: ask for more new tokens"
-    if (ties := len(found["near_ties"])) > max(1, MOST_TIES * tokens):
-        fault = f"{how_many(ties, 'near-tie')} in {how_many(tokens, 'token')}: rounding is not that rough"
+    if len(near_ties) > max(1, MOST_TIES * tokens):
+        ties = how_many(len(near_ties), "near-tie")
+        fault = f"{ties} in {how_many(tokens, 'token')}: rounding is not that rough"
     if missing := len(prompts) * max_new_tokens - tokens:
         fault = f"the answers are {how_many(missing, 'token')} short"
-    if wrong := len(found["wrong"]):
-        fault = f"{wrong} of {how_many(tokens, 'token')} wrong"
-    counts = {"tokens": tokens, "accepted": sum(passes), "passes": len(passes)}
-    return {"check": "greedy", "shape": shape.name, "fault": fault, **counts, **found}
+    if wrong:
+        fault = f"{len(wrong)} of {how_many(tokens, 'token')} wrong"
+    return {
+        "check": "greedy",
+        "shape": shape.name,
+        "fault": fault,
+        "tokens": tokens,
+        "accepted": sum(passes),
+        "passes": len(passes),
+        "near_ties": near_ties,
+        "wrong": wrong,
+    }
+
+
+def _unlikely_tokens(
+    target: Target, prompt: list[int], ids: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Yield the tokens of an answer that are not the target's likeliest, with the gap and what rounding allows of it.
+
+    Every token is judged after the answer's own text, so a difference hides none behind it.
+    """
+    text_1T = torch.tensor([[*prompt, *ids[:-1]]])
+    logits_TV = _logits(target, text_1T, len(ids))[0].double()
+    best_T, likeliest_T = logits_TV.max(-1)
+    chosen_T = logits_TV.gather(-1, torch.tensor(ids, device=best_T.device)[:, None])[:, 0]
+    gap_T = best_T - chosen_T
+    allowed_T = TOLERANCE[target.dtype] * best_T.abs().clamp_min(1)
+    in_16_bits = target.dtype in (torch.bfloat16, torch.float16)
+    if in_16_bits and target.routed and bool((gap_T > allowed_T).any()):
+        # a tie of two experts moves logits by more than rounding: by what the model itself moves them on this text
+        allowed_T = allowed_T.clamp_min(2 * float(moved_logits(target, text_1T).max()))
+    for position in gap_T.nonzero()[:, 0].tolist():
+        yield {
+            "position": position,
+            "token": ids[position],
+            "likeliest": int(likeliest_T[position]),
+            "gap": float(gap_T[position]),
+            "allowed": float(allowed_T[position]),
+        }
 
 
 def check_sampled(
@@ -204,8 +214,10 @@ def check_sampled(
     )
     asked = [Request(prompt, LENGTH, sampling.seed + n) for n in range(runs)]
     rule = type(sampling.acceptance).__name__
-    made = _counted(f"{shape.name}, drawn by {rule}", "draw", runs, decoder.generate_all(asked, ()))
-    counts = Counter(tuple(one.ids) for _, one in made)
+    generations = _counted(
+        f"{shape.name}, drawn by {rule}", "draw", runs, decoder.generate_all(asked, ())
+    )
+    counts = Counter(tuple(generation.ids) for _, generation in generations)
     probs = _continuations(target, sampling, prompt)
     cells = _cells([(counts[path], p * runs) for path, p in probs.items()])
     chi_square = sum((seen - expected) ** 2 / expected for seen, expected in cells)
@@ -229,7 +241,7 @@ def check_sampled(
 def most_open(
     target: Target, sampling: Sampling, prompts: Sequence[list[int]], runs: int, nodes: int
 ) -> int:
-    """Of the first :data:`LOOKED_AT` prompts with room for it, the number of the one whose draws tell most.
+    """Return the number of the prompt whose draws tell most, of the first :data:`LOOKED_AT` with room for them.
 
     ``nodes`` is as of :func:`~specdec.decoding.check_length`. Raises ValueError if none has room.
     """
@@ -249,12 +261,12 @@ def most_open(
     return max(cells, key=lambda number: cells[number])
 
 
-def _counted(what: str, unit: str, total: int, made: Iterable[Made]) -> Iterator[Made]:
-    """The same, with progress."""
+def _counted(what: str, unit: str, total: int, generations: Iterable[Made]) -> Iterator[Made]:
+    """Yield the generations, with progress."""
     with progress(f"certifying {what}", unit, total) as advance:
-        for one in made:
+        for item in generations:
             advance(1)
-            yield one
+            yield item
 
 
 def _logits(target: Target, ids_BT: Tensor, last: int = 1) -> Tensor:
@@ -280,14 +292,14 @@ def _continuations(
     target: Target, sampling: Sampling, prompt: list[int]
 ) -> dict[tuple[int, ...], float]:
     """Every continuation that the sampled target can say, with its probability."""
-    found: dict[tuple[int, ...], float] = {(): 1.0}
+    probabilities: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(LENGTH):
-        paths = list(found)
+        paths = list(probabilities)
         ids_BT = torch.tensor([[*prompt, *path] for path in paths])
         probs_BV = sampling.probs(_logits(target, ids_BT)[:, 0].cpu()).double()
         longer: dict[tuple[int, ...], float] = {}
         for row, path in enumerate(paths):
             for token in probs_BV[row].nonzero().flatten().tolist():
-                longer[(*path, token)] = found[path] * float(probs_BV[row, token])
-        found = longer
-    return found
+                longer[(*path, token)] = probabilities[path] * float(probs_BV[row, token])
+        probabilities = longer
+    return probabilities

@@ -18,6 +18,7 @@ import numpy as np
 
 from specdec.data.rows import read_text
 from specdec.report.statistics import LENGTH, POSITIVE, SHARE, Array, Interval, Range, interval
+from specdec.report.tables import LOOPING_SHARE
 from specdec.utils.files import write_text
 
 
@@ -36,9 +37,8 @@ class Answer(NamedTuple):
     seconds: float
     plain_seconds: float  # 0 where plain decoding was not measured
     plain_tokens: int
-    identical: (
-        bool | None
-    )  # whether both outputs are the same tokens; None where that was not compared
+    # whether both outputs are the same tokens; None where that was not compared
+    identical: bool | None
     # milliseconds of drafting for each target pass; empty where not recorded
     draft_ms: tuple[float, ...] = ()
     verify_ms: tuple[float, ...] = ()  # of each target pass with its acceptance; likewise
@@ -46,7 +46,6 @@ class Answer(NamedTuple):
 
 
 METRICS = "metrics.json"
-LOOPING_SHARE = 0.05  # of the answers; from here on there is a warning
 LOOP_TOKENS = 24  # that are copies of what stood a period before, at least
 LOOP_PART = 0.25  # of an answer that goes on after its loop, at least
 
@@ -71,8 +70,8 @@ def write_answers(
     """Write the answers of every draft shape, one a line, whole or not at all."""
     rows = [
         {"result": index, "shape": shape, **answer._asdict()}
-        for index, (shape, own) in enumerate(zip(shapes, answers, strict=True))
-        for answer in own
+        for index, (shape, of_shape) in enumerate(zip(shapes, answers, strict=True))
+        for answer in of_shape
     ]
     write_text(
         path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
@@ -80,7 +79,7 @@ def write_answers(
 
 
 def read_answers(path: Path | str, shapes: int) -> list[list[Answer]]:
-    """What :func:`write_answers` wrote: the answers of each of so many shapes, in their order.
+    """Read what :func:`write_answers` wrote: the answers of each of so many shapes, in their order.
 
     Raises:
         ValueError: the file cannot be read, or a line of it is no answer; the message names the line.
@@ -108,13 +107,13 @@ def read_answers(path: Path | str, shapes: int) -> list[list[Answer]]:
 def per_prompt(
     answers: Sequence[Answer], *of: Callable[[Answer], float], prompts: Collection[str] = ()
 ) -> Array:
-    """What ``of`` give for each answer, summed over each prompt, (P, F); ``prompts`` have a row in any case."""
+    """Sum what ``of`` give for each answer over each prompt, (P, F); ``prompts`` have a row in any case."""
     sums = {
         prompt_id: np.zeros(len(of))
-        for prompt_id in {*prompts, *(one.prompt_id for one in answers)}
+        for prompt_id in {*prompts, *(answer.prompt_id for answer in answers)}
     }
-    for one in answers:
-        sums[one.prompt_id] += [number(one) for number in of]
+    for answer in answers:
+        sums[answer.prompt_id] += [number(answer) for number in of]
     # an order that has nothing to do with the answers, the same on every process
     order = sorted(
         sums,
@@ -125,20 +124,21 @@ def per_prompt(
     return np.array([sums[name] for name in order]).reshape(-1, len(of))
 
 
-def committed(one: Answer) -> int:
+def committed(answer: Answer) -> int:
     """Tokens that an answer's target passes committed, bonus tokens included."""
-    return sum(one.accepted) + len(one.accepted)
+    return sum(answer.accepted) + len(answer.accepted)
 
 
-def passes(one: Answer) -> int:
+def passes(answer: Answer) -> int:
     """Target passes of an answer."""
-    return len(one.accepted)
+    return len(answer.accepted)
 
 
 def looping(answers: Sequence[Answer]) -> dict[str, Any]:
     """How many answers repeat themselves and which share that is, with the acceptance lengths of these and of all
     others, JSON-ready."""
-    flagged, others = ([one for one in answers if one.loops is kind] for kind in (True, False))
+    flagged = [answer for answer in answers if answer.loops]
+    others = [answer for answer in answers if not answer.loops]
     return {
         "looping_answers": len(flagged),
         "looping_share": len(flagged) / len(answers) if answers else None,
@@ -147,17 +147,19 @@ def looping(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def looping_warning(what: str, found: Mapping[str, Any], least: float = LOOPING_SHARE) -> list[str]:
+def looping_warning(
+    what: str, figures: Mapping[str, Any], least: float = LOOPING_SHARE
+) -> list[str]:
     """A line about ``what`` whose figures are ``found``, those of :func:`looping` and ``acceptance_length`` among them,
     if at least that share of its answers repeats itself."""
-    if not found["looping_answers"] or found["looping_share"] < least:
+    if not figures["looping_answers"] or figures["looping_share"] < least:
         return []
     names = ("acceptance_length", "acceptance_length_without_looping")
     length, without = (
-        f"{found[name]['mean']:.2f}" if found[name] else "of no answer" for name in names
+        f"{figures[name]['mean']:.2f}" if figures[name] else "of no answer" for name in names
     )
     return [
-        f"{what}: {found['looping_share']:.0%} of the answers repeat themselves, which is easy to draft: acceptance "
+        f"{what}: {figures['looping_share']:.0%} of the answers repeat themselves, which is easy to draft: acceptance "
         f"length {length}, without them {without}"
     ]
 
@@ -178,13 +180,15 @@ def acceptance_length(answers: Sequence[Answer]) -> Interval | None:
 
 def draft_acceptance_rate(answers: Sequence[Answer]) -> Interval | None:
     """Drafts accepted over those of every pass's longest path."""
-    return _pooled(answers, lambda one: sum(one.accepted), lambda one: sum(one.drafted), SHARE)
+    return _pooled(
+        answers, lambda answer: sum(answer.accepted), lambda answer: sum(answer.drafted), SHARE
+    )
 
 
 def histogram(answers: Sequence[Answer]) -> list[int]:
     """Number of target passes by accepted drafts: 0, 1, ..., the deepest draft."""
-    counts = Counter(count for one in answers for count in one.accepted)
-    deepest = max((depth for one in answers for depth in one.drafted), default=0)
+    counts = Counter(count for answer in answers for count in answer.accepted)
+    deepest = max((depth for answer in answers for depth in answer.drafted), default=0)
     return [counts[k] for k in range(deepest + 1)]
 
 
@@ -199,7 +203,8 @@ def accepted_per_position(answers: Sequence[Answer]) -> dict[str, list[Any]]:
     return {
         "joint": [count / reached[0] for count in reached[1:]],
         "conditional": [
-            now / before if before else None for before, now in itertools.pairwise(reached)
+            count / previous if previous else None
+            for previous, count in itertools.pairwise(reached)
         ],
     }
 
@@ -207,15 +212,15 @@ def accepted_per_position(answers: Sequence[Answer]) -> dict[str, list[Any]]:
 def _both_ways(answers: Sequence[Answer]) -> Array:
     """Tokens, nanoseconds and both of plain decoding, of every prompt, (P, 4)."""
     return per_prompt(
-        answers, lambda one: one.tokens, lambda one: round(one.seconds * 1e9),
-        lambda one: one.plain_tokens, lambda one: round(one.plain_seconds * 1e9),
+        answers, lambda answer: answer.tokens, lambda answer: round(answer.seconds * 1e9),
+        lambda answer: answer.plain_tokens, lambda answer: round(answer.plain_seconds * 1e9),
     )  # fmt: skip
 
 
 def tokens_per_second(answers: Sequence[Answer]) -> dict[str, float | None]:
     """All tokens over all seconds, of speculative and of plain decoding."""
-    own, own_ns, plain, plain_ns = _both_ways(answers).sum(0).tolist()
-    rates = {"speculative": (own, own_ns), "plain": (plain, plain_ns)}
+    drafted, drafted_ns, plain, plain_ns = _both_ways(answers).sum(0).tolist()
+    rates = {"speculative": (drafted, drafted_ns), "plain": (plain, plain_ns)}
     return {kind: tokens / (ns / 1e9) if ns else None for kind, (tokens, ns) in rates.items()}
 
 
@@ -234,31 +239,31 @@ def pass_time(answers: Sequence[Answer]) -> dict[str, Interval | None]:
     """Milliseconds of drafting and of verification per target pass, of the passes that recorded them."""
 
     def mean(times: Callable[[Answer], Sequence[float]]) -> Interval | None:
-        def nanoseconds(one: Answer) -> int:
-            return sum(round(ms * 1e6) for ms in times(one))
+        def nanoseconds(answer: Answer) -> int:
+            return sum(round(ms * 1e6) for ms in times(answer))
 
-        return _pooled(answers, nanoseconds, lambda one: len(times(one)), POSITIVE, 1e6)
+        return _pooled(answers, nanoseconds, lambda answer: len(times(answer)), POSITIVE, 1e6)
 
     return {
-        "draft_ms": mean(lambda one: one.draft_ms),
-        "verify_ms": mean(lambda one: one.verify_ms),
+        "draft_ms": mean(lambda answer: answer.draft_ms),
+        "verify_ms": mean(lambda answer: answer.verify_ms),
     }
 
 
 def by_category(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     """Acceptance length and speed-up of every category that has an answer, JSON-ready."""
     out = {}
-    for name in sorted({one.category for one in answers if one.category is not None}):
-        own = [one for one in answers if one.category == name]
+    for name in sorted({answer.category for answer in answers if answer.category is not None}):
+        of_category = [answer for answer in answers if answer.category == name]
         out[name] = {
-            **_counts(own),
-            "acceptance_length": _json(acceptance_length(own)),
-            **_speed(own),
+            **_counts(of_category),
+            "acceptance_length": _json(acceptance_length(of_category)),
+            **_speed(of_category),
         }
     return out
 
 
-def summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) -> dict[str, Any]:
+def shape_summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) -> dict[str, Any]:
     """All figures of a draft shape's answers, JSON-ready; a number that was not measured is None.
 
     Raises:
@@ -280,7 +285,7 @@ def summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) -> dic
         "histogram": histogram(answers),
         "tokens_per_second": tokens_per_second(answers),
         **_speed(answers),
-        "pass_time": {kind: _json(found) for kind, found in pass_time(answers).items()},
+        "pass_time": {kind: _json(times) for kind, times in pass_time(answers).items()},
         "by_category": by_category(answers),
         **looping(answers),
         **_identity(answers),
@@ -292,28 +297,29 @@ def baseline_summary(name: str, answers: Sequence[Answer]) -> dict[str, Any]:
     rate = tokens_per_second(answers)["speculative"]
     counts = {
         "baseline": name,
-        "tokens": sum(one.tokens for one in answers),
+        "tokens": sum(answer.tokens for answer in answers),
         "tokens_per_second": rate,
     }
     return {**counts, **_speed(answers), **_identity(answers)}
 
 
 def _counts(answers: Sequence[Answer]) -> dict[str, int]:
-    return {"prompts": len({one.prompt_id for one in answers}), "passes": sum(map(passes, answers))}
+    return {
+        "prompts": len({answer.prompt_id for answer in answers}),
+        "passes": sum(map(passes, answers)),
+    }
 
 
 def _speed(answers: Sequence[Answer]) -> dict[str, Any]:
-    found = speedup(answers)
-    low_high = {"low": found.low, "high": found.high} if found else None
-    return {"speedup": found.mean if found else None, "speedup_interval": low_high}
+    ratio = speedup(answers)
+    low_high = {"low": ratio.low, "high": ratio.high} if ratio else None
+    return {"speedup": ratio.mean if ratio else None, "speedup_interval": low_high}
 
 
 def _identity(answers: Sequence[Answer]) -> dict[str, int]:
-    identical, compared = (
-        sum(one.identical in kinds for one in answers) for kinds in ((True,), (True, False))
-    )
-    return {"identical_outputs": identical, "compared_outputs": compared}
+    compared = [answer.identical for answer in answers if answer.identical is not None]
+    return {"identical_outputs": sum(compared), "compared_outputs": len(compared)}
 
 
-def _json(found: Interval | None) -> dict[str, Any] | None:
-    return found._asdict() if found else None
+def _json(figure: Interval | None) -> dict[str, Any] | None:
+    return figure._asdict() if figure else None

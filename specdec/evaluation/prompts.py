@@ -102,7 +102,7 @@ def _load(source: str, preferred: Sequence[Layout], used: set[str]) -> list[Prom
     return list(prompts.values())
 
 
-def fingerprint(prompts: Sequence[Prompt]) -> str:
+def prompts_sha256(prompts: Sequence[Prompt]) -> str:
     """SHA-256 of what is asked, whatever the files are called."""
     return hashlib.sha256(json.dumps([prompt._asdict() for prompt in prompts]).encode()).hexdigest()
 
@@ -222,7 +222,9 @@ def check_skipped(skipped: Sequence[Skipped], prompts: int) -> None:
             f"prompt {name}: {reason}"
             + (f"; none of {prompts} can be decoded" if prompts > 1 else "")
         )
-    names = ", ".join(one.prompt_id for one in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
+    names = ", ".join(prompt.prompt_id for prompt in skipped[:5]) + (
+        ", ..." if len(skipped) > 5 else ""
+    )
     log.warning(
         "left out %d of %s (%s); %s: %s",
         len(skipped),
@@ -244,13 +246,15 @@ def without_blank(prompts: Sequence[Prompt]) -> list[Prompt]:
 def first_turns(
     target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int = 1
 ) -> tuple[list[list[int]], list[Skipped]]:
-    """What the target is asked first by every prompt, and the prompts left out.
+    """Return the ids of every prompt's first turn, and the prompts left out.
 
     Raises:
         ValueError: none is left; or the target has no chat template and a prompt needs one.
     """
     conversations = [PromptConversation(prompt, target.tokenizer) for prompt in prompts]
-    asked = [next_ids(one, target, max_new_tokens, nodes) for one in conversations]
-    skipped = [one for one in asked if isinstance(one, Skipped)]
+    turns = [
+        next_ids(conversation, target, max_new_tokens, nodes) for conversation in conversations
+    ]
+    skipped = [turn for turn in turns if isinstance(turn, Skipped)]
     check_skipped(skipped, len(prompts))
-    return [one for one in asked if isinstance(one, list)], skipped
+    return [turn for turn in turns if isinstance(turn, list)], skipped

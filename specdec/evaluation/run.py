@@ -10,36 +10,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
-from specdec.decoding import Sampling, parse_shape
+from specdec.decoding import DraftShape, Sampling, parse_shape
 from specdec.drafter.io import located
-from specdec.evaluation.benchmark import benchmark, cpu_matmul_backend, parse_baseline
+from specdec.evaluation.benchmark import (
+    Baseline,
+    Converse,
+    benchmark,
+    cpu_matmul_backend,
+    parse_baseline,
+)
 from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
 from specdec.evaluation.lossless import certify, write_certificate
 from specdec.evaluation.metrics import (
     METRICS,
+    Answer,
     baseline_summary,
     looping_warning,
-    summary,
+    shape_summary,
     write_answers,
 )
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
-from specdec.evaluation.suites import TEMPERATURES, FoundSuite, find_suites, suite_notes
+from specdec.evaluation.results_page import evaluation_notes, evaluation_tables, plot
+from specdec.evaluation.suites import TEMPERATURES, FoundSuite, find_suites
 from specdec.evaluation.table import write_table
-from specdec.report.tables import (
-    GREY,
-    ReportTable,
-    few_prompts,
-    label,
-    print_report,
-    save_figure,
-    shown,
-    style,
-    write_report,
-)
+from specdec.report.tables import print_report, write_report
 from specdec.target import Target
 from specdec.utils.config import new_run
 from specdec.utils.files import staged_directory, write_json
@@ -122,11 +118,11 @@ def evaluate_command(config: EvaluationConfig) -> int:
     Example: specdec evaluate --target embedded --drafter runs/quickstart/drafter --prompts mt_bench.jsonl
     """
     if config.suite or config.temperatures:
-        found = evaluate_suites(config)
+        evaluations = evaluate_suites(config)
     else:
-        found = [evaluate(config)]
-        print_results(found[0])
-    return 0 if all(metrics.get("certified", True) for metrics in found) else 1
+        evaluations = [evaluate(config)]
+        print_results(evaluations[0])
+    return 0 if all(metrics.get("certified", True) for metrics in evaluations) else 1
 
 
 def evaluate_suites(config: EvaluationConfig) -> list[dict[str, Any]]:
@@ -138,45 +134,66 @@ def evaluate_suites(config: EvaluationConfig) -> list[dict[str, Any]]:
     """
     out = config.out or new_run("evaluate")
     suites: list[FoundSuite | None] = [*find_suites(config.suite, config.suite_dir)] or [None]
-    asked = []
+    parts: list[tuple[FoundSuite | None, EvaluationConfig]] = []
     for suite in suites:
         for line in suite.notes() if suite else []:
             log.warning("%s", line)
-        of_suite: dict[str, Any] = {} if suite is None else {
-            "prompts": [suite.source], "layouts": suite.layouts, "suite": [], "suite_dir": None,
-            "max_new_tokens": config.max_new_tokens or suite.max_new_tokens,
-        }  # fmt: skip
         for temperature in config.temperatures or TEMPERATURES:
-            own = dataclasses.replace(
-                config, **of_suite, temperatures=[], out=out / f"{suite.name if suite else 'prompts'}-t{temperature:g}",
-                sampling=dataclasses.replace(config.sampling, temperature=temperature),
-            )  # fmt: skip
-            asked.append((suite, own))
+            parts.append((suite, _part_config(config, suite, temperature, out)))
     pair = load_pair(config.target, config.drafter, config.device, config.other_target)
-    found = []
-    for suite, own in asked:
-        found.append(_kept(own, pair, suite) or evaluate(own, pair, suite))
-        for one in found[-1]["results"]:
-            for line in looping_warning(f"{own.out}, {one['shape']}", one):
+    evaluations = []
+    for suite, part in parts:
+        metrics = _saved_metrics(part, pair, suite) or evaluate(part, pair, suite)
+        evaluations.append(metrics)
+        for result in metrics["results"]:
+            for line in looping_warning(f"{part.out}, {result['shape']}", result):
                 log.warning("%s", line)
-    write_table(out, [own.out for _, own in asked if own.out])
-    return found
+    write_table(out, [part.out for _, part in parts if part.out])
+    return evaluations
 
 
-def _kept(config: EvaluationConfig, pair: Pair, suite: FoundSuite | None) -> dict[str, Any] | None:
-    """An evaluation that was made before; ValueError if it is of other settings."""
+def _part_config(
+    config: EvaluationConfig, suite: FoundSuite | None, temperature: float, out: Path
+) -> EvaluationConfig:
+    """Return the config of one suite, or of the prompts, at one temperature, with a folder in ``out``."""
+    of_suite: dict[str, Any] = {}
+    name = "prompts"
+    if suite is not None:
+        name = suite.name
+        of_suite = {
+            "prompts": [suite.source],
+            "layouts": suite.layouts,
+            "suite": [],
+            "suite_dir": None,
+            "max_new_tokens": config.max_new_tokens or suite.max_new_tokens,
+        }
+    return dataclasses.replace(
+        config,
+        **of_suite,
+        temperatures=[],
+        out=out / f"{name}-t{temperature:g}",
+        sampling=dataclasses.replace(config.sampling, temperature=temperature),
+    )
+
+
+def _saved_metrics(
+    config: EvaluationConfig, pair: Pair, suite: FoundSuite | None
+) -> dict[str, Any] | None:
+    """Return the metrics of an evaluation that was made before; ValueError if it is of other settings."""
     assert config.out is not None
     if not (config.out / METRICS).exists():
         return None
     check_sums(config.out, "evaluate again", partial=True)
     metrics = read_json(config.out / METRICS)
-    asked = {"target": dict(pair.target.identity), "drafter": drafter_facts(config.drafter, pair)}
-    asked["settings"] = _context(_resolved(config), pair.target, config.load_prompts(), suite)[
-        "settings"
-    ]
+    context = _context(_resolved(config), pair.target, config.load_prompts(), suite)
+    asked = {
+        "target": dict(pair.target.identity),
+        "drafter": drafter_facts(config.drafter, pair),
+        "settings": context["settings"],
+    }
     for part, values in json.loads(json.dumps(asked)).items():
-        there = metrics.get(part, {})
-        if other := [name for name in {**values, **there} if values.get(name) != there.get(name)]:
+        saved = metrics.get(part, {})
+        if other := [name for name in {**values, **saved} if values.get(name) != saved.get(name)]:
             raise ValueError(
                 f"{config.out}: there is one already, of another {', '.join(other)}; give another --out"
             )
@@ -213,190 +230,116 @@ def evaluate(
     config = _resolved(config)
     out = config.place("evaluate")
     shapes = [parse_shape(text) for text in config.shape]
-    others = [parse_baseline(text) for text in config.baselines]
-    converse = functools.partial(PromptConversation, system=config.system, thinking=config.thinking)
+    baselines = [parse_baseline(text) for text in config.baselines]
     skipped: list[Skipped] = []
     with staged_directory(out) as folder:
         prompts = config.load_prompts()
         pair = pair or load_pair(config.target, config.drafter, config.device, config.other_target)
-        target, drafter = pair[:2]
-        what = (
-            f"{suite.title}, temperature {config.sampling.temperature:g}" if suite else "evaluating"
-        )
-        with progress(what, "prompt", len(prompts)) as advance:
-            answers = benchmark(
-                target, drafter, shapes, prompts, config.max_new_tokens,
-                sampling=config.sampling, converse=converse, plain=config.plain, baselines=others,
-                batch=config.batch_size, compiled=config.compile,
-                on_prompt=lambda: advance(1), on_decoder=lambda name: advance(0, name), on_skip=skipped.append,
-            )  # fmt: skip
-        answers, theirs = answers[: len(shapes)], answers[len(shapes) :]
+        answers = _decode(config, pair, shapes, baselines, prompts, suite, skipped)
+        drafted = list(zip(shapes, answers[: len(shapes)], strict=True))
+        compared = list(zip(baselines, answers[len(shapes) :], strict=True))
         metrics: dict[str, Any] = {
             "results": [
-                summary(one.name, one.describe(), own)
-                for one, own in zip(shapes, answers, strict=True)
+                shape_summary(shape.name, shape.describe(), decoded) for shape, decoded in drafted
             ],
             "drafter": drafter_facts(config.drafter, pair),
             "baselines": [
-                baseline_summary(one.name, own) for one, own in zip(others, theirs, strict=True)
+                baseline_summary(baseline.name, decoded) for baseline, decoded in compared
             ],
-            "skipped": [one._asdict() for one in skipped],
-            **_context(config, target, prompts, suite),
+            "skipped": [prompt._asdict() for prompt in skipped],
+            **_context(config, pair.target, prompts, suite),
         }
-        write_answers(folder / ANSWERS, [shape.name for shape in shapes], answers)
-        context = {name: metrics[name] for name in ("target", "drafter", "settings")} | metrics[
-            "provenance"
-        ]
-        plot(metrics, folder / PLOT)
-        write_report(
-            folder / REPORT, "Evaluation", notes(metrics), PLOT, report_tables(metrics), context
-        )
+        write_answers(folder / ANSWERS, [shape.name for shape in shapes], answers[: len(shapes)])
+        _write_report(folder, metrics)
         write_json(folder / METRICS, metrics)
     if config.certify:  # decodes everything again; whatever becomes of it, the evaluation stays
-        left_out = {one.prompt_id for one in skipped}
-        asked = [
-            converse(prompt, target.tokenizer)
-            for prompt in prompts
-            if prompt.prompt_id not in left_out
-        ]
-        with cpu_matmul_backend(target):
-            statement = certify(
-                target, drafter, shapes, [conversation.next_ids() or [] for conversation in asked],
-                max_new_tokens=config.max_new_tokens, runs=config.certify, sampling=config.sampling,
-                batch=config.batch_size, compiled=config.compile,
-            )  # fmt: skip
-        with staged_directory(out, replace=True) as folder:
-            shutil.copytree(out, folder, dirs_exist_ok=True)
-            write_certificate(folder / CERTIFICATE, statement, located(config.drafter), metrics)
-            metrics["certified"] = statement["holds"]
-            write_json(folder / METRICS, metrics)
+        left_out = {prompt.prompt_id for prompt in skipped}
+        decoded = [prompt for prompt in prompts if prompt.prompt_id not in left_out]
+        _certify(config, pair, shapes, decoded, out, metrics)
     return metrics
+
+
+def _converse(config: EvaluationConfig) -> Converse:
+    return functools.partial(PromptConversation, system=config.system, thinking=config.thinking)
+
+
+def _decode(
+    config: EvaluationConfig,
+    pair: Pair,
+    shapes: Sequence[DraftShape],
+    baselines: Sequence[Baseline],
+    prompts: Sequence[Prompt],
+    suite: FoundSuite | None,
+    skipped: list[Skipped],
+) -> list[list[Answer]]:
+    """Return the answers of every shape and baseline, with progress; prompts left out go to ``skipped``."""
+    title = "evaluating"
+    if suite is not None:
+        title = f"{suite.title}, temperature {config.sampling.temperature:g}"
+    with progress(title, "prompt", len(prompts)) as advance:
+        return benchmark(
+            pair.target,
+            pair.drafter,
+            shapes,
+            prompts,
+            config.max_new_tokens,
+            sampling=config.sampling,
+            converse=_converse(config),
+            plain=config.plain,
+            baselines=baselines,
+            batch=config.batch_size,
+            compiled=config.compile,
+            on_prompt=lambda: advance(1),
+            on_decoder=lambda name: advance(0, name),
+            on_skip=skipped.append,
+        )
+
+
+def _write_report(folder: Path, metrics: dict[str, Any]) -> None:
+    """Write the picture and the page that shows it."""
+    context = {name: metrics[name] for name in ("target", "drafter", "settings")}
+    plot(metrics, folder / PLOT)
+    write_report(
+        folder / REPORT,
+        "Evaluation",
+        evaluation_notes(metrics),
+        PLOT,
+        evaluation_tables(metrics),
+        context | metrics["provenance"],
+    )
+
+
+def _certify(
+    config: EvaluationConfig,
+    pair: Pair,
+    shapes: Sequence[DraftShape],
+    prompts: Sequence[Prompt],
+    out: Path,
+    metrics: dict[str, Any],
+) -> None:
+    """Certify losslessness, and add the certificate to the evaluation that lies in ``out``."""
+    target = pair.target
+    converse = _converse(config)
+    conversations = [converse(prompt, target.tokenizer) for prompt in prompts]
+    with cpu_matmul_backend(target):
+        statement = certify(
+            target,
+            pair.drafter,
+            shapes,
+            [conversation.next_ids() or [] for conversation in conversations],
+            max_new_tokens=config.max_new_tokens,
+            runs=config.certify,
+            sampling=config.sampling,
+            batch=config.batch_size,
+            compiled=config.compile,
+        )
+    with staged_directory(out, replace=True) as folder:
+        shutil.copytree(out, folder, dirs_exist_ok=True)
+        write_certificate(folder / CERTIFICATE, statement, located(config.drafter), metrics)
+        metrics["certified"] = statement["holds"]
+        write_json(folder / METRICS, metrics)
 
 
 def print_results(metrics: dict[str, Any], console: Console | None = None) -> None:
     """Show the results, and those of baselines, as one table on the terminal."""
-    print_report(report_tables(metrics)[:1], notes(metrics), console)
-
-
-def notes(metrics: dict[str, Any]) -> list[str]:
-    """What is to be said of the table."""
-    few = few_prompts(min(result["prompts"] for result in metrics["results"]))
-    loops = "Loops: answers that repeat themselves, which flatters acceptance."
-    looping = [
-        line
-        for one in metrics["results"]
-        for line in looping_warning(f"Warning: {one['shape']}", one)
-    ]
-    lead = (
-        f"Acceptance length counts the bonus token; docs/evaluate.md defines all figures. {loops}"
-    )
-    suite = metrics.get("settings", {}).get("suite")
-    return [lead, *looping, *few, *(suite_notes(suite) if suite else [])]
-
-
-def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:
-    """What ``metrics.json`` holds, for people: the results, then they by position and by category."""
-    results = metrics["results"]
-    baselines = metrics.get("baselines", [])
-    rows = []
-    positions = []
-    categories = []
-    for one in [*results, *baselines]:
-        rate = one["tokens_per_second"]
-        compared = one["compared_outputs"]
-        if "shape" in one:
-            first = [
-                one["shape"],
-                str(one["prompts"]),
-                shown(one["acceptance_length"], "{:.2f}".format),
-            ]
-            rates = [_number(rate["speculative"], 1), _number(rate["plain"], 1)]
-        else:
-            first = [one["baseline"], "", "-"]
-            rates = [_number(rate, 1), ""]
-        same = f"{one['identical_outputs']} of {compared}" if compared else "not compared"
-        looping = f"{one['looping_answers']} of {one['answers']}" if "shape" in one else ""
-        rows.append([*first, *rates, _speedup(one), same, looping])
-    for one in results:
-        joint, conditional = one["accepted_per_position"].values()
-        for k, shares in enumerate(zip(joint, conditional, strict=True), start=1):
-            positions.append([one["shape"], str(k), *(_number(share, 3) for share in shares)])
-        for category, part in one["by_category"].items():
-            length = shown(part["acceptance_length"], "{:.2f}".format)
-            categories.append(
-                [one["shape"], category, str(part["prompts"]), length, _speedup(part)]
-            )
-    left_out = [[one["prompt_id"], one["reason"]] for one in metrics.get("skipped", [])]
-    speeds = ["Tokens/s", "Plain tokens/s", "Speed-up"]
-    headings = [
-        "Draft shape",
-        "Prompts",
-        "Acceptance length",
-        *speeds,
-        "Identical outputs",
-        "Loops",
-    ]
-    by_category = ["Draft shape", "Category", "Prompts", "Acceptance length", "Speed-up"]
-    return [
-        ReportTable("Results", headings, rows),
-        ReportTable(
-            "Acceptance by position",
-            ["Draft shape", "Position k", "Joint", "Conditional"],
-            positions,
-        ),
-        ReportTable("By category", by_category, categories, left=2),
-        ReportTable("Prompts left out", ["Prompt", "Reason"], left_out, left=2),
-    ]
-
-
-def plot(metrics: dict[str, Any], path: Path) -> None:
-    """Draw acceptance by position and speed as a PNG at ``path``, whole or not at all."""
-    results = metrics["results"]
-    figure = Figure(figsize=(12, max(4.8, 1.8 + 0.9 * len(results))), dpi=120, layout="constrained")
-    positions, speeds = figure.subplots(1, 2)
-    for row, result in enumerate(results):
-        look = style(row)
-        joint = result["accepted_per_position"]["joint"]
-        if joint:  # the layout engine goes astray over an empty line
-            positions.plot(range(1, len(joint) + 1), joint, clip_on=False, zorder=3, **look)
-        speculative, plain = result["tokens_per_second"].values()
-        bars = [
-            (
-                -0.19,
-                speculative,
-                look["color"],
-                "" if plain is None else f" ({result['speedup']:.2f}x)",
-            )
-        ]
-        bars += [] if plain is None else [(0.19, plain, GREY, " plain")]
-        for beside, rate, colour, text in bars:
-            bar = speeds.barh(row + beside, rate or 0, height=0.34, color=colour)
-            speeds.bar_label(bar, [f"{rate or 0:,.1f}{text}"], padding=4)
-    names = [
-        f"{label(one['shape'], 32)}\n{one['acceptance_length']['mean']:.2f} tokens per pass"
-        for one in results
-    ]
-    positions.set(title="Acceptance by draft position", xlabel="draft position k", ylim=(0, 1))
-    positions.set_ylabel("share of passes with at least k accepted")
-    positions.xaxis.set_major_locator(MaxNLocator(integer=True))
-    speeds.set(
-        title="Speed",
-        xlabel="tokens per second (x: times plain decoding)",
-        ylim=(len(names) - 0.4, -0.6),
-    )
-    speeds.margins(x=0.35)  # room for the numbers at the ends
-    speeds.set_yticks(range(len(names)), names)
-    for axes in (positions, speeds):
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-    save_figure(figure, path)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _speedup(part: dict[str, Any]) -> str:
-    if part["speedup"] is None:
-        return "-"
-    return shown({"mean": part["speedup"], **part["speedup_interval"]}, "{:.2f}".format, "x")
+    print_report(evaluation_tables(metrics)[:1], evaluation_notes(metrics), console)

@@ -124,7 +124,7 @@ class FoundSuite(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As papers head its column."""
+        """The name by which papers head its column."""
         return SUITES[self.name].title
 
     def notes(self) -> list[str]:
@@ -132,7 +132,7 @@ class FoundSuite(NamedTuple):
         return suite_notes(self.facts())
 
     def facts(self) -> dict[str, Any]:
-        """What results say of it, JSON-ready."""
+        """Return what results say of it, JSON-ready."""
         return {
             "name": self.name, "title": self.title, "source": self.source, "rows_sha256": self.rows_sha256,
             "published": self.published,
@@ -150,17 +150,17 @@ def find_suites(asked: Sequence[str], directory: Path | None) -> list[FoundSuite
         ValueError: a name is unknown or given twice, or rows are not to be had.
     """
     files: dict[str, str] = {}
-    for one in asked:
-        name, given, file = one.partition("=")
+    for entry in asked:
+        name, path, file = entry.partition("=")
         names = GROUPS.get(name, (name,))
-        if unknown := [each for each in names if each not in SUITES]:
+        if unknown := [suite for suite in names if suite not in SUITES]:
             raise ValueError(f"suite {unknown[0]!r}: choose of {', '.join([*SUITES, *GROUPS])}")
-        if given and (name in GROUPS or not file):
-            raise ValueError(f"suite {one!r}: write NAME=FILE, with the name of one set")
-        for each in names:
-            if each in files:
-                raise ValueError(f"suite {each} is asked for twice")
-            files[each] = file
+        if path and (name in GROUPS or not file):
+            raise ValueError(f"suite {entry!r}: write NAME=FILE, with the name of one set")
+        for suite in names:
+            if suite in files:
+                raise ValueError(f"suite {suite} is asked for twice")
+            files[suite] = file
     # all, before any is read
     places = {name: file or _place(name, directory) for name, file in files.items()}
     return [_found(name, place) for name, place in places.items()]
@@ -179,17 +179,17 @@ def _place(name: str, directory: Path | None) -> str:
     if not directory.is_dir():
         raise ValueError(f"suite_dir {directory}: there is no such directory")
     names = (name, *suite.files)
-    files = [f"{each}{ending}" for each in names for ending in (*ROW_FILES, "/question.jsonl")]
-    found = [directory / file for file in files if (directory / file).is_file()]
-    if len(found) != 1:
+    files = [f"{stem}{ending}" for stem in names for ending in (*ROW_FILES, "/question.jsonl")]
+    present = [directory / file for file in files if (directory / file).is_file()]
+    if len(present) != 1:
         what = (
-            f"there are {' and '.join(map(str, found))}"
-            if found
+            f"there are {' and '.join(map(str, present))}"
+            if present
             else f"there is no {files[0]} in {directory}"
         )
         instead = "" if suite.hub is None else ", or leave --suite_dir out for the Hub's rows"
         raise ValueError(f"suite {name}: {what}; give {name}=FILE{instead}")
-    return str(found[0])
+    return str(present[0])
 
 
 def _found(name: str, source: str) -> FoundSuite:

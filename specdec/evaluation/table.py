@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from specdec.data.rows import stem
 from specdec.evaluation.compare import MAY_DIFFER, OF_TARGET, evaluations_in
-from specdec.evaluation.metrics import LOOPING_SHARE, METRICS
+from specdec.evaluation.metrics import METRICS
 from specdec.evaluation.suites import SUITES, suite_notes
-from specdec.report.tables import ReportTable, print_report, table
+from specdec.report.tables import LOOPING_SHARE, ReportTable, print_report, table
 from specdec.utils.files import write_sums, write_text
 from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many
@@ -26,7 +26,7 @@ LOOPING = f"*: {LOOPING_SHARE:.0%} or more of the answers repeat themselves, whi
 
 
 class Cell(NamedTuple):
-    """What a method reached on a set of prompts."""
+    """Speed-up and acceptance length of a method on a set of prompts."""
 
     speedup: float | None  # over plain decoding; None where that was not timed
     length: float | None  # acceptance length, bonus token included; None of a baseline
@@ -59,19 +59,14 @@ def suite_table(*, runs: list[Path], out: Path | None = None) -> None:
 
 def write_table(out: Path | None, places: Sequence[Path]) -> None:
     """Show the table of evaluations and, in ``out``, write it as Markdown and LaTeX."""
-    found = [_metrics(place) for place in places]
-    blocks = _blocks(found, places)
+    evaluations = [_metrics(place) for place in places]
+    blocks = _blocks(evaluations, places)
     headings, rows = _laid_out(blocks)
-    notes = [TAU, *_notes(found)]
+    notes = [TAU, *_notes(evaluations)]
     notes += [LOOPING] if any("*" in cell for row in rows for cell in row) else []
     if out is not None:
-        lines = [
-            f"# {TITLE}",
-            "",
-            *table(headings, rows, left=2),
-            "",
-            *(f"{one}\n" for one in notes),
-        ]
+        paragraphs = [f"{note}\n" for note in notes]
+        lines = [f"# {TITLE}", "", *table(headings, rows, left=2), "", *paragraphs]
         write_text(out / MARKDOWN, "\n".join(lines))
         write_text(out / LATEX, latex(headings, rows))
         write_sums(out, LATEX)
@@ -98,56 +93,77 @@ def _metrics(place: Path) -> dict[str, Any]:
 
 def _column(settings: dict[str, Any]) -> str:
     suite = settings.get("suite")
-    return str(suite["title"]) if suite else ", ".join(stem(one) for one in settings["prompts"])
+    return str(suite["title"]) if suite else ", ".join(stem(path) for path in settings["prompts"])
 
 
-def _blocks(found: Sequence[dict[str, Any]], places: Sequence[Path]) -> dict[float, Methods]:
-    """Of every temperature, the methods; ValueError where a column would hold what cannot be compared."""
-    drafters: dict[str, set[str]] = {}
-    for metrics in found:
-        drafters.setdefault(_short(metrics["drafter"]), set()).add(metrics["drafter"]["directory"])
-    verifiers = {metrics["target"]["fingerprint"] for metrics in found}
-    if len(verifiers) > 1 and len({metrics["drafter"]["weights_sha256"] for metrics in found}) > 1:
+def _blocks(evaluations: Sequence[dict[str, Any]], places: Sequence[Path]) -> dict[float, Methods]:
+    """Return the methods of every temperature; ValueError where a column would hold what cannot be compared."""
+    verifiers = {metrics["target"]["fingerprint"] for metrics in evaluations}
+    weights = {metrics["drafter"]["weights_sha256"] for metrics in evaluations}
+    if len(verifiers) > 1 and len(weights) > 1:
         raise ValueError(
             f"{' and '.join(map(str, places))}: several targets and several drafters: one of either"
         )
+    may_differ = MAY_DIFFER | (OF_TARGET if len(verifiers) > 1 else set())
+    names = _drafter_names(evaluations)
     conditions: dict[tuple[float, str], tuple[dict[str, Any], Path]] = {}
-    told: dict[tuple[float, str, str], Path] = {}  # by temperature, column and method
+    place_of: dict[tuple[float, str, str], Path] = {}  # by temperature, column and method
     blocks: dict[float, Methods] = {}
-    for metrics, place in zip(found, places, strict=True):
-        settings = metrics["settings"]
+    for metrics, place, name in zip(evaluations, places, names, strict=True):
         column = _column(metrics["settings"])
-        temperature = settings["sampling"]["temperature"]
-        aside = MAY_DIFFER | (OF_TARGET if len(verifiers) > 1 else set())
-        own = {name: value for name, value in settings.items() if name not in aside}
-        other, where = conditions.setdefault((temperature, column), (own, place))
-        if differing := [name for name in {**own, **other} if own.get(name) != other.get(name)]:
+        temperature = metrics["settings"]["sampling"]["temperature"]
+        settings = {
+            name: value for name, value in metrics["settings"].items() if name not in may_differ
+        }
+        other, where = conditions.setdefault((temperature, column), (settings, place))
+        differing = [
+            name for name in {**settings, **other} if settings.get(name) != other.get(name)
+        ]
+        if differing:
             raise ValueError(
                 f"{place} and {where} differ in {', '.join(differing)}: a column is of one"
             )
-        name = _short(metrics["drafter"])
-        name = name if len(drafters[name]) == 1 else metrics["drafter"]["directory"]
-        name = name if len(verifiers) == 1 else f"{name} for {verifier(metrics)}"
-        cells = {
-            f"{name}, {one['shape']}": Cell(
-                one["speedup"],
-                one["acceptance_length"]["mean"],
-                (one["looping_share"] or 0) >= LOOPING_SHARE,
-            )
-            for one in metrics["results"]
+        baselines = {
+            baseline["baseline"]: Cell(baseline["speedup"], None)
+            for baseline in metrics["baselines"]
         }
-        cells |= {one["baseline"]: Cell(one["speedup"], None) for one in metrics["baselines"]}
         methods = blocks.setdefault(temperature, {})
-        for method, cell in cells.items():
+        for method, cell in (_cells(metrics, name) | baselines).items():
             row = methods.setdefault(method, {})
-            if column in row and method not in {one["baseline"] for one in metrics["baselines"]}:
-                first = told[temperature, column, method]
+            if column in row and method not in baselines:
+                first = place_of[temperature, column, method]
                 raise ValueError(
                     f"{place} and {first}: both are of {method} on {column}; leave one out"
                 )
             row.setdefault(column, cell)
-            told.setdefault((temperature, column, method), place)
+            place_of.setdefault((temperature, column, method), place)
     return dict(sorted(blocks.items()))
+
+
+def _drafter_names(evaluations: Sequence[dict[str, Any]]) -> list[str]:
+    """Return each drafter's name: short where that is clear, with its target where there are several."""
+    directories: dict[str, set[str]] = {}
+    for metrics in evaluations:
+        drafter = metrics["drafter"]
+        directories.setdefault(_short(drafter), set()).add(drafter["directory"])
+    several_targets = len({metrics["target"]["fingerprint"] for metrics in evaluations}) > 1
+    names = []
+    for metrics in evaluations:
+        name = _short(metrics["drafter"])
+        if len(directories[name]) > 1:
+            name = metrics["drafter"]["directory"]
+        names.append(f"{name} for {verifier(metrics)}" if several_targets else name)
+    return names
+
+
+def _cells(metrics: dict[str, Any], name: str) -> dict[str, Cell]:
+    """Return a drafter's cell with each draft shape."""
+    cells = {}
+    for result in metrics["results"]:
+        looping = (result["looping_share"] or 0) >= LOOPING_SHARE
+        length = result["acceptance_length"]["mean"]
+        cells[f"{name}, {result['shape']}"] = Cell(result["speedup"], length, looping)
+    return cells
 
 
 def verifier(metrics: dict[str, Any]) -> str:
@@ -168,65 +184,62 @@ def _short(drafter: dict[str, Any]) -> str:
 
 
 def _laid_out(blocks: dict[float, Methods]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows; speed-up has a column where any was timed."""
-    present = [column for methods in blocks.values() for row in methods.values() for column in row]
-    titles = [suite.title for suite in SUITES.values()]
-    order = sorted(
-        dict.fromkeys(present), key=lambda one: titles.index(one) if one in titles else len(titles)
+    """Return headings and rows; speed-up has a column where any was timed."""
+    all_rows = [row for methods in blocks.values() for row in methods.values()]
+    known = [suite.title for suite in SUITES.values()]
+    columns = sorted(
+        dict.fromkeys(column for row in all_rows for column in row),
+        key=lambda column: known.index(column) if column in known else len(known),
     )
-    timed = any(
-        cell.speedup
-        for methods in blocks.values()
-        for row in methods.values()
-        for cell in row.values()
-    )
+    timed = any(cell.speedup for row in all_rows for cell in row.values())
     headings = ["Temperature", "Method"]
-    rows = []
-    for column in [*order, "Mean"]:
+    for column in [*columns, "Mean"]:
         headings += [f"{column} speed-up", f"{column} τ"] if timed else [f"{column} τ"]
+    rows = []
     for temperature, methods in blocks.items():
-        for method, cells in methods.items():
-            shown = [f"{temperature:g}", method]
-            own = [cells.get(column, Cell(None, None)) for column in order]
-            for cell in [*own, _mean(own)]:
+        for method, by_column in methods.items():
+            cells = [by_column.get(column, Cell(None, None)) for column in columns]
+            texts = [f"{temperature:g}", method]
+            for cell in [*cells, _mean(cells)]:
                 mark = "*" if cell.looping else ""
-                both = [_number(cell.speedup, "x" + mark), _number(cell.length, mark)]
-                shown += both if timed else both[1:]
-            rows.append(shown)
+                if timed:
+                    texts.append(_number(cell.speedup, "x" + mark))
+                texts.append(_number(cell.length, mark))
+            rows.append(texts)
     return headings, rows
 
 
 def _mean(cells: Sequence[Cell]) -> Cell:
     """The mean over sets of prompts, each of one weight; none where a set is missing."""
-    speedups, lengths = ([getattr(cell, name) for cell in cells] for name in ("speedup", "length"))
-    speedup, length = (None if None in values else fmean(values) for values in (speedups, lengths))
-    return Cell(speedup, length, any(cell.looping for cell in cells))
+    speedups = [cell.speedup for cell in cells if cell.speedup is not None]
+    lengths = [cell.length for cell in cells if cell.length is not None]
+    return Cell(
+        fmean(speedups) if len(speedups) == len(cells) else None,
+        fmean(lengths) if len(lengths) == len(cells) else None,
+        any(cell.looping for cell in cells),
+    )
 
 
 def _number(value: float | None, unit: str) -> str:
     return "-" if value is None else f"{value:.2f}{unit}"
 
 
-def _notes(found: Sequence[dict[str, Any]]) -> list[str]:
-    """What the columns are of, and where it was timed."""
+def _notes(evaluations: Sequence[dict[str, Any]]) -> list[str]:
+    """Say what the columns are of, and where it was timed."""
     columns: dict[str, str] = {}
-    for metrics in found:
+    machines: dict[str, None] = {}  # in the order of the evaluations
+    timed = False
+    for metrics in evaluations:
         settings = metrics["settings"]
-        about = (
-            suite_notes(settings["suite"]) if settings.get("suite") else [f"{_column(settings)}."]
-        )
+        column = _column(settings)
+        about = suite_notes(settings["suite"])[0] if settings.get("suite") else f"{column}."
         prompts = how_many(metrics["results"][0]["prompts"], "prompt")
-        columns.setdefault(
-            _column(settings),
-            f"{about[0]} {prompts}, at most {settings['max_new_tokens']} new tokens.",
-        )
-    machines = dict.fromkeys(
-        f"{' and '.join(one['gpus']) if one['gpus'] else one['cpu']}, torch {one['versions']['torch']}"
-        for one in (metrics["provenance"] for metrics in found)
-    )
-    timed = any(
-        one["speedup"] for metrics in found for one in (*metrics["results"], *metrics["baselines"])
-    )
+        note = f"{about} {prompts}, at most {settings['max_new_tokens']} new tokens."
+        columns.setdefault(column, note)
+        facts = metrics["provenance"]
+        processor = " and ".join(facts["gpus"]) if facts["gpus"] else facts["cpu"]
+        machines[f"{processor}, torch {facts['versions']['torch']}"] = None
+        timed |= any(row["speedup"] for row in (*metrics["results"], *metrics["baselines"]))
     lead = "Speed-up over plain decoding in the same process, on" if timed else "Measured on"
     return [*columns.values(), f"{lead} {'; '.join(machines)}."]
 
@@ -244,14 +257,14 @@ def latex(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         f"\\begin{{tabular}}{{ll{'r' * len(names)}}}", "\\toprule", f" & & {' & '.join(spans)} \\\\", under,
         f"$T$ & Method & {' & '.join(kinds)} \\\\",
     ]  # fmt: skip
-    before = None
+    previous = None
     for temperature, method, *cells in rows:
-        lines += ["\\midrule"] if temperature != before else []
+        is_first = temperature != previous
+        lines += ["\\midrule"] if is_first else []
         shown = [cell.replace("x", "$\\times$") for cell in cells]
-        lines.append(
-            f"{temperature if temperature != before else ''} & {_escaped(method)} & {' & '.join(shown)} \\\\"
-        )
-        before = temperature
+        label = temperature if is_first else ""
+        lines.append(f"{label} & {_escaped(method)} & {' & '.join(shown)} \\\\")
+        previous = temperature
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 

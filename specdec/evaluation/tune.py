@@ -1,15 +1,16 @@
 """``specdec tune``: which draft shape is the fastest on this machine, by batch size, and what engines are told."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdec.decoding import Chain, parse_shape
+from specdec.decoding import Chain, DraftShape, parse_shape
 from specdec.evaluation.benchmark import benchmark
-from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
-from specdec.evaluation.metrics import summary
-from specdec.evaluation.prompts import Skipped
+from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
+from specdec.evaluation.metrics import shape_summary
+from specdec.evaluation.prompts import Prompt, Skipped
+from specdec.evaluation.results_page import format_length, format_speedup, skipped_table
 from specdec.report.tables import ReportTable, few_prompts, print_report, shown, write_report
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.numbers import Side
@@ -57,51 +58,70 @@ def tune(config: TuneConfig) -> None:
     prompts = config.load_prompts()
     pair = load_pair(config.target, config.drafter, config.device, config.other_target)
     with staged_directory(config.place("tune")) as folder:
-        batches: list[dict[str, Any]] = []
-        fastest: dict[int, int] = {}
         skipped: dict[str, Skipped] = {}
-        for batch in sizes:
-            # prompts come again where two for each sequence are lacking
-            asked = [prompts[n % len(prompts)] for n in range(max(len(prompts), 2 * batch))]
-            with progress(f"batch size {batch}", "prompt", len(asked)) as advance:
-                answers = benchmark(
-                    pair.target, pair.drafter, shapes, asked, config.max_new_tokens, batch=batch,
-                    compiled=config.compile, on_prompt=lambda: advance(1),
-                    on_decoder=lambda name: advance(0, name),
-                    on_skip=lambda one: skipped.update({one.prompt_id: one}),
-                )  # fmt: skip
-            every = zip(config.shape, shapes, answers, strict=True)
-            results = [summary(text, shape.describe(), own) for text, shape, own in every]
-            results.sort(key=lambda one: -one["speedup"])
-            recommended = results[0]["shape"] if results[0]["speedup"] > 1 else None
-            batches.append({"batch": batch, "recommended": recommended, "results": results})
-            chains = [
-                one
-                for one in results
-                if isinstance(parse_shape(one["shape"]), Chain) and one["speedup"] > 1
-            ]
-            fastest[batch] = parse_shape(chains[0]["shape"]).depth if chains else 0
-        found: dict[str, Any] = {
-            "break_even": next(
-                (one["batch"] for one in batches if one["recommended"] is None), None
-            ),
+        batches = [_tune_batch(config, pair, shapes, prompts, size, skipped) for size in sizes]
+        does_not_pay = [batch["batch"] for batch in batches if batch["recommended"] is None]
+        tuned: dict[str, Any] = {
+            "break_even": does_not_pay[0] if does_not_pay else None,
             "batches": batches,
             "drafter": drafter_facts(config.drafter, pair),
-            "skipped": [one._asdict() for one in skipped.values()],
+            "skipped": [prompt._asdict() for prompt in skipped.values()],
             **config.context(pair.target, prompts),
         }
-        context = {name: found[name] for name in ("drafter", "target", "settings", "provenance")}
+        context = {name: tuned[name] for name in ("drafter", "target", "settings", "provenance")}
         tables = [
-            ReportTable(f"Batch size {one['batch']}", _HEADINGS, _rows(one)) for one in batches
+            ReportTable(f"Batch size {batch['batch']}", _HEADINGS, _rows(batch))
+            for batch in batches
         ]
-        notes = _notes(found)
-        left_out = ReportTable(
-            "Prompts left out", ["Prompt", "Reason"], [[*one] for one in skipped.values()], left=2
-        )
+        notes = _notes(tuned)
+        left_out = skipped_table([[*prompt] for prompt in skipped.values()])
         write_report(folder / "report.md", "Tuning", notes, "", [*tables, left_out], context)
-        write_json(folder / "tune.json", found)
+        write_json(folder / "tune.json", tuned)
+        fastest = {batch["batch"]: _fastest_depth(batch["results"]) for batch in batches}
         write_json(folder / SCHEDULE, schedules(fastest))
     print_report(tables, notes)
+
+
+def _tune_batch(
+    config: TuneConfig,
+    pair: Pair,
+    shapes: Sequence[DraftShape],
+    prompts: Sequence[Prompt],
+    batch: int,
+    skipped: dict[str, Skipped],
+) -> dict[str, Any]:
+    """Return the results of every shape at a batch size, the fastest first, and the shape to recommend, if one pays."""
+    # prompts come again where two for each sequence are lacking
+    repeated = [prompts[n % len(prompts)] for n in range(max(len(prompts), 2 * batch))]
+    with progress(f"batch size {batch}", "prompt", len(repeated)) as advance:
+        answers = benchmark(
+            pair.target,
+            pair.drafter,
+            shapes,
+            repeated,
+            config.max_new_tokens,
+            batch=batch,
+            compiled=config.compile,
+            on_prompt=lambda: advance(1),
+            on_decoder=lambda name: advance(0, name),
+            on_skip=lambda prompt: skipped.update({prompt.prompt_id: prompt}),
+        )
+    results = [
+        shape_summary(text, shape.describe(), of_shape)
+        for text, shape, of_shape in zip(config.shape, shapes, answers, strict=True)
+    ]
+    results.sort(key=lambda result: -result["speedup"])
+    recommended = results[0]["shape"] if results[0]["speedup"] > 1 else None
+    return {"batch": batch, "recommended": recommended, "results": results}
+
+
+def _fastest_depth(results: Sequence[dict[str, Any]]) -> int:
+    """Return the depth of the fastest chain that is faster than plain decoding; 0 if none is."""
+    for result in results:
+        shape = parse_shape(result["shape"])
+        if isinstance(shape, Chain) and result["speedup"] > 1:
+            return shape.depth
+    return 0
 
 
 def schedules(fastest: Mapping[int, int]) -> dict[str, Any]:
@@ -138,28 +158,26 @@ _HEADINGS = (
 
 
 def _rows(batch: dict[str, Any]) -> list[list[str]]:
-    """The shapes, the fastest first."""
-    return [
-        [
-            one["shape"], shown(one["acceptance_length"], "{:.2f}".format),
-            *(shown(time, "{:.2f}".format, " ms") for time in one["pass_time"].values()),
-            *(f"{rate:.1f}" for rate in one["tokens_per_second"].values()),
-            shown({"mean": one["speedup"], **one["speedup_interval"]}, "{:.2f}".format, "x"),
-        ]
-        for one in batch["results"]
-    ]  # fmt: skip
+    """Return a row for each shape, the fastest first."""
+    rows = []
+    for result in batch["results"]:
+        times = [shown(time, "{:.2f}".format, " ms") for time in result["pass_time"].values()]
+        rates = [f"{rate:.1f}" for rate in result["tokens_per_second"].values()]
+        length = format_length(result)
+        rows.append([result["shape"], length, *times, *rates, format_speedup(result)])
+    return rows
 
 
-def _notes(found: dict[str, Any]) -> list[str]:
-    compiled = str(found["settings"]["compile"]).lower()
+def _notes(tuned: dict[str, Any]) -> list[str]:
+    compiled = str(tuned["settings"]["compile"]).lower()
     lines = []
-    for batch in found["batches"]:
+    for batch in tuned["batches"]:
         chosen = (
             f"--shape {batch['recommended']} --compile {compiled} --batch_size {batch['batch']}"
         )
         lines.append(
             f"Batch size {batch['batch']}: {chosen if batch['recommended'] else 'plain decoding'}"
         )
-    last = found["batches"][-1]
-    pays = f"Drafting does not pay from batch size: {found['break_even'] or 'none up to ' + str(last['batch'])}"
+    last = tuned["batches"][-1]
+    pays = f"Drafting does not pay from batch size: {tuned['break_even'] or 'none up to ' + str(last['batch'])}"
     return [*lines, pays, *few_prompts(last["results"][0]["prompts"])]

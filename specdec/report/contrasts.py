@@ -85,7 +85,7 @@ def seed_error(figures: Sequence[Linear]) -> SeedError | None:
     An arm under two names counts once. Whether arms are equally variable is judged by Bartlett's test of their own
     figures over seeds (Proceedings of the Royal Society A 160, 1937).
     """
-    distinct = {(each.value, each.added_SP.tobytes()): each.added_SP for each in figures}
+    distinct = {(figure.value, figure.added_SP.tobytes()): figure.added_SP for figure in figures}
     rows_AS = np.array([added_SP.mean(1) for added_SP in distinct.values()])
     arms, seeds = rows_AS.shape
     if seeds < 2 or arms < 3:  # two arms vary as their difference does
@@ -143,21 +143,24 @@ def _error(added_SP: Array, seeds: SeedError | None, squares: float) -> tuple[fl
 
     Satterthwaite, Biometrics Bulletin 2, 1946. What prompts vary beyond the rest is not taken for less than nothing.
     """
-    (S, P), found = added_SP.shape, spread(added_SP)
+    S, P = added_SP.shape
+    mean_squares = spread(added_SP)
     if S < 2:
-        return math.sqrt(found.of_prompts / P), P - 1
-    of_seeds, df = (
-        (found.of_seeds, S - 1) if seeds is None else (squares * seeds.mean_square, seeds.df)
+        return math.sqrt(mean_squares.of_prompts / P), P - 1
+    if seeds is None:
+        of_seeds, df = mean_squares.of_seeds, S - 1
+    else:
+        of_seeds, df = squares * seeds.mean_square, seeds.df
+    variance = of_seeds + max(0.0, mean_squares.of_prompts - mean_squares.of_rest)
+    error = math.sqrt(variance / (S * P))
+    if variance <= of_seeds:
+        return error, df
+    parts = (
+        of_seeds**2 / df
+        + mean_squares.of_prompts**2 / (P - 1)
+        + mean_squares.of_rest**2 / ((S - 1) * (P - 1))
     )
-    variance = of_seeds + max(0.0, found.of_prompts - found.of_rest)
-    if variance > of_seeds:
-        parts = (
-            of_seeds**2 / df
-            + found.of_prompts**2 / (P - 1)
-            + found.of_rest**2 / ((S - 1) * (P - 1))
-        )
-        return math.sqrt(variance / (S * P)), max(variance**2 / parts, min(df, P - 1))
-    return math.sqrt(variance / (S * P)), df
+    return error, max(variance**2 / parts, min(df, P - 1))
 
 
 def estimate(
@@ -203,7 +206,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     stepped_N = np.array(p_values, dtype=np.float64)[order_N] * np.arange(len(p_values), 0, -1)
     out_N = np.empty(len(p_values))
     out_N[order_N] = np.minimum(1.0, np.maximum.accumulate(stepped_N))
-    return [float(each) for each in out_N]
+    return [float(p_value) for p_value in out_N]
 
 
 def distinct(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
@@ -223,20 +226,19 @@ def add_verdicts(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         row |= {"p_holm": None, "verdict": "not tested"}
     tested = distinct([row for row in rows if row["p_value"] is not None])
-    for same, corrected in zip(tested, holm([each[0]["p_value"] for each in tested]), strict=True):
-        for row in same:
-            verdict = (
-                ("higher" if row["value"] > 0 else "lower")
-                if corrected < ALPHA
-                else "not told apart"
-            )
-            row |= {"p_holm": corrected, "verdict": verdict}
+    corrected = holm([rows_of_test[0]["p_value"] for rows_of_test in tested])
+    for rows_of_test, p_holm in zip(tested, corrected, strict=True):
+        for row in rows_of_test:
+            verdict = "not told apart"
+            if p_holm < ALPHA:
+                verdict = "higher" if row["value"] > 0 else "lower"
+            row |= {"p_holm": p_holm, "verdict": verdict}
 
 
 # power
 
 
-def detectable(found: Estimate, tests: int = 1) -> tuple[float, float, float] | None:
+def detectable(contrast_estimate: Estimate, tests: int = 1) -> tuple[float, float, float] | None:
     """The difference that 80 of 100 such studies tell apart from none, and the range of it; None without an error.
 
     The error of a study is itself estimated: the range is that of the error, 95 %, from the chi-square distribution.
@@ -244,12 +246,11 @@ def detectable(found: Estimate, tests: int = 1) -> tuple[float, float, float] | 
     Args:
         tests: a test among so many, each at 0.05 over their number, as Holm's correction asks of the first.
     """
-    if found.error is None or found.df is None:
+    if contrast_estimate.error is None or contrast_estimate.df is None:
         return None
-    size = found.error * _noncentral(found.df, ALPHA / tests)
-    low, high = (
-        math.sqrt(found.df / float(chi2.isf(tail, found.df))) for tail in (ALPHA / 2, 1 - ALPHA / 2)
-    )
+    df = contrast_estimate.df
+    size = contrast_estimate.error * _noncentral(df, ALPHA / tests)
+    low, high = (math.sqrt(df / float(chi2.isf(tail, df))) for tail in (ALPHA / 2, 1 - ALPHA / 2))
     return size, size * low, size * high
 
 
@@ -276,17 +277,22 @@ def contrast(arms: Collection[Arm], terms: Sequence[tuple[Levels, Levels]]) -> W
     """
     changed = [dict(new) for new, _ in terms]
     places = []
-    for arm in (each for each in arms if all(each.issuperset(new.items()) for new in changed)):
+    for arm in arms:
+        if not all(arm.issuperset(new.items()) for new in changed):
+            continue
         corners: Weights = {}
         for reset in itertools.product((False, True), repeat=len(terms)):
             levels = dict(arm)
-            for back, (_, old) in zip(reset, terms, strict=True):
-                levels |= old if back else {}
+            for goes_back, (_, old) in zip(reset, terms, strict=True):
+                levels |= old if goes_back else {}
             corners[frozenset(levels.items())] = (-1.0) ** sum(reset)
         if all(corner in arms for corner in corners):
             places.append(corners)
-    return {arm: sum(each.get(arm, 0.0) for each in places) / len(places)
-            for arm in arms if any(arm in each for each in places)}  # fmt: skip
+    weights: Weights = {}
+    for arm in arms:
+        if any(arm in corners for corners in places):
+            weights[arm] = sum(corners.get(arm, 0.0) for corners in places) / len(places)
+    return weights
 
 
 def effects(

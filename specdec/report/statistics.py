@@ -56,8 +56,10 @@ def less(sums: Array) -> Array:
 
 
 def possible(unit: str) -> Range:
-    """What a figure of a unit can be."""
-    return SHARE if unit.startswith("share") else (-1.0, 1.0) if unit == "cosine" else POSITIVE
+    """Return the range of a figure of this unit."""
+    if unit.startswith("share"):
+        return SHARE
+    return (-1.0, 1.0) if unit == "cosine" else POSITIVE
 
 
 def interval(sums_PF: Array, of: Statistic = ratio, bounds: Range = ANY) -> Interval | None:
@@ -91,7 +93,8 @@ def bounded(mean: float, half: float, bounds: Range) -> Interval:
 
 def measured(sums_PC: Array, of: Statistic = ratio, bounds: Range = ANY) -> Measured:
     """A statistic of sums and weights in turn with its interval; prompts whose weights are all zero say nothing."""
-    found = interval(sums_PC[(sums_PC[:, 1::2] > 0).any(1)], of, bounds)
-    if found is None or not np.isfinite(found.mean):
+    has_weight_P = (sums_PC[:, 1::2] > 0).any(1)
+    figure = interval(sums_PC[has_weight_P], of, bounds)
+    if figure is None or not np.isfinite(figure.mean):
         return {"mean": None, "low": None, "high": None}
-    return found._asdict()
+    return figure._asdict()

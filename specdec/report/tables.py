@@ -1,4 +1,4 @@
-"""What reports have in common: tables for Markdown and the terminal, figures with intervals, colours of pictures."""
+"""Parts of all reports: tables for Markdown and the terminal, figures with intervals, colours of pictures."""
 
 import json
 import sys
@@ -18,6 +18,7 @@ from specdec.utils.text import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LOOPING_SHARE = 0.05  # of the answers that repeat themselves; from here on a report warns
 FEW_PROMPTS = 10  # below this the tail of acceptance over prompts shows in the intervals
 
 
@@ -50,13 +51,14 @@ def write_report(
         *(f"{line}\n" for line in lead),
         *([f"![{title}]({figure})", ""] if figure else []),
     ]
-    for one in (one for one in tables if one.rows):
-        lines += [f"## {one.title}", "", *table(one.headings, one.rows, one.left), ""]
+    for section in tables:
+        if section.rows:
+            lines += [f"## {section.title}", ""]
+            lines += [*table(section.headings, section.rows, section.left), ""]
     rows = []
     for key, value in context.items():
-        rows.append(
-            [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
-        )
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        rows.append([key, text])
     lines += [
         f"Brackets: {HOW}.",
         "",
@@ -72,11 +74,13 @@ def print_report(
 ) -> None:
     """Show the tables that have rows on the terminal, and notes below them."""
     console = console or Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150)
-    for one in (one for one in tables if one.rows):
-        printed = Table(title=one.title, title_justify="left")
-        for column, heading in enumerate(one.headings):
-            printed.add_column(heading, justify="left" if column < one.left else "right")
-        for row in one.rows:
+    for section in tables:
+        if not section.rows:
+            continue
+        printed = Table(title=section.title, title_justify="left")
+        for column, heading in enumerate(section.headings):
+            printed.add_column(heading, justify="left" if column < section.left else "right")
+        for row in section.rows:
             printed.add_row(*(Text(printable(cell)) for cell in row))
         console.print(printed)
     for note in notes:
@@ -90,26 +94,28 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
 
 
 def cell(text: str) -> str:
-    """On one line, with nothing that would end the cell."""
+    """Return the text on one line, with nothing that would end the cell."""
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
 
 
-def bracketed(mean: Any, low: Any, high: Any, number: Callable[[Any], str], unit: str = "") -> str:
+def with_interval(
+    mean: Any, low: Any, high: Any, number: Callable[[Any], str], unit: str = ""
+) -> str:
     """A figure with its interval in brackets, if it has one; the unit stands behind the figure alone."""
     if low is None:
         return f"{number(mean)}{unit}"
     return f"{number(mean)}{unit} [{number(low)}, {number(high)}]"
 
 
-def shown(one: Mapping[str, Any] | None, number: Callable[[float], str], unit: str = "") -> str:
-    """``mean``, ``low`` and ``high`` as :func:`bracketed`; a dash where there is no mean."""
-    if one is None or one["mean"] is None:
+def shown(figure: Mapping[str, Any] | None, number: Callable[[float], str], unit: str = "") -> str:
+    """``mean``, ``low`` and ``high`` as :func:`with_interval`; a dash where there is no mean."""
+    if figure is None or figure["mean"] is None:
         return "-"
-    return bracketed(one["mean"], one["low"], one["high"], number, unit)
+    return with_interval(figure["mean"], figure["low"], figure["high"], number, unit)
 
 
 def few_prompts(prompts: int) -> list[str]:
-    """What intervals over so many prompts are worth, where that needs saying."""
+    """Say what intervals over so many prompts are worth, where that needs saying."""
     if prompts == 1:
         return ["No interval: that over prompts takes at least 2, and there was 1."]
     if 1 < prompts < FEW_PROMPTS:
@@ -131,11 +137,11 @@ def style(row: int) -> dict[str, Any]:
     return {"color": COLOURS[row % len(COLOURS)], "marker": MARKERS[row % len(MARKERS)]}
 
 
-def whiskers(one: Mapping[str, Any]) -> tuple[float, float]:
+def whiskers(figure: Mapping[str, Any]) -> tuple[float, float]:
     """How far the interval reaches below and above the mean; nowhere without one."""
-    if one["mean"] is None or one["low"] is None:
+    if figure["mean"] is None or figure["low"] is None:
         return 0.0, 0.0
-    return max(0.0, one["mean"] - one["low"]), max(0.0, one["high"] - one["mean"])
+    return max(0.0, figure["mean"] - figure["low"]), max(0.0, figure["high"] - figure["mean"])
 
 
 def label(name: str, width: int, lines: int = 3) -> str:

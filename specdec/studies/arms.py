@@ -1,4 +1,4 @@
-"""From combinations of levels to trainings, measures and prompts, each parsed as its command would before any begins.
+"""Makes trainings, measures and prompts of combinations of levels, each parsed as its command would before any begins.
 
 Arms must be comparable: the same tokens, the same data in the same order, and only the changes that the levels name.
 """
@@ -27,7 +27,7 @@ from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.dry_run import dry_run
 from specdec.embedded.corpus import SEED, held_out_prompts
 from specdec.evaluation.benchmark import parse_baseline
-from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
+from specdec.evaluation.prompts import Prompt, load_prompts, prompts_sha256
 from specdec.studies.study import Combination, Study, arm_name, as_list, measure_of
 from specdec.target import EMBEDDED, TargetSource
 from specdec.target.loading import skeleton
@@ -111,8 +111,10 @@ class Arm:
     @property
     def callbacks(self) -> list[str]:
         """Names of its callbacks' classes."""
-        each = as_list(self.config["trainer"]["callbacks"] or [])
-        return [one["class_path"].rpartition(".")[2] for one in each if is_part(one)]
+        callbacks = as_list(self.config["trainer"]["callbacks"] or [])
+        return [
+            callback["class_path"].rpartition(".")[2] for callback in callbacks if is_part(callback)
+        ]
 
 
 def read_arms(study: Study) -> list[Arm]:
@@ -127,25 +129,28 @@ def read_arms(study: Study) -> list[Arm]:
             except ValueError as error:
                 raise ValueError(f"arm {name}: {error}") from error
             advance(1)
-    for one, two in itertools.combinations(arms, 2):
-        if one.measures == two.measures and canonical(one.config) == canonical(two.config):
-            raise ValueError(f"arms {one.name} and {two.name} come to the same training and the same measures: change "
-                             "a level, or leave one of them out (leave_out)")  # fmt: skip
+    for arm, other in itertools.combinations(arms, 2):
+        if arm.measures == other.measures and canonical(arm.config) == canonical(other.config):
+            raise ValueError(
+                f"arms {arm.name} and {other.name} come to the same training and the same measures: "
+                "change a level, or leave one of them out (leave_out)"
+            )
     return arms
 
 
 def differences(baseline: Arm, arm: Arm) -> list[str]:
-    """What an arm changes, a line for each setting (``norms.aux: none to each``), those of ``model.drafter`` first."""
-    found = [*pairs(canonical(baseline.config), canonical(arm.config))]
-    found.sort(key=lambda pair: not pair[0].startswith("model.drafter."))
-    its, own = (
-        {name: {**one.config, "target": {}} for name, one in each.measures.items()}
-        for each in (baseline, arm)
-    )
-    found += pairs(its, own)
+    """Return an arm's changes, a line for each setting (``norms.aux: none to each``), ``model.drafter``'s first."""
+    changes = [*pairs(canonical(baseline.config), canonical(arm.config))]
+    changes.sort(key=lambda change: not change[0].startswith("model.drafter."))
+    changes += pairs(_measure_configs(baseline), _measure_configs(arm))
     return [
-        f"{key.removeprefix('model.drafter.')}: {words(a)} to {words(b)}" for key, a, b in found
+        f"{key.removeprefix('model.drafter.')}: {words(a)} to {words(b)}" for key, a, b in changes
     ]
+
+
+def _measure_configs(arm: Arm) -> dict[str, Any]:
+    """Return the configs of an arm's measures, whose target is the training's."""
+    return {name: {**measure.config, "target": {}} for name, measure in arm.measures.items()}
 
 
 def check_equal(baseline: Arm, arms: Sequence[Arm], allow_unequal: bool = False) -> list[str]:
@@ -160,22 +165,27 @@ def check_equal(baseline: Arm, arms: Sequence[Arm], allow_unequal: bool = False)
             raise ValueError(
                 f"arm {arm.name}: trainer.max_time or EarlyStopping may end it early: remove it, for all train alike"
             )
-        found = ""
+        difference = ""
         if arm.tokens is None or baseline.tokens is None:
             groups = [
-                [canonical(one.config[group]) for group in ("trainer", "data")]
-                for one in (arm, baseline)
+                [canonical(compared.config[group]) for group in ("trainer", "data")]
+                for compared in (arm, baseline)
             ]
             if groups[0] != groups[1]:
-                found = "its length is not in steps, and its trainer or data are not the baseline's"
+                difference = (
+                    "its length is not in steps, and its trainer or data are not the baseline's"
+                )
         elif arm.tokens != baseline.tokens:
             tokens = how_many(arm.tokens, "token")
-            found = f"it trains on {tokens}, the baseline, {baseline.name}, on {baseline.tokens:,}"
-        if found and not allow_unequal:
-            raise ValueError(
-                f"arm {arm.name}: {found}: give all arms the same budget by trainer.max_steps, or say --allow_unequal"
+            difference = (
+                f"it trains on {tokens}, the baseline, {baseline.name}, on {baseline.tokens:,}"
             )
-        unequal += [f"arm {arm.name}: {found}"] if found else []
+        if difference and not allow_unequal:
+            raise ValueError(
+                f"arm {arm.name}: {difference}: give all arms the same budget by trainer.max_steps, "
+                "or say --allow_unequal"
+            )
+        unequal += [f"arm {arm.name}: {difference}"] if difference else []
     return unequal
 
 
@@ -193,10 +203,10 @@ def arguments(study: Study, combination: Combination) -> list[str]:
         key: value for key, value in study.common.settings.items() if key not in of_levels
     } | of_levels
     # a part before what is inside it
-    inside_last = sorted(settings.items(), key=lambda each: each[0].count("."))
+    inside_last = sorted(settings.items(), key=lambda setting: setting[0].count("."))
     return [
         *(word for file in files for word in ("--config", file)),
-        *(argument(*each) for each in inside_last),
+        *(argument(*setting) for setting in inside_last),
     ]
 
 
@@ -236,17 +246,27 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
     trained -= 0 if module.train_embed else drafter.embed_tokens.weight.numel()
     trained -= 0 if module.train_head else drafter.lm_head.weight.numel()
     source = module.target_source
-    given = {kind: dict(each) for kind, each in study.measures.items()}
+    measures = {
+        kind: _measure(source, kind, json.dumps(arguments))
+        for kind, arguments in _measure_arguments(study, combination).items()
+    }
+    return Arm(name, dict(combination), config, source, data, design, trained, measures)
+
+
+def _measure_arguments(study: Study, combination: Combination) -> dict[str, dict[str, Any]]:
+    """Return the arguments of every measure: the study's, over which the levels' win."""
+    arguments = {kind: dict(of_study) for kind, of_study in study.measures.items()}
     for axis, level in combination.items():
         for key, value in study.axes[axis][level].settings.items():
-            if (kind := measure_of(key)) and kind not in given:
+            kind = measure_of(key)
+            if kind is None:
+                continue
+            if kind not in arguments:
                 raise ValueError(
                     f"level {level} of axis {axis} gives {key}, but the study has no {kind}: add it, or remove the key"
                 )
-            if kind:
-                given[kind][key.partition(".")[2]] = value
-    measures = {kind: _measure(source, kind, json.dumps(each)) for kind, each in given.items()}
-    return Arm(name, dict(combination), config, source, data, design, trained, measures)
+            arguments[kind][key.partition(".")[2]] = value
+    return arguments
 
 
 @functools.lru_cache(maxsize=8)
@@ -260,21 +280,21 @@ def _measure(target: TargetSource, kind: str, given_json: str) -> Measure:
     module, _, name = COMMANDS[kind].partition(":")
     command = getattr(importlib.import_module(module), name)
     parser = parser_of(command, kind)
-    given: dict[str, Any] = {"target.source": target.source, "target.revision": target.revision}
-    given |= {"target.trust_remote_code": True} if target.trust_remote_code else {}
-    given |= {"target.adapter": target.adapter} if target.adapter is not None else {}
+    options: dict[str, Any] = {"target.source": target.source, "target.revision": target.revision}
+    options |= {"target.trust_remote_code": True} if target.trust_remote_code else {}
+    options |= {"target.adapter": target.adapter} if target.adapter is not None else {}
     arguments = {
         key: value for key, value in json.loads(given_json).items() if key not in OF_PROMPTS
     }
-    given |= DEFAULTS.get(kind, {}) | arguments
-    given |= {"prompts": ["of the study"], "drafter": "of a fit that is yet to be run"}
+    options |= DEFAULTS.get(kind, {}) | arguments
+    options |= {"prompts": ["of the study"], "drafter": "of a fit that is yet to be run"}
     several = {
         action.dest
         for action in parser._actions
         if get_origin(getattr(action, "_typehint", None)) is list
     }
     argv = [
-        argument(key, as_list(value) if key in several else value) for key, value in given.items()
+        argument(key, as_list(value) if key in several else value) for key, value in options.items()
     ]
     try:
         built = parse(parser, argv)
@@ -325,29 +345,31 @@ def read_prompts(study: Study, source: TargetSource, directory: Path) -> dict[st
     """
     evaluate = study.measures.get("evaluate", {})
     common = {key: value for key, value in evaluate.items() if key in (*OF_PROMPTS, "layouts")}
-    found = {}
+    by_measure = {}
     for measure, arguments in study.measures.items():
-        given = arguments if set(OF_PROMPTS) & set(arguments) else {**common, **arguments}
-        files = given.get("prompts", EMBEDDED)
-        limit = given.get("limit")
+        own_arguments = arguments if set(OF_PROMPTS) & set(arguments) else {**common, **arguments}
+        files = own_arguments.get("prompts", EMBEDDED)
+        limit = own_arguments.get("limit")
         if files != EMBEDDED:
-            if more := [name for name in OF_PROMPTS[1:] if name in given]:
+            if misplaced := [name for name in OF_PROMPTS[1:] if name in own_arguments]:
                 raise ValueError(
-                    f"{measure}: {more[0]} is of embedded prompts: leave it out, or say prompts: embedded"
+                    f"{measure}: {misplaced[0]} is of embedded prompts: leave it out, or say prompts: embedded"
                 )
             paths = tuple(str(file) for file in as_list(files))
-            asked = load_prompts(paths, limit, as_list(given.get("layouts") or []))
-            found[measure] = StudyPrompts(paths, fingerprint(asked))
+            prompts = load_prompts(paths, limit, as_list(own_arguments.get("layouts") or []))
+            by_measure[measure] = StudyPrompts(paths, prompts_sha256(prompts))
             continue
-        count = given.get("prompts_count", PROMPTS)
-        tokens = given.get("prompt_tokens", PROMPT_TOKENS)
+        count = own_arguments.get("prompts_count", PROMPTS)
+        tokens = own_arguments.get("prompt_tokens", PROMPT_TOKENS)
         if type(count) is not int or type(tokens) is not int or min(count, tokens) < 2:
             raise ValueError(
                 f"{measure}: prompts_count is {count}, prompt_tokens {tokens}: both must be 2 at least"
             )
         rows = held_out_prompts(count, tokens, SEED, source.load_tokenizer())
         text = "".join(json.dumps({**row, "category": None}) + "\n" for row in rows)
-        asked = [Prompt(row["prompt_id"], None, None, None, row["prompt"]) for row in rows][:limit]
+        prompts = [Prompt(row["prompt_id"], None, None, None, row["prompt"]) for row in rows][
+            :limit
+        ]
         name = f"prompts-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
-        found[measure] = StudyPrompts((str(directory / name),), fingerprint(asked), text)
-    return found
+        by_measure[measure] = StudyPrompts((str(directory / name),), prompts_sha256(prompts), text)
+    return by_measure

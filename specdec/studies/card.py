@@ -10,8 +10,8 @@ from markdown_it import MarkdownIt
 
 from specdec.report.contrasts import METHOD, distinct
 from specdec.report.statistics import ALPHA
-from specdec.report.tables import bracketed, table
-from specdec.studies.figures import SEPARATOR, draw, label_of, short_names
+from specdec.report.tables import table, with_interval
+from specdec.studies.figures import SEPARATOR, draw_figures, label_of, short_names
 from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
 from specdec.studies.reproduce import CARD, VERSION, manifest
 from specdec.studies.results import read_record, results
@@ -46,12 +46,12 @@ def write_card(directory: Path) -> Path:
     """
     study = read_record(directory)
     out = directory / "card"
-    found = {"version": VERSION, **results(study), "manifest": manifest(study)}
+    card = {"version": VERSION, **results(study), "manifest": manifest(study)}
     with staged_directory(out, replace=True) as folder:
-        text = "\n".join(_document(found, draw(found, folder), str(out / CARD)))
-        write_json(folder / CARD, found)
+        text = "\n".join(_document(card, draw_figures(card, folder), str(out / CARD)))
+        write_json(folder / CARD, card)
         write_text(folder / "card.md", text)
-        write_text(folder / "card.html", page(text, folder, f"Study {found['study']['name']}"))
+        write_text(folder / "card.html", page(text, folder, f"Study {card['study']['name']}"))
     return out
 
 
@@ -59,11 +59,11 @@ def page(text: str, folder: Path, title: str) -> str:
     """The Markdown as one page with its pictures in it, which asks for nothing outside."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     body = re.sub(
-        "<h2>(.*?)</h2>", lambda found: f'<h2 id="{_anchor(found[1])}">{found[1]}</h2>', body
+        "<h2>(.*?)</h2>", lambda match: f'<h2 id="{_anchor(match[1])}">{match[1]}</h2>', body
     )
 
-    def embedded(found: re.Match[str]) -> str:
-        return f'src="data:image/png;base64,{base64.b64encode((folder / found[1]).read_bytes()).decode()}"'
+    def embedded(match: re.Match[str]) -> str:
+        return f'src="data:image/png;base64,{base64.b64encode((folder / match[1]).read_bytes()).decode()}"'
 
     body = re.sub(r'(?<=<img )src="(\w+\.png)"', embedded, body)
     head = f'<meta charset="utf-8"><title>{_plain(title)}</title><style>{STYLE}</style>'
@@ -71,59 +71,65 @@ def page(text: str, folder: Path, title: str) -> str:
 
 
 def _anchor(title: str) -> str:
-    """As GitHub makes it of a heading."""
+    """Return the anchor that GitHub makes of a heading."""
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def _document(
-    found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], where: str
+    card: Json, figures: Mapping[str, Sequence[tuple[str, str]]], where: str
 ) -> Iterator[str]:
     """The card in Markdown, by line, from ``figures`` (files and captions by section) and the path of ``card.json``."""
-    study = found["study"]
+    study = card["study"]
     axes = "; ".join(f"{axis}: {', '.join(levels)}" for axis, levels in study["axes"].items())
-    design = f"{study['design'].replace('_', ' ')} of {how_many(len(found['arms']), 'arm')}"
+    design = f"{study['design'].replace('_', ' ')} of {how_many(len(card['arms']), 'arm')}"
     seeds = ", ".join(map(str, study["seeds"]))
-    names = short_names(found["arms"])
-    fits = [[names[arm], seed, f"{fit['steps']:,}", f"{fit['seconds']:.0f}" if fit["seconds"] else "in another study"]
-            for arm, runs in found["training"].items() for seed, fit in runs.items()]  # fmt: skip
+    names = short_names(card["arms"])
+    fits = []
+    for arm, runs in card["training"].items():
+        for seed, fit in runs.items():
+            seconds = f"{fit['seconds']:.0f}" if fit["seconds"] else "in another study"
+            fits.append([names[arm], seed, f"{fit['steps']:,}", seconds])
     sections = {
-        "Primary contrasts": _primary(found),
-        "What limits this": [f"- {_plain(line)}" for line in _cautions(found)],
-        "Exploratory differences": _exploratory(found),
-        "Not told apart": _nulls(found),
-        "Arms": _arms(found),
-        **{family.capitalize(): _family(found, family) for family in FAMILIES},
+        "Primary contrasts": _primary(card),
+        "What limits this": [f"- {_plain(line)}" for line in _cautions(card)],
+        "Exploratory differences": _exploratory(card),
+        "Not told apart": _nulls(card),
+        "Arms": _arms(card),
+        **{family.capitalize(): _family(card, family) for family in FAMILIES},
         "By draft position and draft step": [f"The numbers are in {CARD}."]
-        if found["curves"]
+        if card["curves"]
         else [],
         "Training": _table(["Arm", "Seed", "Steps", "Seconds"], fits),
-        "How the numbers were made": [HOW, "", *_origin(found["manifest"], where)],
+        "How the numbers were made": [HOW, "", *_origin(card["manifest"], where)],
     }
-    told = {title: list(lines) for title, lines in sections.items()}
+    lines_of = {title: list(lines) for title, lines in sections.items()}
     yield from (f"# Study {_plain(study['name'])}", "")
     yield _plain(f"Axes: {axes}. Design: {design}, seeds {seeds}. Baseline: {study['baseline']}.")
     yield from ("", f"Arms go by their levels alone: {_plain(SEPARATOR.join(study['axes']))}.", "")
-    yield from (f"- [{title}](#{_anchor(title)})" for title, lines in told.items() if lines)
-    for title, lines in told.items():
-        if lines:
-            pictures = (line for file, text in figures.get(title, ())
-                        for line in (f"![{_plain(text)}]({file})", "", f"*{_plain(text)}*", ""))  # fmt: skip
-            yield from ("", f"## {title}", "", *pictures, *lines)
+    yield from (f"- [{title}](#{_anchor(title)})" for title, lines in lines_of.items() if lines)
+    for title, lines in lines_of.items():
+        if not lines:
+            continue
+        yield from ("", f"## {title}", "")
+        for file, caption in figures.get(title, ()):
+            text = _plain(caption)
+            yield from (f"![{text}]({file})", "", f"*{text}*", "")
+        yield from lines
 
 
-def _primary(found: Json) -> Iterator[str]:
+def _primary(card: Json) -> Iterator[str]:
     """The declared contrasts and what came of them, in a sentence and a table."""
-    rows = found["primary"]
+    rows = card["primary"]
     if not rows:
         yield "The study declares no primary contrasts: everything here is exploratory."
         return
-    if found["study"]["primary_changed"]:
+    if card["study"]["primary_changed"]:
         yield from (
             "**These contrasts were changed after something had been measured: they are not beforehand.**",
             "",
         )
-    finds = sum(row["verdict"] in ("higher", "lower") for row in rows)
-    yield f"Declared in the study file: {how_many(len(rows), 'contrast')}; told apart (Holm's p < 0.05): {finds}."
+    told_apart = sum(row["verdict"] in ("higher", "lower") for row in rows)
+    yield f"Declared in the study file: {how_many(len(rows), 'contrast')}; told apart (Holm's p < 0.05): {told_apart}."
     yield ""
     heads = [
         "Outcome",
@@ -135,17 +141,19 @@ def _primary(found: Json) -> Iterator[str]:
         "Expected",
         "Found",
     ]
-    table_rows = []
-    for row in rows:
-        tested = [
+    table_rows = [
+        [
+            row["quantity"],
+            label_of(row, card),
+            _difference(row),
+            _detectable(row),
             _p(row["p_value"]),
             _p(row["p_holm"]),
             row["expect"] or "-",
             row["verdict"] + _expected(row),
         ]
-        table_rows.append(
-            [row["quantity"], label_of(row, found), _difference(row), _detectable(row), *tested]
-        )
+        for row in rows
+    ]
     yield from _table(heads, table_rows, left=2)
 
 
@@ -155,34 +163,47 @@ def _expected(row: Json) -> str:
     return ", as expected" if row["verdict"] == row["expect"] else ", against expectation"
 
 
-def _tested(found: Json) -> list[Json]:
+def _tested(card: Json) -> list[Json]:
     """The exploratory tests, an effect under two names once."""
-    rows = [row for row in (*found["comparisons"], *found["effects"]) if row["p_value"] is not None]
+    rows = [row for row in (*card["comparisons"], *card["effects"]) if row["p_value"] is not None]
     return [same[0] for same in distinct(rows)]
 
 
-def _exploratory(found: Json) -> Iterator[str]:
+def _exploratory(card: Json) -> Iterator[str]:
     """Differences that may be looked into: p below 0.05, not corrected."""
-    tested = _tested(found)
+    tested = _tested(card)
     rows = sorted((row for row in tested if row["p_value"] < ALPHA), key=lambda row: row["p_value"])
     if not tested:
-        yield from ([] if found["primary"] else ["No comparison could be made."])
+        yield from ([] if card["primary"] else ["No comparison could be made."])
         return
     yield (f"Not declared beforehand, and not corrected: {how_many(len(tested), 'test')}, of which {len(rows)} have "
            f"p < 0.05; about {ALPHA * len(tested):.0f} would if nothing differed.")  # fmt: skip
     yield ""
-    yield from _table(["Quantity", "Contrast", "Difference", "Ratio", "p"], [
-        [row["quantity"], label_of(row, found), _difference(row), _interval(row.get("ratio")), _p(row["p_value"])]
-        for row in rows], left=2)  # fmt: skip
+    heads = ["Quantity", "Contrast", "Difference", "Ratio", "p"]
+    cells = [
+        [
+            row["quantity"],
+            label_of(row, card),
+            _difference(row),
+            _interval(row.get("ratio")),
+            _p(row["p_value"]),
+        ]
+        for row in rows
+    ]
+    yield from _table(heads, cells, left=2)
 
 
-def _nulls(found: Json) -> Iterator[str]:
+def _nulls(card: Json) -> Iterator[str]:
     """All that was tested and not told apart from none, and what could have been."""
-    primary = [row for row in found["primary"] if row["verdict"] == "not told apart"]
-    rows = [row for row in _tested(found) if row["p_value"] >= ALPHA]
-    yield from _table(["Quantity", "Contrast", "Difference", "Detectable", "p", "Kind"], [
-        [row["quantity"], label_of(row, found), _difference(row), _detectable(row), _p(row["p_value"]),
-         "primary" if row in primary else "exploratory"] for row in (*primary, *rows)], left=2)  # fmt: skip
+    primary = [row for row in card["primary"] if row["verdict"] == "not told apart"]
+    exploratory = [row for row in _tested(card) if row["p_value"] >= ALPHA]
+    kinds = ["primary"] * len(primary) + ["exploratory"] * len(exploratory)
+    heads = ["Quantity", "Contrast", "Difference", "Detectable", "p", "Kind"]
+    cells = []
+    for row, kind in zip([*primary, *exploratory], kinds, strict=True):
+        texts = [_difference(row), _detectable(row), _p(row["p_value"])]
+        cells.append([row["quantity"], label_of(row, card), *texts, kind])
+    yield from _table(heads, cells, left=2)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Iterator[str]:
@@ -190,17 +211,18 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -
         yield from (*table(heads, rows, left), "")
 
 
-def _arms(found: Json) -> Iterator[str]:
+def _arms(card: Json) -> Iterator[str]:
     rows = []
-    names = short_names(found["arms"])
-    for arm in found["arms"]:
-        states = [[state["name"] for state in run["states"].values()] for run in arm["runs"]]
-        done = sum(set(each) <= {"done"} for each in states)
-        odd = sorted({name for each in states for name in each} - {"done"})
+    names = short_names(card["arms"])
+    for arm in card["arms"]:
+        states = [{state["name"] for state in run["states"].values()} for run in arm["runs"]]
+        done = sum(names_of_run <= {"done"} for names_of_run in states)
+        others = sorted(set().union(*states) - {"done"})
+        counts = f"{done} of {len(states)} done" + (f" ({', '.join(others)})" if others else "")
+        changes = "; ".join(arm["differences"]) or "this is the baseline"
+        parameters = f"{arm['trained_parameters']:,}"
         tokens = "-" if arm["tokens"] is None else f"{arm['tokens']:,}"
-        rows.append([names[arm["name"]], "; ".join(arm["differences"]) or "this is the baseline",
-                     f"{arm['trained_parameters']:,}", tokens,
-                     f"{done} of {len(states)} done" + (f" ({', '.join(odd)})" if odd else "")])  # fmt: skip
+        rows.append([names[arm["name"]], changes, parameters, tokens, counts])
     yield from _table(
         ["Arm", "Changes against the baseline", "Trained parameters", "Tokens", "Runs"],
         rows,
@@ -208,13 +230,18 @@ def _arms(found: Json) -> Iterator[str]:
     )
 
 
-def _family(found: Json, family: str) -> Iterator[str]:
-    """Of acceptance length, drift or robustness: the values of all arms."""
+def _family(card: Json, family: str) -> Iterator[str]:
+    """Yield the table of all arms' values in acceptance length, drift or robustness."""
     digits = _digits(family)
-    names = short_names(found["arms"])
-    rows = [[one["name"], names[arm], _interval(own, digits),
-             ", ".join(f"{v:.{digits}f}" for v in own["by_seed"].values()), str(own["prompts"])]
-            for one in found["quantities"] if one["family"] == family for arm, own in one["arms"].items()]  # fmt: skip
+    names = short_names(card["arms"])
+    rows = []
+    for metric in card["quantities"]:
+        if metric["family"] != family:
+            continue
+        for arm, value in metric["arms"].items():
+            by_seed = ", ".join(f"{number:.{digits}f}" for number in value["by_seed"].values())
+            prompts = str(value["prompts"])
+            rows.append([metric["name"], names[arm], _interval(value, digits), by_seed, prompts])
     yield from _table(["Quantity", "Arm", "Value", "By seed", "Prompts"], rows, left=2)
 
 
@@ -240,15 +267,15 @@ def _origin(manifest: Json, where: str) -> Iterator[str]:
                     "features and prompts in the study's folder:", "", "```", command, "```", "")  # fmt: skip
 
 
-def _cautions(found: Json) -> Iterator[str]:
-    """What is missing from the study, or limits what its numbers say."""
+def _cautions(card: Json) -> Iterator[str]:
+    """Yield what is missing from the study, or limits what its numbers say."""
     rows = [
         row
-        for row in (*found["primary"], *found["comparisons"], *found["effects"])
+        for row in (*card["primary"], *card["comparisons"], *card["effects"])
         if row["value"] is not None
     ]
-    measured = {arm for one in found["quantities"] for arm in one["arms"]}
-    for arm in found["arms"]:
+    measured = {arm for metric in card["quantities"] for arm in metric["arms"]}
+    for arm in card["arms"]:
         for run in arm["runs"]:
             for kind, state in run["states"].items():
                 if state["name"] != "done":
@@ -262,20 +289,19 @@ def _cautions(found: Json) -> Iterator[str]:
     if rows and min(row["seeds"] for row in rows) < FEWEST_SEEDS:
         yield ("Some comparisons are of one or two seeds: of one, intervals are over prompts alone and say nothing of "
                "another training; of two, a t-interval of one degree of freedom is very wide.")  # fmt: skip
-    yield from (f"Unequal by permission: {line}." for line in found["study"]["unequal"])
-    yield from (f"{line}." for line in found["looping"])
-    sizes = [arm["trained_parameters"] for arm in found["arms"]]
+    yield from (f"Unequal by permission: {line}." for line in card["study"]["unequal"])
+    yield from (f"{line}." for line in card["looping"])
+    sizes = [arm["trained_parameters"] for arm in card["arms"]]
     if max(sizes) > 1.01 * min(sizes):
         yield "The arms train unequal numbers of parameters: size may be what is seen."
 
 
-def _interval(found: Json | None, digits: int = 2, sign: str = "") -> str:
-    """A figure with its interval in brackets."""
-    return (
-        "-"
-        if not found
-        else bracketed(found["value"], found["low"], found["high"], f"{{:{sign}.{digits}f}}".format)
-    )
+def _interval(estimate: Json | None, digits: int = 2, sign: str = "") -> str:
+    """Return a figure with its interval in brackets."""
+    if not estimate:
+        return "-"
+    number = f"{{:{sign}.{digits}f}}".format
+    return with_interval(estimate["value"], estimate["low"], estimate["high"], number)
 
 
 def _digits(family: str) -> int:
@@ -292,14 +318,16 @@ def _detectable(row: Json) -> str:
     if not size:
         return "-"
     value, low, high = size
-    return bracketed(value, low, high, f"{{:.{_digits(row['family'])}f}}".format)
+    return with_interval(value, low, high, f"{{:.{_digits(row['family'])}f}}".format)
 
 
-def _p(value: float | None) -> str:
-    """To two figures."""
-    if value is None:
+def _p(p_value: float | None) -> str:
+    """Return a p-value to two figures."""
+    if p_value is None:
         return "-"
-    return "< 0.001" if value < 0.001 else f"{value:.2g}" if value < 0.095 else f"{value:.2f}"
+    if p_value < 0.001:
+        return "< 0.001"
+    return f"{p_value:.2g}" if p_value < 0.095 else f"{p_value:.2f}"
 
 
 def _plain(text: str) -> str:

@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from specdec.report.tables import COLOURS, GREY, LINES, MARKERS, label
+from specdec.report.tables import COLOURS, GREY, LINES, MARKERS, label, save_figure
 from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
 from specdec.studies.study import Contrast
-from specdec.utils.files import staged
 
 MOST_TOGETHER = 6  # lines of one panel that have error bars
 SEPARATOR = " · "
@@ -28,12 +27,12 @@ Looks = Mapping[str, Json]  # by arm: marker, line and colour
 
 
 def short_names(arms: Sequence[Json]) -> dict[str, str]:
-    """Of every arm, its levels."""
+    """Return the levels of every arm, by its name."""
     return {arm["name"]: SEPARATOR.join(arm["levels"].values()) for arm in arms}
 
 
 def label_of(row: Json, card: Json) -> str:
-    """What is compared with what: ``off · 4 - on · 4``, ``norm: on - off (K=4)``, or an interaction."""
+    """Return what is compared with what: ``off · 4 - on · 4``, ``norm: on - off (K=4)``, or an interaction."""
     if "outcome" in row:
         return str(
             Contrast(*(row[name] for name in ("outcome", "effect", "against", "at", "expect")))
@@ -81,8 +80,8 @@ class _Style:
         for axis, levels in self.axes.items():
             keys = [
                 key
-                for key, (one, _) in self.of.items()
-                if one == axis and (lines or key != "linestyle")
+                for key, (name, _) in self.of.items()
+                if name == axis and (lines or key != "linestyle")
             ]
             for level in levels if keys else ():
                 plain: Json = {
@@ -99,32 +98,32 @@ class _Style:
         return out
 
 
-def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Draw all that the card has numbers for; returns files and captions by the card's section."""
+def draw_figures(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
+    """Draw all that the card has numbers for; return files and captions by the card's section."""
     style = _Style(card)
     out: dict[str, list[tuple[str, str]]] = {}
-    if contrasts := [
+    contrasts = [
         row for row in card["primary"] if row["value"] is not None and row["low"] is not None
-    ]:
+    ]
+    if contrasts:
         _forest(contrasts, card, folder / "primary.png")
         caption = (
             "Primary contrasts with 95 % intervals; pale: not told apart after Holm's correction."
         )
         out["Primary contrasts"] = [("primary.png", caption)]
     for family in FAMILIES:
-        # quantities that differ in their draft steps alone share a panel: here every arm stands for itself
-        panels: dict[str, Json] = {}
-        for one in (each for each in card["quantities"] if each["family"] == family):
-            rows: Json = dict.fromkeys(style.looks)
-            panel = {"title": one["panel"], "unit": one["unit"], "at": one["null"], "rows": rows}
-            panels.setdefault(one["panel"], panel)["rows"] |= one["arms"]
-        if panels:
+        if panels := _family_panels(card, family, style):
             file = f"{family.partition(' ')[0]}.png"
-            more = "" if family == ACCEPTANCE else " Dashed: none."
-            _dots([*panels.values()], style, folder / file)
-            caption = ("with 95 % intervals over seeds and prompts, pale where they hold every arm's value and so tell "
-                       "none apart; the small strokes are the seeds' own.")  # fmt: skip
-            out[family.capitalize()] = [(file, f"{family.capitalize()} {caption}{more}")]
+            dashed = "" if family == ACCEPTANCE else " Dashed: none."
+            _dots(panels, style, folder / file)
+            caption = (
+                "with 95 % intervals over seeds and prompts, pale where they hold every arm's value and so tell "
+                "none apart; the small strokes are the seeds' own."
+            )
+            out[family.capitalize()] = [(file, f"{family.capitalize()} {caption}{dashed}")]
+    depths = {arm["name"]: arm["trained_depth"] for arm in card["arms"]}
+    # what is compared at a step or over steps has the curve's title and says at which
+    declared = {re.split(", step | at position ", row["quantity"])[0] for row in card["primary"]}
     for axis, file in (("draft position", "positions.png"), ("draft step", "steps.png")):
         curves = [
             curve
@@ -132,21 +131,29 @@ def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
             if curve["axis"] == axis and any(curve["arms"].values())
         ]
         if curves:
-            depths = {arm["name"]: arm["trained_depth"] for arm in card["arms"]}
             _curves(curves, style, depths, folder / file)
             section = out.setdefault("By draft position and draft step", [])
             section.append((file, f"By {axis}, of all prompts and seeds."))
-            # what is compared at a step or over steps has the curve's title and says at which
-            declared = {
-                re.split(", step | at position ", row["quantity"])[0] for row in card["primary"]
-            }
-            if told := [
-                one for one in curves if one["title"].removeprefix("Conditional ") in declared
-            ]:
-                _curves(told, style, depths, folder / f"primary_{file}")
-                caption = f"What primary contrasts are of, by {axis}, of all prompts and seeds."
-                out.setdefault("Primary contrasts", []).append((f"primary_{file}", caption))
+        if primary := [c for c in curves if c["title"].removeprefix("Conditional ") in declared]:
+            _curves(primary, style, depths, folder / f"primary_{file}")
+            caption = f"What primary contrasts are of, by {axis}, of all prompts and seeds."
+            out.setdefault("Primary contrasts", []).append((f"primary_{file}", caption))
     return out
+
+
+def _family_panels(card: Json, family: str, style: _Style) -> list[Json]:
+    """Return a panel for each figure of a family, with a row for each arm.
+
+    Metrics that differ in their draft steps alone share a panel: here every arm stands for itself.
+    """
+    panels: dict[str, Json] = {}
+    for metric in card["quantities"]:
+        if metric["family"] == family:
+            title = metric["panel"]
+            panel = {"title": title, "unit": metric["unit"], "at": metric["null"]}
+            rows: Json = dict.fromkeys(style.looks)
+            panels.setdefault(title, {**panel, "rows": rows})["rows"] |= metric["arms"]
+    return list(panels.values())
 
 
 def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
@@ -156,12 +163,13 @@ def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
         for name in dict.fromkeys(r["quantity"] for r in rows)
     }
     most = max(map(len, panels.values()))
-    shared = len({tuple(label_of(row, card) for row in own) for own in panels.values()}) == 1
+    labels = {name: [label_of(row, card) for row in panel] for name, panel in panels.items()}
+    shared = len({tuple(of_panel) for of_panel in labels.values()}) == 1
     figure, grid = _grid(
         len(panels), 3.4 if shared else 5.2, 1.15 + 0.5 * most, 2.4 if shared else 0.2
     )
-    for number, (axes, (name, own)) in enumerate(zip(grid, panels.items(), strict=True)):
-        for place, row in enumerate(own):
+    for number, (axes, (name, panel)) in enumerate(zip(grid, panels.items(), strict=True)):
+        for place, row in enumerate(panel):
             apart = row["verdict"] in ("higher", "lower")
             axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, markersize=7, elinewidth=1.8, marker="o",
                           color=INK, alpha=1.0 if apart else PALE)  # fmt: skip
@@ -170,11 +178,11 @@ def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
         axes.set_xlabel("difference")
         axes.margins(x=0.12)
         axes.locator_params(axis="x", nbins=6)
-        names = [label(label_of(row, card), 32, 3) for row in own]
-        told = not shared or number % _columns(len(panels)) == 0
-        axes.set_yticks(range(len(names)), names if told else [""] * len(names))
+        names = [label(text, 32, 3) for text in labels[name]]
+        has_names = not shared or number % _columns(len(panels)) == 0
+        axes.set_yticks(range(len(names)), names if has_names else [""] * len(names))
         axes.set_ylim(most - 0.5, -0.5)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
@@ -236,12 +244,14 @@ def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
         )
         axes.set_ylim(len(names) - 0.4, -0.6)
     _legend(figure, handles, columns)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _below(handles: Sequence[Line2D], wide: float) -> tuple[int, float]:
     """Columns of a legend in so many inches, and the inches that it takes below."""
-    columns = max(1, int(wide / (0.75 + 0.08 * max(len(str(one.get_label())) for one in handles))))
+    columns = max(
+        1, int(wide / (0.75 + 0.08 * max(len(str(handle.get_label())) for handle in handles)))
+    )
     return columns, 0.35 + 0.22 * -(-len(handles) // columns)
 
 
@@ -278,22 +288,22 @@ def _curves(panels: Sequence[Json], style: _Style, depths: Mapping[str, int], pa
         for number, (name, points) in enumerate(panel["arms"].items()):
             shift = 0.05 * (number - (len(panel["arms"]) - 1) / 2) if bars else 0.0
             look = style.looks[name]
-            known = [(at, each) for at, each in enumerate(points, start=1) if each is not None]
+            known = [(at, point) for at, point in enumerate(points, start=1) if point is not None]
             axes.plot(
                 [at + shift for at, _ in known],
                 [e["value"] for _, e in known],
                 **look | {"marker": ""},
             )
-            for at, each in known:
+            for at, point in known:
                 colour = "white" if at > depths[name] else look["color"]
-                axes.errorbar(at + shift, each["value"], yerr=_ends(each) if bars else None, capsize=2, markersize=5,
+                axes.errorbar(at + shift, point["value"], yerr=_ends(point) if bars else None, capsize=2, markersize=5,
                               **look | {"linestyle": "", "markerfacecolor": colour})  # fmt: skip
         axes.set_title(label(panel["title"], 48, 2), fontsize=9)
         axes.set_ylabel(label(panel["unit"], 32, 2), fontsize=9)
         axes.set_xlabel(panel["axis"], fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure, handles, columns)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _columns(count: int) -> int:
@@ -316,8 +326,3 @@ def _grid(
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_visible(number < count)
     return figure, flat[:count]
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with staged(path) as temporary:
-        figure.savefig(temporary, format="png")

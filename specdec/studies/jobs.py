@@ -1,19 +1,13 @@
 """A study's plan: every arm, every run of it, and the jobs that make them, before any of them begins.
 
-A job is known by a key, the hash of what decides its numbers, so that none is run twice. Of a fit these are its config
-without settings that change no number (:func:`specdec.training.run_directory.changes_numbers`), the contents of target,
-data and start, the seed, and the code: versions, git commit, and whether the checkout has changes. Of a measure they
-are its fit's key, its settings, the prompts and the code. Names of arms, threads and the machine do not count.
+A job is known by a key, the hash of what decides its numbers (:mod:`specdec.studies.keys`).
 
 ``features: cached`` reads the target once: one ``specdec cache`` for all arms and seeds whose target and data agree.
 It stores the union of the layer boundaries that its arms tap; a row is found by its tokens, in whatever order.
 """
 
 import dataclasses
-import functools
-import glob
 import hashlib
-import importlib.util
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,9 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
-
-from specdec.data.rows import HUB, hub_fingerprint
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL
 from specdec.report.tables import ReportTable, print_report
@@ -35,25 +26,20 @@ from specdec.studies.arms import (
     read_arms,
     read_prompts,
 )
+from specdec.studies.keys import content_hashes, digest, fit_decisive, key_of, target_contents
 from specdec.studies.outcomes import check_outcome
-from specdec.studies.study import MEASURES, Study, arm_name, read_strictly
+from specdec.studies.strict_yaml import read_strictly
+from specdec.studies.study import MEASURES, Study, arm_name
 from specdec.studies.worker import FOLDERS, Job, JobFolder, specdec_job, write_config
-from specdec.target import TargetSource
-from specdec.training.run_directory import changes_numbers
-from specdec.utils import trust
 from specdec.utils.config import canonical
 from specdec.utils.files import write_json, write_sums, write_text
 from specdec.utils.machine import provenance
-from specdec.utils.reading import SUMS, read_json, sha256
+from specdec.utils.reading import SUMS, read_json
 from specdec.utils.text import how_many
 
 VERSION = 3
 PLAN = "plan.json"
 STUDY = "study.yaml"
-DIGITS = 16  # of a key, hexadecimal
-LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
-# weights, configuration, tokenizer, code
-OF_A_TARGET = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".py")
 
 
 @dataclass(frozen=True)
@@ -104,7 +90,7 @@ class StudyPlan:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """What ``plan.json`` holds."""
+        """Return what ``plan.json`` holds."""
         prompts = self.prompts.get("evaluate") or next(iter(self.prompts.values()), None)
         return {
             "version": VERSION,
@@ -126,7 +112,7 @@ class StudyPlan:
                 }
                 for arm, runs in zip(self.arms, self.runs, strict=True)
             ],
-            "primary": [one.to_json() for one in self.study.primary],
+            "primary": [contrast.to_json() for contrast in self.study.primary],
             "unequal": list(self.unequal),
             "prompts_sha256": prompts.sha256 if prompts else None,
             "study_sha256": hashlib.sha256(self.study.text.encode()).hexdigest(),
@@ -149,16 +135,16 @@ class StudyPlan:
     def primary_changed(self) -> bool:
         """Whether primary contrasts are others than those planned before anything was measured."""
         path = self.directory / PLAN
-        own = [one.to_json() for one in self.study.primary]
-        before = read_json(path) if path.is_file() else {}
-        if not isinstance(before, dict) or before.get("version") != VERSION:
-            before = {"primary": []}  # of an earlier version, which had none
+        declared = [contrast.to_json() for contrast in self.study.primary]
+        planned = read_json(path) if path.is_file() else {}
+        if not isinstance(planned, dict) or planned.get("version") != VERSION:
+            planned = {"primary": []}  # of an earlier version, which had none
         measured = any(job.kind in MEASURES and self.is_done(key) for key, job in self.jobs.items())
-        return bool(before.get("primary_changed")) or (
-            measured and before["primary"] != json.loads(json.dumps(own))
+        return bool(planned.get("primary_changed")) or (
+            measured and planned["primary"] != json.loads(json.dumps(declared))
         )
 
-    def show(self, more: Sequence[str] = ()) -> None:
+    def show(self, further_lines: Sequence[str] = ()) -> None:
         """Print what each arm changes against the baseline, the summary, and further lines."""
         rows = [
             [arm.name, "\n".join(differences(self.baseline, arm)) or "this is the baseline"]
@@ -166,11 +152,14 @@ class StudyPlan:
         ]
         headings = ["Arm", "Changes against the baseline"]
         tables = [ReportTable(f"Study {self.study.name}", headings, rows, 2)]
-        contrasts = [[one.outcome, str(one), one.expect or "-"] for one in self.study.primary]
+        contrasts = [
+            [contrast.outcome, str(contrast), contrast.expect or "-"]
+            for contrast in self.study.primary
+        ]
         tables.append(
             ReportTable("Primary contrasts", ["Outcome", "Contrast", "Expected"], contrasts, 3)
         )
-        print_report(tables, [*self.summary(), *more])
+        print_report(tables, [*self.summary(), *further_lines])
 
     def summary(self) -> list[str]:
         """The design, the budget, and how many jobs of each kind are done, in sentences."""
@@ -199,8 +188,8 @@ def claim(directory: Path, name: str) -> None:
         return
     if not (directory / STUDY).is_file():
         raise ValueError(f"{directory} exists already and holds no study: choose another --out")
-    if (found := read_strictly(directory / STUDY).get("name")) != name:
-        raise ValueError(f"{directory} holds the study {found}, not {name}: choose another --out")
+    if (held := read_strictly(directory / STUDY).get("name")) != name:
+        raise ValueError(f"{directory} holds the study {held}, not {name}: choose another --out")
 
 
 def make_plan(
@@ -219,26 +208,26 @@ def make_plan(
     base = next(arm for arm in arms if arm.levels == study.baseline)
     unequal = check_equal(base, arms, allow_unequal)
     prompts = read_prompts(study, base.target, directory)
-    for one in study.primary:
-        needed = [
-            dict(each) for each in one.weights([frozenset(arm.levels.items()) for arm in arms])
-        ]
-        for arm in (arm for arm in arms if arm.levels in needed):
-            check_outcome(one.outcome, arm)
-    jobs, cache_of = (
-        _cache_jobs(arms, directory, threads) if study.features == "cached" else ({}, {})
-    )
+    all_levels = [frozenset(arm.levels.items()) for arm in arms]
+    for contrast in study.primary:
+        needed = contrast.weights(all_levels)
+        for arm, levels in zip(arms, all_levels, strict=True):
+            if levels in needed:
+                check_outcome(contrast.outcome, arm)
+    jobs: dict[str, Job] = {}
+    cache_of: dict[str, str] = {}
+    if study.features == "cached":
+        jobs, cache_of = _cache_jobs(arms, directory, threads)
     for arm in arms:
-        both = [
-            target_contents(each.measures["evaluate"].target)
-            for each in (base, arm)
-            if "evaluate" in arm.measures
-        ]
-        if both and both[0] != both[1]:
-            raise ValueError(
-                f"arm {arm.name}: it is evaluated on another target than the baseline, or in another dtype, so that "
-                "their acceptance cannot be compared: make a study of each"
+        if "evaluate" in arm.measures:
+            decoded, of_baseline = (
+                target_contents(compared.measures["evaluate"].target) for compared in (arm, base)
             )
+            if decoded != of_baseline:
+                raise ValueError(
+                    f"arm {arm.name}: it is evaluated on another target than the baseline, or in another dtype, so "
+                    "that their acceptance cannot be compared: make a study of each"
+                )
     runs = [
         _runs(arm, study.seeds, cache_of.get(arm.name), prompts, directory, threads, jobs)
         for arm in arms
@@ -267,9 +256,9 @@ def _runs(
         label = f"{arm.name} seed={seed}"
         if fit not in jobs:
             config = {"seed_everything": seed, **arm.config, "model": model}
-            more = ("--ckpt_path", "auto")
+            resume = ("--ckpt_path", "auto")
             jobs[fit] = specdec_job(
-                directory, "fit", fit, f"{label}: fit", config, threads, needs, *more
+                directory, "fit", fit, f"{label}: fit", config, threads, needs, *resume
             )
         run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(MEASURES)}
         drafter = ("--drafter", str(JobFolder(directory, "fit", fit).output / "drafter"))
@@ -301,7 +290,7 @@ def _cache_jobs(
         same = digest(
             [
                 target_contents(arm.target),
-                contents({"class_path": data["class_path"], "init_args": rows}),
+                content_hashes({"class_path": data["class_path"], "init_args": rows}),
             ]
         )
         groups.setdefault(same, []).append(arm)
@@ -316,18 +305,18 @@ def _cache_jobs(
         config = group[0].config
         key = key_of("cache", [same, layers, count])
         parts = {"target": config["model"]["target"], "drafter": config["model"]["drafter"]}
-        given = {"model": parts, "data": config["data"]}
-        more = ["--layers", *map(str, layers)]
-        more += [] if count is None else ["--first_rows", str(count)]
+        parts_and_data = {"model": parts, "data": config["data"]}
+        options = ["--layers", *map(str, layers)]
+        options += [] if count is None else ["--first_rows", str(count)]
         jobs[key] = specdec_job(
             directory,
             "cache",
             key,
             f"features of {how_many(len(group), 'arm')}",
-            given,
+            parts_and_data,
             threads,
             (),
-            *more,
+            *options,
         )
         cache_of |= dict.fromkeys((arm.name for arm in group), key)
     return jobs, cache_of
@@ -346,109 +335,3 @@ def _first_rows(arms: Sequence[Arm]) -> int | None:
             return None
         most = max(most, drawn // arm.data.seq_len)
     return most
-
-
-def key_of(kind: str, decisive: Any) -> str:
-    """The key of a job, from its kind and what decides its numbers."""
-    modules = {}
-    for name in trust.allowed[-1].imports:
-        found = importlib.util.find_spec(name)
-        assert found is not None and found.origin is not None, f"{name} has been imported"
-        file = Path(found.origin)
-        modules[name] = contents(str(file.parent if file.name == "__init__.py" else file))
-    return digest([kind, decisive, code(), modules])[:DIGITS]
-
-
-@functools.cache
-def code() -> dict[str, Any]:
-    """The code that runs, Python included: the embedded data is its library."""
-    found = provenance()
-    versions = {name: found["versions"][name] for name in LIBRARIES}
-    return {name: found[name] for name in ("git_commit", "git_dirty", "python")} | {
-        "versions": versions
-    }
-
-
-def digest(value: Any) -> str:
-    """SHA-256, hexadecimal, of JSON-able data; the order of keys does not matter."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def fit_decisive(arm: Arm, features: str) -> dict[str, Any]:
-    """What decides, with its seed, the numbers of a fit, to the last bit, ``cached`` features or ``on_the_fly`` ones
-    included."""
-    config = _decisive(canonical(arm.config))
-    model = {
-        **config["model"],
-        "target": target_contents(arm.target),
-        "start": contents(config["model"]["start"]),
-    }
-    if features == "cached":
-        model["features"] = features
-    return {**config, "model": model, "data": contents(config["data"])}
-
-
-@functools.lru_cache(maxsize=16)
-def target_contents(source: TargetSource) -> Any:
-    """The model's dtype, and hashes of its weights, configuration and tokenizer on disk, or a Hub id's commit."""
-    if source.adapter is not None:
-        alone = dataclasses.replace(source, adapter=None)
-        return [
-            target_contents(alone),
-            target_contents(dataclasses.replace(alone, source=source.adapter)),
-        ]
-    place = Path(source.directory())
-    if place.exists():
-        files = sorted(place.iterdir()) if place.is_dir() else [place]
-        return [
-            source.dtype,
-            {file.name: _file_hash(file) for file in files if file.suffix in OF_A_TARGET},
-        ]
-    found = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
-    commit = Path(found).parent.name if isinstance(found, str) else source.revision
-    return [source.dtype, source.source, commit]
-
-
-def contents(value: Any) -> Any:
-    """A config's group with every name of files, directories and Hub data replaced by hashes of what they hold."""
-    if isinstance(value, dict):
-        return {key: contents(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [contents(child) for child in value]
-    if not isinstance(value, str):
-        return value
-    if value.startswith(HUB):
-        return [value, hub_fingerprint(value)]
-    path = Path(value)
-    if path.is_file():
-        return [path.suffix, _file_hash(path)]
-    if path.is_dir():
-        files = sorted(
-            file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts
-        )
-        return [[file.relative_to(path).as_posix(), _file_hash(file)] for file in files]
-    if glob.has_magic(value) and (found := sorted(glob.glob(value, recursive=True))):
-        return [contents(file) for file in found if Path(file).is_file()]
-    return value
-
-
-def _decisive(value: Any, key: str = "") -> Any:
-    """Without the settings that change no number; ``init_args`` does not count in their names."""
-    if not isinstance(value, dict):
-        return value
-    inner = {
-        name: key if name == "init_args" else f"{key}.{name}" if key else name for name in value
-    }
-    return {name: _decisive(child, inner[name]) for name, child in value.items()
-            if name == "init_args" or changes_numbers(inner[name])}  # fmt: skip
-
-
-def _file_hash(path: Path) -> str:
-    stat = path.stat()
-    return _hash_of(path, stat.st_size, stat.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=4096)
-def _hash_of(path: Path, size: int, changed: int) -> str:
-    """Once for every state of a file."""
-    return sha256(path)

@@ -1,4 +1,4 @@
-"""What is measured of one run of a study: its files, and the quantities in them, by name.
+"""Reads what is measured of one run of a study: its files, and the metrics in them, by name.
 
 A quantity is a ratio of two sums over prompts (acceptance length: committed tokens over target passes), or two such
 ratios, one divided by the other or less it (growth of the state: its size at the last draft step over that at the
@@ -56,7 +56,7 @@ class RecordedRun:
 
     @functools.cached_property
     def states(self) -> dict[str, Json]:
-        """Of each job: ``name`` (``done``, ``running``, ``stopped``, ``killed``, ``failed`` or ``not begun``),
+        """Each job's state: ``name`` (``done``, ``running``, ``stopped``, ``killed``, ``failed`` or ``not begun``),
         ``message`` (why it failed) and ``seconds`` of all its attempts.
         """
         states = {}
@@ -69,7 +69,7 @@ class RecordedRun:
                 last = {}
             elif name in ("died", "done"):  # or whose file was removed
                 name = "failed"
-            seconds = sum(one.get("seconds") or 0.0 for one in attempts)
+            seconds = sum(attempt.get("seconds") or 0.0 for attempt in attempts)
             states[kind] = {"name": name, "message": last.get("message"), "seconds": seconds}
         return states
 
@@ -86,12 +86,12 @@ class RecordedRun:
         """``drift.json`` or ``robustness.json``; ValueError if it is of another version."""
         path = self.folders[kind].last_file
         check_sums(path.parent, "measure again", partial=True)
-        found = read_json(path)
-        if not isinstance(found, dict) or found.get("version") != MEASUREMENT[kind]:
+        measurement = read_json(path)
+        if not isinstance(measurement, dict) or measurement.get("version") != MEASUREMENT[kind]:
             raise ValueError(
                 f"{path}: not of version {MEASUREMENT[kind]}: measure again with this version of specdec"
             )
-        return found
+        return measurement
 
     def training(self) -> Json:
         """Optimizer steps and seconds of a finished fit, its process's start included."""
@@ -101,8 +101,8 @@ class RecordedRun:
         }
 
 
-class Quantity(NamedTuple):
-    """What is measured of an arm, of the same draft steps or under the same condition in all arms that have it.
+class Metric(NamedTuple):
+    """A measurement of an arm, of the same draft steps or under the same condition in all arms that have it.
 
     ``panel`` titles its figure, which quantities of other draft steps may share; ``null`` is its value without drift or
     loss, if known; ``table`` gives a run's two sums for every prompt, or four, of two ratios for ``combine``.
@@ -118,10 +118,12 @@ class Quantity(NamedTuple):
 
 
 def check_outcome(name: str, arm: Arm) -> None:
-    """Raise ValueError unless an arm will have been measured for a quantity of that name."""
+    """Raise ValueError unless an arm will have been measured for a metric of that name."""
     parts = _parts(name)
     where = f"primary: outcome {name}"
-    family = DRIFT if parts["drift"] else ROBUSTNESS if parts["kept"] else ACCEPTANCE
+    family = ACCEPTANCE
+    if parts["drift"] or parts["kept"]:
+        family = DRIFT if parts["drift"] else ROBUSTNESS
     if (measure := arm.measures.get(FAMILIES[family])) is None:
         raise ValueError(
             f"{where}: the study has no {FAMILIES[family]}: add it, or give another outcome"
@@ -129,46 +131,59 @@ def check_outcome(name: str, arm: Arm) -> None:
     if (steps := parts["at"] or parts["step"]) and not _steps(steps):
         raise ValueError(f"{where}: {steps} is no range of steps: the first one first")
     if family == ACCEPTANCE:
-        parsed = [parse_shape(text) for text in measure.config["shape"]]
-        shapes = [shape.name for shape in parsed]
-        if parts["shape"] is None and len(shapes) > 1:
-            raise ValueError(
-                f"{where}: of which draft shape? As {name}.{measure.config['shape'][0]}"
-            )
-        known = shapes
-        asked = [_shape(parts["shape"])] if parts["shape"] else []
-        depth = max((shape.depth for shape in parsed if shape.name in (asked or shapes)), default=0)
-        if parts["at"] and 0 < depth < _steps(parts["at"]).stop:
-            raise ValueError(
-                f"{where}: the draft shape has {depth} positions: give a deeper one, or an earlier position"
-            )
+        asked, known = _check_shape(name, parts, measure.config["shape"], where)
     elif family == DRIFT:
-        known = [*SERIES]
-        asked = parts["series"].split("+")
-        depths = measure.config["depths"]
-        if len(units := {SERIES[one][1] for one in asked if one in SERIES}) > 1:
-            raise ValueError(
-                f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit"
-            )
-        if parts["step"] and _steps(parts["step"]).stop > depths:
-            raise ValueError(
-                f"{where}: drift has {depths} steps: give drift.depths, or an earlier step"
-            )
+        asked, known = _check_series(parts, measure.config["depths"], where)
     else:
-        known = [one.name for one in parse_conditions(measure.config["conditions"])]
         asked = [_condition(parts["condition"])]
-    if wrong := next((one for one in asked if one not in known), None):
-        raise ValueError(f"{where}: arm {arm.name} has no {wrong}; it has: {', '.join(known)}")
+        known = [condition.name for condition in parse_conditions(measure.config["conditions"])]
+    for missing in asked:
+        if missing not in known:
+            raise ValueError(
+                f"{where}: arm {arm.name} has no {missing}; it has: {', '.join(known)}"
+            )
+
+
+def _check_shape(
+    name: str, parts: Mapping[str, str], texts: Sequence[str], where: str
+) -> tuple[list[str], list[str]]:
+    """Return the draft shape that an outcome names and those of the study; ValueError if one is too shallow."""
+    shapes = [parse_shape(text) for text in texts]
+    known = [shape.name for shape in shapes]
+    if parts["shape"] is None and len(shapes) > 1:
+        raise ValueError(f"{where}: of which draft shape? As {name}.{texts[0]}")
+    asked = [_shape(parts["shape"])] if parts["shape"] else []
+    depth = max((shape.depth for shape in shapes if shape.name in (asked or known)), default=0)
+    if parts["at"] and 0 < depth < _steps(parts["at"]).stop:
+        raise ValueError(
+            f"{where}: the draft shape has {depth} positions: give a deeper one, or an earlier position"
+        )
+    return asked, known
+
+
+def _check_series(parts: Mapping[str, str], depths: int, where: str) -> tuple[list[str], list[str]]:
+    """Return the series that an outcome names and those that there are; ValueError if they cannot be summed."""
+    asked = parts["series"].split("+")
+    units = {SERIES[series][1] for series in asked if series in SERIES}
+    if len(units) > 1:
+        raise ValueError(
+            f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit"
+        )
+    if parts["step"] and _steps(parts["step"]).stop > depths:
+        raise ValueError(
+            f"{where}: drift has {depths} steps: give drift.depths, or an earlier step"
+        )
+    return asked, [*SERIES]
 
 
 def _parts(name: str) -> dict[str, str]:
-    found = NAME.fullmatch(name)
-    if found is None or (found["kind"] == "accepted") != (found["at"] is not None):
+    match = NAME.fullmatch(name)
+    if match is None or (match["kind"] == "accepted") != (match["at"] is not None):
         raise ValueError(
             f"primary: outcome {name}: expected acceptance_length, accepted_at_K, accepted_at_K-K (.SHAPE behind them "
             "where there are several), drift.SERIES_at_K, drift.SERIES_growth, drift.SERIES_change or kept.CONDITION"
         )
-    return found.groupdict()
+    return match.groupdict()
 
 
 def _steps(text: str) -> range:
@@ -186,77 +201,84 @@ def _shape(text: str) -> str:
 
 def _condition(text: str) -> str:
     try:
-        (one,) = parse_conditions([text])
-        return one.name
+        (condition,) = parse_conditions([text])
+        return condition.name
     except ValueError:
         return text  # the name itself, or of several
 
 
-def named(name: str, run: RecordedRun) -> Quantity | None:
-    """The quantity of a name, of the shape and steps that a run was measured with; None if it was not."""
+def metric_named(name: str, run: RecordedRun) -> Metric | None:
+    """Return the metric of a name, of the shape and steps that a run was measured with; None if it was not."""
     parts = _parts(name)
     if parts["drift"]:
-        names = parts["series"].split("+")
-        if not run.done("drift") or not set(names) <= set(run.measured("drift")["series"]):
-            return None
-        last = run.measured("drift")["depths"]
-        title = " and ".join(SERIES[one][0] for one in names if one in SERIES) or parts["series"]
-        unit = SERIES[names[0]][1]
-        if parts["step"]:
-            title += f", step {parts['step']}"
-            return _of_drift(
-                DriftFigure(name, title, parts["series"], (_steps(parts["step"]),), unit)
-            )
-        both = (range(last - 1, last), range(1))
-        if parts["change"] == "growth":
-            title += f", step {last} over step 1"
-            return _of_drift(DriftFigure(name, title, parts["series"], both, "ratio", "ratio", 1.0))
-        title = f"{title}, step 1 to {last}"
-        unit = f"difference of {unit.replace('share', 'shares')}"
-        return _of_drift(DriftFigure(name, title, parts["series"], both, unit, "difference", 0.0))
+        return _drift_metric(name, parts, run)
     if parts["kept"]:
-        rows = (
-            {row["name"]: row for row in run.measured("robustness")["conditions"]}
-            if run.done("robustness")
-            else {}
-        )
         condition = _condition(parts["condition"])
-        return _kept(condition, rows[condition]["title"]) if condition in rows else None
+        rows = run.measured("robustness")["conditions"] if run.done("robustness") else []
+        titles = {row["name"]: row["title"] for row in rows}
+        return _kept(condition, titles[condition]) if condition in titles else None
     shapes = [*run.evaluation.answers] if run.done("evaluate") else []
-    shape = _shape(parts["shape"]) if parts["shape"] else shapes[0] if len(shapes) == 1 else None
-    if shape not in shapes or shape is None:
+    shape = shapes[0] if len(shapes) == 1 else None
+    if parts["shape"]:
+        shape = _shape(parts["shape"])
+    if shape is None or shape not in shapes:
         return None
     return _accepted(parts["at"], shape) if parts["at"] else _acceptance(shape)
 
 
-def quantities(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dict[str, Quantity]:
+def _drift_metric(name: str, parts: Mapping[str, str], run: RecordedRun) -> Metric | None:
+    """Return the metric of a series of drift, or of a sum of several, at a step or from the first to the last."""
+    series = parts["series"]
+    names = series.split("+")
+    if not run.done("drift") or not set(names) <= set(run.measured("drift")["series"]):
+        return None
+    last = run.measured("drift")["depths"]
+    title = " and ".join(SERIES[known][0] for known in names if known in SERIES) or series
+    unit = SERIES[names[0]][1]
+    if parts["step"]:
+        title += f", step {parts['step']}"
+        return _of_drift(DriftFigure(name, title, series, (_steps(parts["step"]),), unit))
+    depths = (range(last - 1, last), range(1))
+    if parts["change"] == "growth":
+        title += f", step {last} over step 1"
+        return _of_drift(DriftFigure(name, title, series, depths, "ratio", "ratio", 1.0))
+    title += f", step 1 to {last}"
+    unit = f"difference of {unit.replace('share', 'shares')}"
+    return _of_drift(DriftFigure(name, title, series, depths, unit, "difference", 0.0))
+
+
+def recorded_metrics(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dict[str, Metric]:
     """Primary outcomes, and all else that any run has, by their names in ``primary``, in order of family."""
-    found: dict[str, Quantity] = {}
+    by_name: dict[str, Metric] = {}
     for run in runs:
-        each: dict[str, Quantity | None] = {name: named(name, run) for name in primary}
+        of_run: dict[str, Metric | None] = {name: metric_named(name, run) for name in primary}
         if run.done("evaluate"):
-            each |= {
+            of_run |= {
                 f"acceptance_length.{shape}": _acceptance(shape) for shape in run.evaluation.answers
             }
         if run.done("drift"):
-            one = run.measured("drift")
-            each |= {name: named(name, run) for name in USUAL}
-            changes = [_of_drift(figure) for figure in drift_figures(one["depths"], one["trained_depth"])
-                       if figure.name == "acceptance_change" and figure.series in one["series"]]  # fmt: skip
-            each |= {quantity.name: quantity for quantity in changes}
+            measurement = run.measured("drift")
+            of_run |= {name: metric_named(name, run) for name in USUAL}
+            depths = measurement["depths"], measurement["trained_depth"]
+            for figure in drift_figures(*depths):
+                if figure.name == "acceptance_change" and figure.series in measurement["series"]:
+                    metric = _of_drift(figure)
+                    of_run[metric.name] = metric
         if run.done("robustness"):
-            one = run.measured("robustness")
+            measurement = run.measured("robustness")
             names = [
-                f"kept.{row['name']}" for row in one["conditions"] if row["name"] != one["clean"]
+                f"kept.{row['name']}"
+                for row in measurement["conditions"]
+                if row["name"] != measurement["clean"]
             ]
-            each |= {name: named(name, run) for name in names}
-        for name, quantity in each.items():
-            if quantity is not None:
-                found.setdefault(name, quantity)
-    return dict(sorted(found.items(), key=lambda pair: [*FAMILIES].index(pair[1].family)))
+            of_run |= {name: metric_named(name, run) for name in names}
+        for name, known in of_run.items():
+            if known is not None:
+                by_name.setdefault(name, known)
+    return dict(sorted(by_name.items(), key=lambda pair: [*FAMILIES].index(pair[1].family)))
 
 
-def sums(answers: Iterable[Answer], columns: Callable[[Answer], Any]) -> Table:
+def sum_by_prompt(answers: Iterable[Answer], columns: Callable[[Answer], Any]) -> Table:
     """Sums over each prompt's answers."""
     out: dict[str, Array] = {}
     for answer in answers:
@@ -266,24 +288,22 @@ def sums(answers: Iterable[Answer], columns: Callable[[Answer], Any]) -> Table:
     return out
 
 
-def _acceptance(shape: str) -> Quantity:
+def _acceptance(shape: str) -> Metric:
     """Tokens committed per target pass, the bonus token included."""
 
     def table(run: RecordedRun) -> Table | None:
-        found = run.evaluation.answers.get(shape)
-        return (
-            None
-            if found is None
-            else sums(found, lambda answer: (committed(answer), passes(answer)))
-        )
+        answers = run.evaluation.answers.get(shape)
+        if answers is None:
+            return None
+        return sum_by_prompt(answers, lambda answer: (committed(answer), passes(answer)))
 
-    return Quantity(
+    return Metric(
         f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, table
     )
 
 
-def _accepted(at: str, shape: str) -> Quantity:
-    """Of the passes that accepted all drafts before a position, the share that accepted this one; summed over some."""
+def _accepted(at: str, shape: str) -> Metric:
+    """Return the share of passes that accepted a position's draft, of those that accepted all before; or of several."""
     positions = np.array(_steps(at)) + 1
 
     def columns(answer: Answer) -> Sequence[int]:
@@ -291,14 +311,14 @@ def _accepted(at: str, shape: str) -> Quantity:
         return int((accepted_N1 >= positions).sum()), int((accepted_N1 >= positions - 1).sum())
 
     def table(run: RecordedRun) -> Table | None:
-        found = run.evaluation.answers.get(shape)
-        return None if found is None else sums(found, columns)
+        answers = run.evaluation.answers.get(shape)
+        return None if answers is None else sum_by_prompt(answers, columns)
 
     name = f"acceptance at position {at}, {shape}"
-    return Quantity(name, name, ACCEPTANCE, "share of the passes that came so far", None, table)
+    return Metric(name, name, ACCEPTANCE, "share of the passes that came so far", None, table)
 
 
-def _of_drift(figure: DriftFigure) -> Quantity:
+def _of_drift(figure: DriftFigure) -> Metric:
     """A mean over steps, or one compared with that over others; of the sum of series where several are named.
 
     Acceptance beyond the trained depth is compared at the same steps alone, which depend on that depth.
@@ -308,40 +328,39 @@ def _of_drift(figure: DriftFigure) -> Quantity:
     name = f"{figure.title} ({steps} steps)" if change else figure.title
 
     def table(run: RecordedRun) -> Table | None:
-        one = run.measured("drift")
-        known = {
-            each.name: each.depths for each in drift_figures(one["depths"], one["trained_depth"])
-        }
+        measurement = run.measured("drift")
+        figures = drift_figures(measurement["depths"], measurement["trained_depth"])
+        known = {known_figure.name: known_figure.depths for known_figure in figures}
         names = figure.series.split("+")
         if (
-            not set(names) <= set(one["series"])
-            or max(depths.stop for depths in figure.depths) > one["depths"]
+            not set(names) <= set(measurement["series"])
+            or max(depths.stop for depths in figure.depths) > measurement["depths"]
         ):
             return None
         if change and known.get(figure.name) != figure.depths:
             return None
-        each = [sums_of(one, name) for name in names]
-        total_KP2 = np.stack([sum(sums_KP2[..., 0] for sums_KP2 in each), each[0][..., 1]], axis=-1)
-        return dict(zip(map(str, one["prompts"]), figure.columns(total_KP2), strict=True))
+        sums = [sums_of(measurement, name) for name in names]
+        total_KP2 = np.stack([sum(sums_KP2[..., 0] for sums_KP2 in sums), sums[0][..., 1]], axis=-1)
+        return dict(zip(map(str, measurement["prompts"]), figure.columns(total_KP2), strict=True))
 
-    return Quantity(
+    return Metric(
         name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE.get(figure.how)
     )
 
 
-def _kept(condition: str, title: str) -> Quantity:
+def _kept(condition: str, title: str) -> Metric:
     """Acceptance length under a condition over that of clean prompts."""
 
     def table(run: RecordedRun) -> Table | None:
-        one = run.measured("robustness")
-        rows = {row["name"]: row for row in one["conditions"]}
+        measurement = run.measured("robustness")
+        rows = {row["name"]: row for row in measurement["conditions"]}
         row = rows.get(condition)
-        clean = rows[one["clean"]]
+        clean = rows[measurement["clean"]]
         if row is None or row.get("skipped"):
             return None
         columns = [row["committed"], row["passes"], clean["committed"], clean["passes"]]
         sums_P4 = np.array([[float(value or 0) for value in column] for column in columns]).T
-        return dict(zip(map(str, one["prompts"]), sums_P4, strict=True))
+        return dict(zip(map(str, measurement["prompts"]), sums_P4, strict=True))
 
     name = f"Acceptance kept, {title}"
-    return Quantity(name, name, ROBUSTNESS, "ratio to clean prompts", 1.0, table, Linear.over)
+    return Metric(name, name, ROBUSTNESS, "ratio to clean prompts", 1.0, table, Linear.over)

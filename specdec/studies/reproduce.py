@@ -1,4 +1,4 @@
-"""What a card keeps of every run to train it again, and the comparison with what came of that, bit by bit."""
+"""Keeps in a card what it takes to train every run again, and compares what comes of that, bit by bit."""
 
 import base64
 import hashlib
@@ -13,7 +13,8 @@ from specdec.evaluation.compare import read_evaluation
 from specdec.studies.outcomes import Json, RecordedRun
 from specdec.studies.results import RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
-from specdec.training.callbacks import LOSSES, read_losses
+from specdec.training.losses_file import read_losses
+from specdec.training.run_directory import LOSSES
 from specdec.utils.config import pairs
 from specdec.utils.files import write_json
 from specdec.utils.machine import provenance
@@ -55,7 +56,7 @@ def manifest(study: RecordedStudy) -> Json:
 
 
 def _recipe(run: RecordedRun) -> Json:
-    """Of a finished run its configs, where it was trained, and what is compared when it is made again."""
+    """Return a finished run's configs, where it was trained, and what is compared when it is made again."""
     fit = run.folders["fit"].output
     config = load_yaml(read_yaml_text(fit / "config.yaml"), fit / "config.yaml")
     losses = "".join(f"{line}\n" for line in read_losses(fit / LOSSES))
@@ -71,8 +72,8 @@ def _recipe(run: RecordedRun) -> Json:
     if run.done("evaluate"):
         folder = run.folders["evaluate"]
         check_sums(folder.path, partial=True)
-        given = load_yaml(read_yaml_text(folder.path / CONFIG), folder.path / CONFIG)
-        out["evaluate"] = {"config": given, **_accepted(folder.output)}
+        evaluate_config = load_yaml(read_yaml_text(folder.path / CONFIG), folder.path / CONFIG)
+        out["evaluate"] = {"config": evaluate_config, **_accepted(folder.output)}
     return out
 
 
@@ -81,11 +82,11 @@ def _weights(fit: Path) -> str:
 
 
 def _accepted(directory: Path) -> Json:
-    """Of an evaluation: its prompts' hash, and by draft shape a hash of what every target pass accepted."""
+    """Return an evaluation's hash of prompts, and by draft shape a hash of what every target pass accepted."""
     evaluation = read_evaluation(directory)
     digests = {}
     for shape, answers in evaluation.answers.items():
-        accepted = [[one.prompt_id, list(one.accepted)] for one in answers]
+        accepted = [[answer.prompt_id, list(answer.accepted)] for answer in answers]
         digests[shape] = hashlib.sha256(json.dumps(accepted).encode()).hexdigest()
     return {"prompts_sha256": evaluation.settings.get("prompts_sha256"), "accepted_sha256": digests}
 
@@ -95,10 +96,14 @@ def recorded_run(card: Path, arm: str, seed: int) -> Json:
     path = card / CARD if card.is_dir() else card
     if card.is_dir():
         check_sums(card, partial=True)
-    found = read_json(path)
-    if not isinstance(found, dict) or found.get("version") != VERSION or "manifest" not in found:
+    content = read_json(path)
+    if (
+        not isinstance(content, dict)
+        or content.get("version") != VERSION
+        or "manifest" not in content
+    ):
         raise ValueError(f"{path}: not a study card of version {VERSION}")
-    manifest = found["manifest"]
+    manifest = content["manifest"]
     runs = manifest.get("runs") if isinstance(manifest, dict) else None
     if not isinstance(runs, dict) or not all(
         isinstance(by_seed, dict) for by_seed in runs.values()
@@ -124,8 +129,8 @@ def _check(recorded: Any, where: str) -> None:
         kinds["evaluate"] = {"config": dict, "prompts_sha256": str | None, "accepted_sha256": dict}
     for job, fields in kinds.items():
         for name, kind in fields.items():
-            found = recorded.get(job) if isinstance(recorded, dict) else None
-            if not isinstance(found, dict) or not isinstance(found.get(name), kind):
+            part = recorded.get(job) if isinstance(recorded, dict) else None
+            if not isinstance(part, dict) or not isinstance(part.get(name), kind):
                 raise ValueError(
                     f"{where}: {job}.{name} is missing or of another type: the card is damaged"
                 )
@@ -134,7 +139,7 @@ def _check(recorded: Any, where: str) -> None:
     threads = recorded["fit"]["provenance"].get("torch_threads")
     if type(threads) not in (int, type(None)) or not 0 <= (threads or 0) <= MOST_THREADS:
         raise ValueError(f"{where}: torch_threads is {threads!r}: the card is damaged")
-    unpacked(recorded["fit"]["losses"])
+    unpack_losses(recorded["fit"]["losses"])
 
 
 def jobs_again(recorded: Json, directory: Path) -> list[Job]:
@@ -145,10 +150,10 @@ def jobs_again(recorded: Json, directory: Path) -> list[Job]:
     then = recorded["fit"]["provenance"]
     now = provenance()
     known = [name for name in MACHINE if name in then]
-    for what, one, two in pairs(
+    for what, was, is_now in pairs(
         {name: then[name] for name in known}, {name: now[name] for name in known}
     ):
-        log.warning("%s: %s then, %s now", what.replace("_", " "), one, two)
+        log.warning("%s: %s then, %s now", what.replace("_", " "), was, is_now)
     threads = then.get("torch_threads") or 1
     drafter = JobFolder(directory, "fit", "fit").output / "drafter"
     jobs = [specdec_job(directory, "fit", "fit", "fit", recorded["fit"]["config"], threads, ())]
@@ -166,7 +171,7 @@ def compare_again(recorded: Json, directory: Path) -> int:
     """Print what is equal and what differs, and write ``reproduction.json``; 0 where all is equal, else 1."""
     fit = JobFolder(directory, "fit", "fit").output
     then = recorded["fit"]
-    losses = unpacked(then["losses"]), read_losses(fit / LOSSES)
+    losses = unpack_losses(then["losses"]), read_losses(fit / LOSSES)
     checks = [
         {"what": "losses", "equal": losses[0] == losses[1], "found": _first_difference(*losses)}
     ]
@@ -176,8 +181,8 @@ def compare_again(recorded: Json, directory: Path) -> int:
         digests.append(("prompts", then["prompts_sha256"], now["prompts_sha256"]))
         digests += [(f"accepted drafts, {shape}", digest, now["accepted_sha256"].get(shape))
                     for shape, digest in then["accepted_sha256"].items()]  # fmt: skip
-    checks += [{"what": what, "equal": one == two, "found": f"SHA-256 {str(one)[:12]} then, {str(two)[:12]} now"}
-               for what, one, two in digests]  # fmt: skip
+    checks += [{"what": what, "equal": was == is_now, "found": f"SHA-256 {str(was)[:12]} then, {str(is_now)[:12]} now"}
+               for what, was, is_now in digests]  # fmt: skip
     write_json(directory / "reproduction.json", {"checks": checks, "provenance": provenance()})
     for check in checks:
         sys.stdout.write(
@@ -186,7 +191,7 @@ def compare_again(recorded: Json, directory: Path) -> int:
     return 0 if all(check["equal"] for check in checks) else 1
 
 
-def unpacked(losses: str) -> list[str]:
+def unpack_losses(losses: str) -> list[str]:
     """The lines of ``losses.txt``: optimizer step, batch within it, loss in hexadecimal; ValueError if not."""
     try:
         packed = base64.b64decode(losses, validate=True)
@@ -204,9 +209,9 @@ def unpacked(losses: str) -> list[str]:
 
 
 def _first_difference(then: list[str], now: list[str]) -> str:
-    for one, two in zip(then, now, strict=False):
-        if one != two:
-            (step, part, was), now_is = one.split(), two.split()[2]
+    for line_then, line_now in zip(then, now, strict=False):
+        if line_then != line_now:
+            (step, part, was), now_is = line_then.split(), line_now.split()[2]
             values = f"{float.fromhex(was)!r} then, {float.fromhex(now_is)!r} now"
             return f"first at optimizer step {step} (batch {part}), of {len(then)}: {values}"
     return f"{min(len(then), len(now))} of {len(then)}, bit by bit"

@@ -36,11 +36,11 @@ from specdec.studies.outcomes import (
     FAMILIES,
     ROBUSTNESS,
     Json,
-    Quantity,
+    Metric,
     RecordedRun,
     Table,
-    quantities,
-    sums,
+    recorded_metrics,
+    sum_by_prompt,
 )
 from specdec.studies.study import MEASURES, Contrast
 from specdec.studies.worker import JobFolder
@@ -60,7 +60,7 @@ class RecordedStudy:
         return next(arm["name"] for arm in self.plan["arms"] if arm["is_baseline"])
 
     def done(self, kind: str) -> dict[str, list[RecordedRun]]:
-        """By arm, the runs whose job of this kind is done."""
+        """Return, by arm, the runs whose job of this kind is done."""
         return {name: [run for run in runs if run.done(kind)] for name, runs in self.arms.items()}
 
 
@@ -87,20 +87,11 @@ ByArmAndSeed = Mapping[str, Mapping[int, Table]]
 
 
 def results(study: RecordedStudy) -> Json:
-    """All numbers of the card; ValueError if a measurement cannot be read."""
-    arms = []
-    for arm in study.plan["arms"]:
-        pairs = zip(arm["runs"], study.arms[arm["name"]], strict=True)
-        arms.append(
-            {**arm, "runs": [{**run, "states": recorded.states} for run, recorded in pairs]}
-        )
-    about = {
-        key: study.plan[key]
-        for key in ("name", "design", "axes", "seeds", "unequal", "primary_changed")
-    }
+    """Return all numbers of the card; ValueError if a measurement cannot be read."""
+    about = ("name", "design", "axes", "seeds", "unequal", "primary_changed")
     out: Json = {
-        "study": about | {"baseline": study.baseline},
-        "arms": arms,
+        "study": {key: study.plan[key] for key in about} | {"baseline": study.baseline},
+        "arms": _arms_with_states(study),
         "quantities": [],
         "primary": [],
         "comparisons": [],
@@ -112,56 +103,81 @@ def results(study: RecordedStudy) -> Json:
             for name, runs in study.done("fit").items()
         },
     }
-    declared = [Contrast(**one) for one in study.plan["primary"]]
-    runs = [run for own in study.arms.values() for run in own]
-    primary: dict[int, Json] = {}
-    for outcome, quantity in quantities(runs, [one.outcome for one in declared]).items():
-        known = {}
-        for name, own in study.done(FAMILIES[quantity.family]).items():
-            by_seed = {run.seed: table for run in own if (table := quantity.table(run)) is not None}
-            if by_seed and len(by_seed) == len(own):  # all of its seeds that were measured have it
-                known[name] = by_seed
-        contrasts = _Contrasts(study, quantity, known)
-        for at, one in enumerate(declared):
-            if one.outcome == outcome and (row := contrasts.primary(one)):
-                primary[at] = row
+    declared = [Contrast(**entry) for entry in study.plan["primary"]]
+    all_runs = [run for runs in study.arms.values() for run in runs]
+    outcomes = [contrast.outcome for contrast in declared]
+    primary: dict[int, Json] = {}  # by the contrast's place in the study
+    for outcome, metric in recorded_metrics(all_runs, outcomes).items():
+        tables = _tables(study, metric)
+        contrasts = _Contrasts(study, metric, tables)
+        for place, contrast in enumerate(declared):
+            if contrast.outcome == outcome and (row := contrasts.primary(contrast)):
+                primary[place] = row
         values = {
-            name: value for name, by_seed in known.items() if (value := _value(quantity, by_seed))
+            name: value for name, by_seed in tables.items() if (value := _value(metric, by_seed))
         }
-        if values and quantity.name not in [one["name"] for one in out["quantities"]]:
-            about = {
-                name: getattr(quantity, name)
-                for name in ("name", "panel", "family", "unit", "null")
-            }
-            out["quantities"].append({**about, "arms": values})
+        if values and metric.name not in [row["name"] for row in out["quantities"]]:
+            fields = ("name", "panel", "family", "unit", "null")
+            facts = {field: getattr(metric, field) for field in fields}
+            out["quantities"].append({**facts, "arms": values})
             out["comparisons"] += contrasts.comparisons()
             out["effects"] += contrasts.effects()
-    out["primary"] = [primary.get(at, {"quantity": one.outcome, "value": None, "p_value": None}) | one.to_json()
-                      for at, one in enumerate(declared)]  # fmt: skip
-    add_verdicts(out["primary"])
-    tests = len(distinct([row for row in out["primary"] if row["p_value"] is not None]))
-    for row in (row for row in out["primary"] if row["value"] is not None):
-        row["detectable"] = detectable(Estimate(*(row[name] for name in Estimate._fields)), tests)
-    first = {_same(row) for row in out["primary"]}
-    for kind in ("comparisons", "effects"):  # what is primary is not told again
-        out[kind] = [row for row in out[kind] if _same(row) not in first]
+    for place, contrast in enumerate(declared):
+        not_measured = {"quantity": contrast.outcome, "value": None, "p_value": None}
+        out["primary"].append(primary.get(place, not_measured) | contrast.to_json())
+    _judge(out)
     return out
 
 
+def _arms_with_states(study: RecordedStudy) -> list[Json]:
+    """Return the plan's arms, with the states of every run's jobs."""
+    arms = []
+    for arm in study.plan["arms"]:
+        pairs = zip(arm["runs"], study.arms[arm["name"]], strict=True)
+        runs = [{**run, "states": recorded.states} for run, recorded in pairs]
+        arms.append({**arm, "runs": runs})
+    return arms
+
+
+def _tables(study: RecordedStudy, metric: Metric) -> dict[str, dict[int, Table]]:
+    """Return, by arm and seed, the tables of a metric, of arms where all seeds that were measured have it."""
+    tables = {}
+    for name, runs in study.done(FAMILIES[metric.family]).items():
+        by_seed = {run.seed: table for run in runs if (table := metric.table(run)) is not None}
+        if by_seed and len(by_seed) == len(runs):
+            tables[name] = by_seed
+    return tables
+
+
+def _judge(out: Json) -> None:
+    """Give primary contrasts their verdicts and detectable differences; what is primary is not told again."""
+    add_verdicts(out["primary"])
+    tests = len(distinct([row for row in out["primary"] if row["p_value"] is not None]))
+    for row in out["primary"]:
+        if row["value"] is not None:
+            estimated = Estimate(*(row[name] for name in Estimate._fields))
+            row["detectable"] = detectable(estimated, tests)
+    primary = {_same(row) for row in out["primary"]}
+    for kind in ("comparisons", "effects"):
+        out[kind] = [row for row in out[kind] if _same(row) not in primary]
+
+
 def _looping(study: RecordedStudy) -> list[str]:
-    """Of the baseline's answers, under every condition too; greedy ones are the target's own, in all arms alike."""
+    """Return warnings of looping answers of the baseline, under every condition too.
+
+    Greedy answers are the target's own, in all arms alike.
+    """
     runs = study.done("evaluate").get(study.baseline, [])
     lines = list[str]()
     for shape in runs[0].evaluation.answers if runs else ():
         answers = [answer for run in runs for answer in run.evaluation.answers.get(shape, ())]
         length = acceptance_length(answers)
-        found = looping(answers) | {"acceptance_length": length and length._asdict()}
-        lines += looping_warning(f"{study.baseline}, {shape}", found)
+        figures = looping(answers) | {"acceptance_length": length and length._asdict()}
+        lines += looping_warning(f"{study.baseline}, {shape}", figures)
     for run in study.done("robustness").get(study.baseline, [])[:1]:
-        for row in (
-            row for row in run.measured("robustness")["conditions"] if row.get("looping_answers")
-        ):
-            lines += looping_warning(f"{study.baseline}, {row['name']}", row)
+        for row in run.measured("robustness")["conditions"]:
+            if row.get("looping_answers"):
+                lines += looping_warning(f"{study.baseline}, {row['name']}", row)
     return lines
 
 
@@ -169,17 +185,20 @@ def _same(row: Json) -> tuple[Any, ...]:
     return row["quantity"], row["value"], row["p_value"]
 
 
-def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
+def aligned(metric: Metric, tables: ByArmAndSeed) -> dict[str, Linear]:
     """The quantity of every arm, over the seeds and prompts that all arms have; empty if there are none."""
     seeds = common([list(by_seed) for by_seed in tables.values()])
     prompts = common([list(by_seed[seed]) for by_seed in tables.values() for seed in seeds])
     if not prompts:
         return {}
     sums_ASPC = np.array(
-        [[[each[seed][prompt] for prompt in prompts] for seed in seeds] for each in tables.values()]
+        [
+            [[table[seed][prompt] for prompt in prompts] for seed in seeds]
+            for table in tables.values()
+        ]
     )
     # a prompt without a target pass, clean or not, counts nowhere
-    if quantity.family == ROBUSTNESS:
+    if metric.family == ROBUSTNESS:
         sums_ASPC = sums_ASPC[:, :, (sums_ASPC[..., 1::2] > 0).all((0, 1, 3))]
     out = {}
     for name, sums_SPC in zip(tables, sums_ASPC, strict=True):
@@ -189,30 +208,30 @@ def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
         ]
         known = [ratio for ratio in ratios if ratio is not None]
         if len(known) == len(ratios):
-            out[name] = known[0] if quantity.combine is None else quantity.combine(*known)
+            out[name] = known[0] if metric.combine is None else metric.combine(*known)
     return out
 
 
-def _value(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
+def _value(metric: Metric, tables: Mapping[int, Table]) -> Json | None:
     """An arm's estimate, and every seed's value."""
-    if not (found := aligned(quantity, {"": tables})):
+    if not (figures_of_arm := aligned(metric, {"": tables})):
         return None
-    alone = {str(seed): aligned(quantity, {"": {seed: table}}) for seed, table in tables.items()}
+    alone = {str(seed): aligned(metric, {"": {seed: table}}) for seed, table in tables.items()}
     values = {seed: figures[""].value for seed, figures in alone.items() if figures}
-    return estimate(found[""], quantity.null)._asdict() | {"by_seed": values}
+    return estimate(figures_of_arm[""], metric.null)._asdict() | {"by_seed": values}
 
 
 class _Contrasts:
     """The contrasts of one quantity between arms that have it."""
 
-    def __init__(self, study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> None:
+    def __init__(self, study: RecordedStudy, metric: Metric, tables: ByArmAndSeed) -> None:
         self.study = study
-        self.quantity = quantity
+        self.metric = metric
         self.tables = tables
         self.levels: dict[Arm, str] = {
             frozenset(arm["levels"].items()): arm["name"] for arm in study.plan["arms"]
         }
-        self.about = {"quantity": quantity.name, "family": quantity.family}
+        self.about = {"quantity": metric.name, "family": metric.family}
 
     def _of(
         self, weights: Mapping[str, float], needs: Iterable[str] = ()
@@ -223,40 +242,42 @@ class _Contrasts:
             return None
         seeds = common([list(self.tables[name]) for name in used])
         prompts = set(common([list(self.tables[name][seed]) for name in used for seed in seeds]))
-        able = {name: own for name, own in self.tables.items()
-                if all(seed in own and prompts <= set(own[seed]) for seed in seeds)}  # fmt: skip
-        known = aligned(
-            self.quantity,
-            {name: {seed: able[name][seed] for seed in seeds} for name in [*used, *able]},
-        )
-        if not set(used) <= set(known):
+        able = [
+            name
+            for name, by_seed in self.tables.items()
+            if all(seed in by_seed and prompts <= set(by_seed[seed]) for seed in seeds)
+        ]
+        tables = {
+            name: {seed: self.tables[name][seed] for seed in seeds} for name in [*used, *able]
+        }
+        figures = aligned(self.metric, tables)
+        if not set(used) <= set(figures):
             return None
-        error = seed_error([*known.values()])
-        ratio = None
-        figure = weighted([known[name] for name in weights], [*weights.values()])
-        found = estimate(
-            figure, 0.0, seeds=error, squares=sum(weight**2 for weight in weights.values())
-        )
-        row = {**self.about, **found._asdict(), "detectable": detectable(found)}
+        error = seed_error([*figures.values()])
+        figure = weighted([figures[name] for name in weights], [*weights.values()])
+        squares = sum(weight**2 for weight in weights.values())
+        difference = estimate(figure, 0.0, seeds=error, squares=squares)
+        row = {**self.about, **difference._asdict(), "detectable": detectable(difference)}
         row["spreads_differ"] = error is not None and not error.equal
-        if sorted(weights.values()) == [-1, 1] and self.quantity.family == ACCEPTANCE:
+        ratio = None
+        if sorted(weights.values()) == [-1, 1] and self.metric.family == ACCEPTANCE:
             old, new = sorted(weights, key=lambda name: weights[name])
-            times = known[new].over(known[old])
-            below = known[old].value
-            ratio = estimate(times, seeds=error, squares=(1 + times.value**2) / below**2)._asdict()
+            times = figures[new].over(figures[old])
+            squares = (1 + times.value**2) / figures[old].value ** 2
+            ratio = estimate(times, seeds=error, squares=squares)._asdict()
         return row, ratio
 
-    def primary(self, one: Contrast) -> Json | None:
+    def primary(self, contrast: Contrast) -> Json | None:
         """A declared contrast; None unless all of its arms are there."""
-        found = self._of(self._named(one.weights([*self.levels])))
-        return found and found[0]
+        rows = self._of(self._named(contrast.weights([*self.levels])))
+        return rows and rows[0]
 
     def comparisons(self) -> Iterable[Json]:
         """Every arm less the baseline; of acceptance length also the ratio."""
         base = self.study.baseline
         for name in self.tables:
-            if name != base and (found := self._of({name: 1.0, base: -1.0})) is not None:
-                row, ratio = found
+            if name != base and (rows := self._of({name: 1.0, base: -1.0})) is not None:
+                row, ratio = rows
                 yield {**row, "arm": name, "baseline": base, "ratio": ratio}
 
     def effects(self) -> Iterable[Json]:
@@ -265,35 +286,40 @@ class _Contrasts:
         if plan["design"] == "grid" and len(plan["axes"]) > 1:
             arms = [arm for arm, name in self.levels.items() if name in self.tables]
             for name, weights in effects(plan["axes"], plan["baseline"], arms):
-                if (found := self._of(self._named(weights), self.tables)) is not None:
-                    yield {**found[0], "effect": name}
+                if (rows := self._of(self._named(weights), self.tables)) is not None:
+                    yield {**rows[0], "effect": name}
 
     def _named(self, weights: Weights) -> dict[str, float]:
         return {self.levels[arm]: weight for arm, weight in weights.items()}
 
 
 def _positions(study: RecordedStudy) -> Iterable[Json]:
-    """Of every draft shape, the share of passes that accepted position k, of those that accepted all before it."""
+    """Yield, for every draft shape, the share of passes that accepted position k, of those that accepted all before."""
     done = study.done("evaluate")
-    for shape in dict.fromkeys(
-        shape for runs in done.values() for run in runs for shape in run.evaluation.answers
-    ):
-        answers = {
-            arm: [run.evaluation.answers.get(shape) or [] for run in runs]
-            for arm, runs in done.items()
+    runs = [run for runs_of_arm in done.values() for run in runs_of_arm]
+    for shape in dict.fromkeys(shape for run in runs for shape in run.evaluation.answers):
+        arms = {}
+        for arm, runs_of_arm in done.items():
+            answers = [run.evaluation.answers.get(shape) or [] for run in runs_of_arm]
+            if answers and all(answers):
+                arms[arm] = _shares(answers)
+        yield {
+            "title": f"Acceptance by position, {shape}",
+            "unit": "share of the passes that came so far",
+            "axis": "draft position",
+            "arms": arms,
         }
-        arms = {arm: _shares(each) for arm, each in answers.items() if each and all(each)}
-        yield {"title": f"Acceptance by position, {shape}", "unit": "share of the passes that came so far",
-               "axis": "draft position", "arms": arms}  # fmt: skip
 
 
 def _shares(answers: Sequence[Sequence[Answer]]) -> list[Json | None]:
-    """By position, of the answers of every seed."""
-    deepest = max((depth for each in answers for one in each for depth in one.drafted), default=0)
+    """Return the shares by position, from the answers of every seed."""
+    deepest = max(
+        (depth for of_seed in answers for answer in of_seed for depth in answer.drafted), default=0
+    )
     least = np.arange(deepest + 1)  # passes that accepted so many, or more
     tables = [
-        sums(each, lambda one: (np.array(one.accepted)[:, None] >= least).sum(0))
-        for each in answers
+        sum_by_prompt(of_seed, lambda answer: (np.array(answer.accepted)[:, None] >= least).sum(0))
+        for of_seed in answers
     ]
     prompts = common([list(table) for table in tables])
     sums_SPK = np.array([[table[prompt] for prompt in prompts] for table in tables])
@@ -301,27 +327,29 @@ def _shares(answers: Sequence[Sequence[Answer]]) -> list[Json | None]:
 
 
 def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
-    """Every series of ``specdec drift`` by draft step, over the chains that came to it."""
-    out: dict[str, Json] = {}
+    """Return every series of ``specdec drift`` by draft step, over the chains that came to it."""
+    curves: dict[str, Json] = {}
     for arm, runs in study.done("drift").items():
-        found = [run.measured("drift") for run in runs]
-        at = [list(map(str, one["prompts"])) for one in found]
-        places = [[each.index(prompt) for prompt in common(at)] for each in at]
-        for name in common([list(one["series"]) for one in found]):
-            unit = found[0]["series"][name]["unit"]
-            title = found[0]["series"][name]["title"]
-            found_KP2 = [
-                sums_of(one, name)[:, place] for one, place in zip(found, places, strict=True)
+        measured = [run.measured("drift") for run in runs]
+        prompts_of = [list(map(str, drift["prompts"])) for drift in measured]
+        shared = common(prompts_of)
+        places = [[prompts.index(prompt) for prompt in shared] for prompts in prompts_of]
+        for name in common([list(drift["series"]) for drift in measured]):
+            series = measured[0]["series"][name]
+            curve = {"title": series["title"], "unit": series["unit"], "axis": "draft step"}
+            sums_by_seed = [
+                sums_of(drift, name)[:, place]
+                for drift, place in zip(measured, places, strict=True)
             ]
-            sums_KSP2 = np.stack([one[: min(map(len, found_KP2))] for one in found_KP2], axis=1)
-            bounds = possible(unit)
-            curve = out.setdefault(
-                name, {"title": title, "unit": unit, "axis": "draft step", "arms": {}}
-            )
-            # with any seed
-            seen = [sums_SP2[:, (sums_SP2[..., 1] > 0).any(0)] for sums_SP2 in sums_KSP2]
-            curve["arms"][arm] = [_point(pooled(one[..., 0], one[..., 1]), bounds) for one in seen]
-    return out.values()
+            steps = min(map(len, sums_by_seed))
+            sums_KSP2 = np.stack([sums_KP2[:steps] for sums_KP2 in sums_by_seed], axis=1)
+            points = []
+            for sums_SP2 in sums_KSP2:
+                reached_SP2 = sums_SP2[:, (sums_SP2[..., 1] > 0).any(0)]  # with any seed
+                figure = pooled(reached_SP2[..., 0], reached_SP2[..., 1])
+                points.append(_point(figure, possible(series["unit"])))
+            curves.setdefault(name, {**curve, "arms": {}})["arms"][arm] = points
+    return curves.values()
 
 
 def _point(figure: Linear | None, bounds: Range) -> Json | None:
@@ -329,5 +357,7 @@ def _point(figure: Linear | None, bounds: Range) -> Json | None:
 
 
 def common(names: Sequence[Sequence[Any]]) -> list[Any]:
-    """What all of them have, in the order of the first."""
-    return [name for name in names[0] if all(name in each for each in names[1:])] if names else []
+    """Return the names that all lists have, in the order of the first."""
+    return (
+        [name for name in names[0] if all(name in others for others in names[1:])] if names else []
+    )

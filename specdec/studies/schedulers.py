@@ -1,7 +1,7 @@
 """Where the jobs of a sweep run: processes of this machine, tasks of Ray, jobs of SLURM.
 
-All of them run :func:`specdec.studies.worker.work`. Ray and SLURM want the study's folder, the working folder and the
-Python environment under the same paths on all nodes.
+All of them run :func:`specdec.studies.worker.run_job`. Ray and SLURM want the study's folder, the working folder and
+the Python environment under the same paths on all nodes.
 """
 
 import abc
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from specdec.studies.worker import GRACE, JOBS, PATIENCE, Ended, Job, work
+from specdec.studies.worker import GRACE, JOBS, PATIENCE, Job, JobResult, run_job
 from specdec.utils import machine
 from specdec.utils.cluster import join, last_line
 from specdec.utils.numbers import Count, NonNegative, Side, Whole, check_numbers
@@ -49,26 +49,26 @@ class Engine(abc.ABC):
         """Have a worker begin with a job; the handle that ``result`` and ``cancel`` take."""
 
     @abc.abstractmethod
-    def result(self, handle: Any) -> Ended | None:
+    def result(self, handle: Any) -> JobResult | None:
         """How a worker ended; None while it runs."""
 
     @abc.abstractmethod
     def cancel(self, handle: Any) -> None:
         """Stop a worker, so that its job can be gone on with; does not wait for it."""
 
-    def ended(self, seconds: float) -> dict[str, Ended]:
+    def ended(self, seconds: float) -> dict[str, JobResult]:
         """The jobs whose workers have ended since the last call, by key; waits for one, so long at most."""
         until = time.monotonic() + seconds
         while True:
-            found = {
+            results = {
                 key: end
                 for key, handle in self.running.items()
                 if (end := self.result(handle)) is not None
             }
-            for key in found:
+            for key in results:
                 del self.running[key]
-            if found or time.monotonic() >= until:
-                return found
+            if results or time.monotonic() >= until:
+                return results
             time.sleep(self.poll)
 
     def close(self) -> None:
@@ -101,12 +101,12 @@ class Local(Engine):
         used = [gpu for _, _, gpu in self.running.values()]
         gpu = next((gpu for gpu in self.gpus if gpu not in used), None)
         environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        future = Future[Ended]()
+        future = Future[JobResult]()
         stop = threading.Event()
 
         def attempt() -> None:
             try:
-                future.set_result(work(self.study, job, self.cwd, environment, stop))
+                future.set_result(run_job(self.study, job, self.cwd, environment, stop))
             except BaseException as error:  # noqa: BLE001  raised by future.result()
                 future.set_exception(error)
 
@@ -114,7 +114,7 @@ class Local(Engine):
         threading.Thread(target=attempt, daemon=True).start()
         return future, stop, gpu
 
-    def result(self, handle: Any) -> Ended | None:
+    def result(self, handle: Any) -> JobResult | None:
         return handle[0].result() if handle[0].done() else None
 
     def cancel(self, handle: Any) -> None:
@@ -140,23 +140,23 @@ class Ray(Engine):
     def open(self, study: Path) -> None:
         super().open(study)
         self._ray: Any = join(self.address)
-        self._work = self._ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD")(work)
+        self._run_job = self._ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD")(run_job)
 
     def submit(self, job: Job) -> Any:
         # a job of more threads than any node has cores gets all of one
         most = max(node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"])
-        task = self._work.options(
+        task = self._run_job.options(
             name=job.label, num_cpus=min(job.threads, most), num_gpus=self.gpus
         )
         return task.remote(self.study, job, self.cwd)
 
-    def result(self, handle: Any) -> Ended | None:
+    def result(self, handle: Any) -> JobResult | None:
         if not self._ray.wait([handle], timeout=0)[0]:
             return None
         try:
             return self._ray.get(handle)
         except (self._ray.exceptions.RayError, OSError, ValueError) as error:
-            return Ended(None, f"Ray: {last_line(error)}")
+            return JobResult(None, f"Ray: {last_line(error)}")
 
     def cancel(self, handle: Any) -> None:
         self._ray.cancel(handle)
@@ -222,13 +222,13 @@ class Slurm(Engine):
         except self._refused as error:  # what runs already is cancelled then, to be gone on with
             raise ValueError(f"SLURM does not take {job.label}: {last_line(error)}") from error
 
-    def result(self, handle: Any) -> Ended | None:
+    def result(self, handle: Any) -> JobResult | None:
         if not handle.done(force_check=self._cancelling):
             return None
         if self._cancelling:  # a cancelled job leaves no result to wait for
-            return Ended("stopped")
+            return JobResult("stopped")
         if (error := handle.exception()) is not None:
-            return Ended(None, f"SLURM job {handle.job_id}: {last_line(error)}")
+            return JobResult(None, f"SLURM job {handle.job_id}: {last_line(error)}")
         return handle.result()
 
     def cancel(self, handle: Any) -> None:
@@ -237,14 +237,14 @@ class Slurm(Engine):
 
 
 class Task:
-    """What submitit runs on a node: :func:`specdec.studies.worker.work`."""
+    """The call that submitit runs on a node: :func:`specdec.studies.worker.run_job`."""
 
-    def __call__(self, *arguments: Any) -> Ended:
+    def __call__(self, *arguments: Any) -> JobResult:
         """Work at a job; how the attempt ended."""
-        return work(*arguments)
+        return run_job(*arguments)
 
     def checkpoint(self, *arguments: Any) -> Any:
-        """What is submitted again when SLURM ends the job before its time."""
+        """Return the call to submit again when SLURM ends the job before its time."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self, *arguments)

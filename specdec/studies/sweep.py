@@ -7,16 +7,17 @@ import enum
 import logging
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.studies.card import write_card
-from specdec.studies.jobs import STUDY, claim, make_plan
+from specdec.studies.jobs import STUDY, StudyPlan, claim, make_plan
 from specdec.studies.reproduce import compare_again, jobs_again, recorded_run
 from specdec.studies.schedulers import RETRIES, Engine, Local
-from specdec.studies.study import read_study
-from specdec.studies.worker import Ended, Job, JobFolder
+from specdec.studies.study import Study
+from specdec.studies.study_file import read_study
+from specdec.studies.worker import Job, JobFolder, JobResult
 from specdec.utils.config import new_run, runs_folder
 from specdec.utils.files import claimed
 from specdec.utils.numbers import Seed, Side
@@ -72,46 +73,72 @@ def sweep(
         ValueError: the study is wrong; nothing has begun then, and the message has the arm's name.
     """
     if reproduce is not None:
-        recorded = recorded_run(study, reproduce, seed or 0)
-        directory = out or new_run("reproduce")
-        with claimed(directory):
-            status, _ = run(
-                directory, jobs_again(recorded, directory), engine, f"{reproduce} again"
-            )
-            return status or compare_again(recorded, directory)
+        return _reproduce(study, reproduce, seed or 0, out, engine)
     if seed is not None:
         raise ValueError("--seed is of the arm that --reproduce names: a study lists its seeds")
-    if study.is_dir():
-        if card_only:
-            log.info("the card is in %s", write_card(study))
-            return 0
-        out = out or study
-        study = study / STUDY
-    given = read_study(study, allow_few_seeds or card_only)
-    directory = out or runs_folder() / "studies" / given.name
-    claim(directory, given.name)
+    if card_only and study.is_dir():
+        return _finish(study)
+    declared, directory = _located(study, out, allow_few_seeds or card_only)
     if card_only:
-        log.info("the card is in %s", write_card(directory))
-        return 0
-    plan = make_plan(given, directory, threads, allow_unequal)
-    known = [arm.name for arm in plan.arms]
-    if wrong := next((name for name in only if name not in known), None):
-        raise ValueError(f"--only {wrong!r}: no such arm; there are: {', '.join(known)}")
-    left = plan.left(only or None).values()
+        return _finish(directory)
+    plan = make_plan(declared, directory, threads, allow_unequal)
+    jobs = _jobs_left(plan, only)
     if plan_only:
-        plan.show([expected(directory, left, engine)])
+        plan.show([expected(directory, jobs, engine)])
         return 0
-    for line in [*plan.summary(), expected(directory, left, engine)]:
+    return _run_plan(plan, jobs, engine)
+
+
+def _reproduce(card: Path, arm: str, seed: int, out: Path | None, engine: Engine) -> int:
+    """Train and evaluate an arm of a card again, and compare; return the exit status."""
+    recorded = recorded_run(card, arm, seed)
+    directory = out or new_run("reproduce")
+    with claimed(directory):
+        status, _ = run_jobs(directory, jobs_again(recorded, directory), engine, f"{arm} again")
+        return status or compare_again(recorded, directory)
+
+
+def _finish(directory: Path) -> int:
+    """Write the card of what there is; return the exit status."""
+    log.info("the card is in %s", write_card(directory))
+    return 0
+
+
+def _located(study: Path, out: Path | None, allow_few_seeds: bool) -> tuple[Study, Path]:
+    """Read a study, from its file or its sweep's directory, and claim the directory of the sweep."""
+    path = study
+    if study.is_dir():
+        path = study / STUDY
+        out = out or study
+    declared = read_study(path, allow_few_seeds)
+    directory = out or runs_folder() / "studies" / declared.name
+    claim(directory, declared.name)
+    return declared, directory
+
+
+def _jobs_left(plan: StudyPlan, only: Sequence[str]) -> Collection[Job]:
+    """Return the jobs of all arms, or of some; ValueError for a name that no arm has."""
+    names = [arm.name for arm in plan.arms]
+    for name in only:
+        if name not in names:
+            raise ValueError(f"--only {name!r}: no such arm; there are: {', '.join(names)}")
+    return plan.left(only or None).values()
+
+
+def _run_plan(plan: StudyPlan, jobs: Collection[Job], engine: Engine) -> int:
+    """Run the jobs of a plan and write the card, unless somebody ended the sweep; return the exit status."""
+    directory = plan.directory
+    for line in [*plan.summary(), expected(directory, jobs, engine)]:
         log.info("%s", line)
     plan.write()
-    status, _ = run(directory, left, engine, f"study {given.name}")
+    status, _ = run_jobs(directory, jobs, engine, f"study {plan.study.name}")
     if status <= 1:  # it was not interrupted
-        log.info("the card is in %s", write_card(directory))
+        _finish(directory)
     return status
 
 
 def expected(study: Path, jobs: Collection[Job], engine: Engine) -> str:
-    """How long the jobs that are not done will take, by those that are: of the same arm, else of the same kind."""
+    """Say how long the jobs that are not done will take, going by those that are: of the same arm, else of one kind."""
     took: dict[str, list[float]] = {}
     left: list[Job] = []
     for job in jobs:
@@ -125,20 +152,19 @@ def expected(study: Path, jobs: Collection[Job], engine: Engine) -> str:
     if not left:
         return "nothing is left to run"
     known = [job for job in left if job.kind in took]
-    unknown = Counter(job.kind for job in left if job.kind not in took)
-    open_ = ", ".join(f"{count} {kind}" for kind, count in unknown.items())
+    unknown_kinds = Counter(job.kind for job in left if job.kind not in took)
+    unknown = ", ".join(f"{count} {kind}" for kind, count in unknown_kinds.items())
     if not known:
-        return f"time: not known until the first jobs are done ({open_} left)"
-    work = sum(statistics.mean(took.get(_arm_and_kind(job), took[job.kind])) for job in known)
-    at_once = engine.at_once(known[0])
-    how = (
-        "summed over jobs"
-        if at_once is None
-        else f"{(at_once := min(at_once, len(known)))} at a time"
-    )
-    more = f"; not known yet: {open_}" if unknown else ""
-    time = f"time: about {duration(work / (at_once or 1))} for {how_many(len(known), 'job')} left"
-    return f"{time}, {how}, as those done took{more}"
+        return f"time: not known until the first jobs are done ({unknown} left)"
+    seconds = sum(statistics.mean(took.get(_arm_and_kind(job), took[job.kind])) for job in known)
+    how = "summed over jobs"
+    if (at_once := engine.at_once(known[0])) is not None:
+        at_once = min(at_once, len(known))
+        seconds /= at_once or 1
+        how = f"{at_once} at a time"
+    time = f"time: about {duration(seconds)} for {how_many(len(known), 'job')} left"
+    not_known = f"; not known yet: {unknown}" if unknown else ""
+    return f"{time}, {how}, as those done took{not_known}"
 
 
 def _arm_and_kind(job: Job) -> str:
@@ -181,7 +207,7 @@ class SweepJob:
         log.info("%s: %s%s", self.job.label, phase.value, f": {message}" if message else "")
 
 
-def run(
+def run_jobs(
     study: Path, jobs: Iterable[Job], engine: Engine, title: str = "",
     watch: Callable[[Collection[SweepJob]], None] = lambda entries: None,
 ) -> tuple[int, dict[str, SweepJob]]:  # fmt: skip
@@ -213,25 +239,7 @@ def run(
         try:
             engine.open(study)
             try:
-                while True:
-                    _start(entries, engine)
-                    watch(entries.values())
-                    before = settled
-                    settled = sum(entry.phase in SETTLED for entry in entries.values())
-                    advance(settled - before)
-                    if settled == len(entries):
-                        break
-                    if settled > before:
-                        log.info(
-                            "%s", expected(study, [entry.job for entry in entries.values()], engine)
-                        )
-                    if signals:
-                        log.warning(
-                            "stopping: what runs saves and ends; once more does not wait for it"
-                        )
-                        break
-                    for key, ended in engine.ended(POLL).items():
-                        _after(entries[key], ended)
+                _run_until_settled(study, entries, engine, watch, advance, signals)
             finally:
                 engine.close()
         except StopRequested:
@@ -239,20 +247,50 @@ def run(
         except SystemError as error:  # Ray makes this of it
             if not isinstance(error.__cause__, StopRequested):
                 raise
+    if signals:
+        return 128 + signals[0], entries
     failed = any(entry.phase in (Phase.FAILED, Phase.NOT_RUN) for entry in entries.values())
-    return 128 + signals[0] if signals else int(failed), entries
+    return int(failed), entries
+
+
+def _run_until_settled(
+    study: Path,
+    entries: Mapping[str, SweepJob],
+    engine: Engine,
+    watch: Callable[[Collection[SweepJob]], None],
+    advance: Callable[[int], None],
+    signals: Collection[int],
+) -> None:
+    """Start jobs and wait for workers until every job is settled, or a signal has come."""
+    settled = sum(entry.phase in SETTLED for entry in entries.values())
+    while True:
+        _start(entries, engine)
+        watch(entries.values())
+        settled_before = settled
+        settled = sum(entry.phase in SETTLED for entry in entries.values())
+        advance(settled - settled_before)
+        if settled == len(entries):
+            return
+        if settled > settled_before:
+            log.info("%s", expected(study, [entry.job for entry in entries.values()], engine))
+        if signals:
+            log.warning("stopping: what runs saves and ends; once more does not wait for it")
+            return
+        for key, result in engine.ended(POLL).items():
+            _after(entries[key], result)
 
 
 def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:
     """Start the jobs whose needs are done, and settle those whose needs have failed."""
-    for entry in (each for each in entries.values() if each.phase is Phase.WAITING):
-        needs = [entries[need] for need in entry.job.needs]
-        if bad := next(
-            (need for need in needs if need.phase in (Phase.FAILED, Phase.NOT_RUN)), None
-        ):
-            why = (
-                f"needs {bad.job.label}, which failed" if bad.phase is Phase.FAILED else bad.message
-            )
+    for entry in entries.values():
+        if entry.phase is not Phase.WAITING:
+            continue
+        needs = [entries[key] for key in entry.job.needs]
+        lost = [need for need in needs if need.phase in (Phase.FAILED, Phase.NOT_RUN)]
+        if lost:
+            why = lost[0].message
+            if lost[0].phase is Phase.FAILED:
+                why = f"needs {lost[0].job.label}, which failed"
             entry.settle(Phase.NOT_RUN, why)
         elif all(need.phase is Phase.DONE for need in needs):
             if entry.folder.is_done():
@@ -263,16 +301,16 @@ def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:
                 engine.running[entry.job.key] = engine.submit(entry.job)
 
 
-def _after(entry: SweepJob, ended: Ended) -> None:
+def _after(entry: SweepJob, result: JobResult) -> None:
     """Settle a job by how its worker ended, or let it wait for another attempt."""
     entry.phase = Phase.WAITING
-    if ended.end == "done":
+    if result.end == "done":
         entry.settle(Phase.DONE)
-    elif ended.end == "failed":
-        entry.settle(Phase.FAILED, ended.message or "")
-    elif ended.end != "busy":
+    elif result.end == "failed":
+        entry.settle(Phase.FAILED, result.message or "")
+    elif result.end != "busy":
         entry.lost += 1
         if entry.lost > RETRIES:
-            entry.settle(Phase.FAILED, f"{ended.message}, {entry.lost} times in this sweep")
+            entry.settle(Phase.FAILED, f"{result.message}, {entry.lost} times in this sweep")
         else:
-            log.warning("%s: %s; it is started again", entry.job.label, ended.message)
+            log.warning("%s: %s; it is started again", entry.job.label, result.message)

@@ -51,7 +51,7 @@ RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")
 LONGEST = 400  # letters of a reason
 
 
-class Ended(NamedTuple):
+class JobResult(NamedTuple):
     """How a worker's attempt at a job ended, and why it failed, in one line.
 
     ``stopped``: on request; ``died``: of a signal from elsewhere; ``busy``: another worker has the job; None: the
@@ -97,7 +97,7 @@ class JobFolder:
 
     def attempts(self) -> list[dict[str, Any]]:
         """All attempts in order, each with ``begun`` (UTC, ISO 8601) and ``host``; one that has ended with ``end`` (see
-        :class:`Ended`, or ``killed``), and unless it was killed ``seconds`` and ``message``.
+        :class:`JobResult`, or ``killed``), and unless it was killed ``seconds`` and ``message``.
         """
         return _attempts(read_journal(self.path / ATTEMPTS))
 
@@ -112,12 +112,12 @@ class JobFolder:
 
 def specdec_job(
     study: Path, kind: str, key: str, label: str, config: Mapping[str, Any], threads: int, needs: tuple[str, ...],
-    *more: str,
+    *arguments: str,
 ) -> Job:  # fmt: skip
     """The job of a command of specdec, with further arguments beside its config file and ``--out``."""
     folder = JobFolder(study, kind, key)
-    given = ("--config", str(folder.path / CONFIG), "--out", str(folder.output))
-    command = ("specdec", kind, *flags(), *given, *more)
+    files = ("--config", str(folder.path / CONFIG), "--out", str(folder.output))
+    command = ("specdec", kind, *flags(), *files, *arguments)
     return Job(
         key=key,
         kind=kind,
@@ -138,13 +138,13 @@ def write_config(study: Path, job: Job) -> None:
     write_sums(folder, CONFIG)
 
 
-def work(
+def run_job(
     study: Path,
     job: Job,
     cwd: Path,
     environment: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
-) -> Ended:
+) -> JobResult:
     """Attempt a job unless it is done or another worker has it, and wait for it.
 
     Whatever ends this call ends the command, and waits for that.
@@ -163,7 +163,7 @@ def work(
         with contextlib.suppress(JournalBusyError), journal:
             return _attempt(folder, job, cwd, journal, environment or {}, stop or threading.Event())
         time.sleep(0.05)
-    return Ended("busy")
+    return JobResult("busy")
 
 
 def _attempt(
@@ -173,46 +173,20 @@ def _attempt(
     journal: Journal,
     environment: Mapping[str, str],
     stop: threading.Event,
-) -> Ended:
-    """The attempt itself, under the journal's lock."""
-    before = _attempts(journal.entries)
-    if before and "end" not in before[-1]:  # it was killed
+) -> JobResult:
+    """Attempt a job under the journal's lock."""
+    earlier = _attempts(journal.entries)
+    if earlier and "end" not in earlier[-1]:  # it was killed
         journal.append({"end": "done" if folder.is_done() else "killed"})
     if folder.is_done():
-        return Ended("done")
-    if before and job.kind not in RESUME:
+        return JobResult("done")
+    if earlier and job.kind not in RESUME:
         shutil.rmtree(folder.output, ignore_errors=True)
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     start = time.monotonic()
     journal.append({"begun": begun, "host": socket.gethostname()})
-    keep = {
-        name: text
-        for name, text in os.environ.items()
-        if name not in RANKS and not name.startswith("SLURM_")
-    }
-    with explained(folder.path), (folder.path / LOG).open("ab") as stream:
-        stream.write(
-            f"--- attempt {len(before) + 1}, {begun}: {shlex.join(job.command)}\n".encode()
-        )
-        stream.flush()
-        supervisor = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                supervise.__file__,
-                str(GRACE),
-                sys.executable,
-                "-m",
-                *job.command,
-            ],
-            cwd=cwd,
-            stdin=subprocess.PIPE,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a terminal's Ctrl-C goes to us alone
-            pass_fds=[journal.fileno()],  # the lock
-            env=keep | dict.fromkeys(THREADS, str(job.threads)) | dict(environment),
-        )
+    title = f"--- attempt {len(earlier) + 1}, {begun}: {shlex.join(job.command)}\n"
+    supervisor = _start_supervisor(folder, job, cwd, journal, environment, title)
     try:
         while supervisor.poll() is None and not stop.wait(POLL):
             pass
@@ -223,45 +197,73 @@ def _attempt(
         status = supervisor.wait(GRACE + PATIENCE)
         if status < 0:  # the supervisor itself was killed
             _end_session(supervisor.pid)
-        ended = (
-            Ended("done")
-            if folder.is_done()
-            else Ended("stopped")
-            if stopped
-            else _failure(folder, status)
-        )
-        journal.append(
-            {
-                "end": ended.end,
-                "seconds": round(time.monotonic() - start, 3),
-                "message": ended.message,
-            }
-        )
-    return ended
+        result = _result(folder, stopped, status)
+        seconds = round(time.monotonic() - start, 3)
+        journal.append({"end": result.end, "seconds": seconds, "message": result.message})
+    return result
 
 
-def _failure(folder: JobFolder, status: int) -> Ended:
-    """What a supervisor's exit status means for a job that is not done."""
+def _start_supervisor(
+    folder: JobFolder,
+    job: Job,
+    cwd: Path,
+    journal: Journal,
+    environment: Mapping[str, str],
+    title: str,
+) -> subprocess.Popen[bytes]:
+    """Start the supervisor, which starts the command; both write to the job's log, behind ``title``."""
+    inherited = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in RANKS and not name.startswith("SLURM_")
+    }
+    threads = dict.fromkeys(THREADS, str(job.threads))
+    command = [sys.executable, "-m", *job.command]
+    with explained(folder.path), (folder.path / LOG).open("ab") as stream:
+        stream.write(title.encode())
+        stream.flush()
+        return subprocess.Popen(
+            [sys.executable, "-I", supervise.__file__, str(GRACE), *command],
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C goes to us alone
+            pass_fds=[journal.fileno()],  # the lock
+            env=inherited | threads | dict(environment),
+        )
+
+
+def _result(folder: JobFolder, stopped: bool, status: int) -> JobResult:
+    """Say how an attempt ended, of a supervisor that ended with ``status``."""
+    if folder.is_done():
+        return JobResult("done")
+    if stopped:
+        return JobResult("stopped")
+    return _failure(folder, status)
+
+
+def _failure(folder: JobFolder, status: int) -> JobResult:
+    """Tell why a job is not done, from its supervisor's exit status."""
     number = -status if status < 0 else status - 128
     if number > 0:
         name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
-        return Ended(
-            "died", f"ended by {name}{': was there memory enough?' if name == 'SIGKILL' else ''}"
-        )
+        hint = ": was there memory enough?" if name == "SIGKILL" else ""
+        return JobResult("died", f"ended by {name}{hint}")
     if status == 0:
-        return Ended("failed", f"ended well, but made no {folder.last_file}")
+        return JobResult("failed", f"ended well, but made no {folder.last_file}")
     text = (folder.path / LOG).read_text(encoding="utf-8", errors="replace").strip()
-    return Ended("failed", text.splitlines()[-1].strip()[:LONGEST])
+    return JobResult("failed", text.splitlines()[-1].strip()[:LONGEST])
 
 
 def _attempts(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    attempts: list[dict[str, Any]] = []
     for entry in entries:
         if "begun" in entry:
-            found.append(dict(entry))
+            attempts.append(dict(entry))
         else:
-            found[-1] |= entry
-    return found
+            attempts[-1] |= entry
+    return attempts
 
 
 def _end_session(session: int) -> None:
@@ -277,10 +279,10 @@ def _end_session(session: int) -> None:
 
 def _members(session: int) -> list[tuple[int, int]]:
     """Processes of a session and the process group of each, without zombies."""
-    found = []
+    members = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, _, group, of, *_ = path.read_text().rpartition(")")[2].split()
             if int(of) == session and state != "Z":
-                found.append((int(path.parent.name), int(group)))
-    return found
+                members.append((int(path.parent.name), int(group)))
+    return members

@@ -1,4 +1,4 @@
-"""What a run does beside training: its record and drafter on the disk, its speed in the logs, and how far it is."""
+"""Callbacks of a run: its record and drafter on the disk, its speed in the logs, and how far it is."""
 
 import hashlib
 import math
@@ -6,7 +6,6 @@ import random
 import resource
 import sys
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,15 @@ from lightning.pytorch.callbacks import RichProgressBar, Timer
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.drafter import save_drafter
+from specdec.drafter import Drafter, save_drafter
 from specdec.training.checkpoint import ends_all
 from specdec.training.distributed import is_sharded, unsharded
 from specdec.training.ema import EMA
+from specdec.training.losses_file import read_losses, with_checksum
 from specdec.training.memory import MB, Precision, memory_need, precision, report_memory
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import CONFIG, LOSSES, write_run_sums
 from specdec.utils.files import write_json, write_text
-from specdec.utils.journal import whole_lines
 from specdec.utils.reading import SUMS, check_sums, explained, read_json
 
 # a run's folder, and a key of the config.json in it
@@ -103,13 +102,9 @@ class RunRecord(pl.Callback):
         self._step = -1
         if trainer.is_global_zero:
             path = self.directory / LOSSES
-            losses = read_losses(path) if path.exists() else []
-            write_text(
-                path,
-                "".join(
-                    checked(line) for line in losses if int(line.split()[0]) < trainer.global_step
-                ),
-            )
+            lines = read_losses(path) if path.exists() else []
+            earlier = [line for line in lines if int(line.split()[0]) < trainer.global_step]
+            write_text(path, "".join(map(with_checksum, earlier)))
 
     def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Seed for one batch of an optimizer step."""
@@ -143,24 +138,13 @@ class RunRecord(pl.Callback):
         """Keep the final weights, then say that the run is done, unless only its time was over."""
         self._write_losses()
         self._save_drafter(trainer, pl_module)
-        epochs: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
-        at_end = (
-            0 <= trainer.max_steps <= trainer.global_step
-            or 0 < (trainer.max_epochs or -1) <= epochs
-        )
-        timers = [each.time_remaining() for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
-        late = any(seconds is not None and seconds <= 0 for seconds in timers)
-        if trainer.is_global_zero and not trainer.interrupted and (at_end or not late):
-            found = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            figures = {
-                name: value if math.isfinite(value) else None for name, value in found.items()
-            }
-            best = {} if self.best is None else {"best": self.best}
-            write_json(
-                self.directory / "DONE.json",
-                {"steps": trainer.global_step, "metrics": figures, **best},
-            )
-            write_run_sums(self.directory)
+        if not trainer.is_global_zero or trainer.interrupted or _only_time_is_over(trainer):
+            return
+        logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        metrics = {name: value if math.isfinite(value) else None for name, value in logged.items()}
+        done: dict[str, Any] = {"steps": trainer.global_step, "metrics": metrics}
+        write_json(self.directory / "DONE.json", done | ({"best": self.best} if self.best else {}))
+        write_run_sums(self.directory)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -173,86 +157,72 @@ class RunRecord(pl.Callback):
         finally:
             pl_module.teardown("exception")
 
-    def keep_best(self, module: DrafterModule, found: dict[str, Any]) -> None:
+    def keep_best(self, module: DrafterModule, decoded: dict[str, Any]) -> None:
         """Keep the drafter as it stands if none of the run has decoded better in the same way; every process asks.
 
         Args:
-            found: ``mean`` acceptance length, bonus token included, with the ends ``low`` and ``high`` of its 95 %
+            decoded: ``mean`` acceptance length, bonus token included, with the ends ``low`` and ``high`` of its 95 %
                 interval or None, the optimizer ``step``, and what it was ``decoded`` with: lengths of another draft
                 shape or other prompts do not compare, and such a drafter is replaced.
         """
-        if (
-            self.best is None
-            or self.best["decoded"] != found["decoded"]
-            or found["mean"] > self.best["mean"]
-        ):
-            module.save_drafter(self.directory / BEST, replace=True, about={CHOSEN_BY: found})
-            self.best = found
+        best = self.best
+        comparable = best is not None and best["decoded"] == decoded["decoded"]
+        if best is None or not comparable or decoded["mean"] > best["mean"]:
+            module.save_drafter(self.directory / BEST, replace=True, about={CHOSEN_BY: decoded})
+            self.best = decoded
 
     def _save_drafter(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, DrafterModule)
-        averages = (each.drafter for each in trainer.callbacks if isinstance(each, EMA))  # type: ignore[attr-defined]
-        drafter = next((drafter for drafter in averages if drafter is not None), module.drafter)
+        drafter = module.drafter
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, EMA) and callback.drafter is not None:
+                drafter = callback.drafter
+                break
         module.check_finite()
-        kept = None if drafter is None else unsharded(drafter)  # for both every process has to ask
-        if trainer.is_global_zero and kept is not None and trainer.global_step > 0:
-            save_drafter(kept, self.directory / "drafter", replace=True)
+        whole = None if drafter is None else unsharded(drafter)  # every process has to ask for both
+        if trainer.is_global_zero and whole is not None and trainer.global_step > 0:
+            save_drafter(whole, self.directory / "drafter", replace=True)
 
     def _write_losses(self) -> None:
         if not self._held:
             return
         losses = torch.stack([loss for _, _, loss in self._held]).double().tolist()
         rows = zip(self._held, losses, strict=True)
-        lines = [checked(f"{step} {part} {loss.hex()}") for (step, part, _), loss in rows]
+        lines = [with_checksum(f"{step} {part} {loss.hex()}") for (step, part, _), loss in rows]
         self._held = []
         path = self.directory / LOSSES
         with explained(path), path.open("a", encoding="ascii") as file:
             file.writelines(lines)
 
 
+def _only_time_is_over(trainer: pl.Trainer) -> bool:
+    """Return whether a run ended by its time, before its last step or epoch."""
+    epochs: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+    if 0 <= trainer.max_steps <= trainer.global_step or 0 < (trainer.max_epochs or -1) <= epochs:
+        return False
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    left = [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
+    return any(seconds is not None and seconds <= 0 for seconds in left)
+
+
 def _chosen_by(directory: Path) -> dict[str, Any] | None:
-    """What the best drafter of a run was chosen by; None where there is none, ValueError if it is not as written."""
+    """Return what a run's best drafter was chosen by; None where there is none, ValueError if it is damaged."""
     if not directory.exists():
         return None
     remedy = f"remove {directory}: the best one is chosen anew from here on"
     check_sums(directory, remedy)
     stored = read_json(directory / "config.json")
-    found = stored.get(CHOSEN_BY) if isinstance(stored, dict) else None
-    if (
-        not isinstance(found, dict)
-        or not isinstance(found.get("mean"), float)
-        or "decoded" not in found
-    ):
-        raise ValueError(
-            f"{directory}: its config.json does not say what it was chosen by: {remedy}"
-        )
-    return found
-
-
-def checked(line: str) -> str:
-    """A line of ``losses.txt`` with its checksum."""
-    return f"{line} {zlib.crc32(line.encode()):08x}\n"
-
-
-def read_losses(path: Path) -> list[str]:
-    """``step part loss`` of every whole line of a file of losses; one that a kill cut short counts for nothing.
-
-    ValueError, with the line, where one is not what was written.
-    """
-    with explained(path):
-        return whole_lines(path, path.read_bytes(), _loss)
+    chosen = stored.get(CHOSEN_BY) if isinstance(stored, dict) else None
+    if isinstance(chosen, dict) and isinstance(chosen.get("mean"), float) and "decoded" in chosen:
+        return chosen
+    raise ValueError(f"{directory}: its config.json does not say what it was chosen by: {remedy}")
 
 
 def check_run(directory: Path) -> None:
-    """ValueError if a file of a run, checkpoints and drafter aside, is not what was written."""
+    """Raise ValueError if a file of a run, checkpoints and drafter aside, is not what was written."""
     check_sums(directory, partial=True)
     if (directory / LOSSES).exists():
         read_losses(directory / LOSSES)
-
-
-def _loss(line: bytes) -> str | None:
-    text = line.decode("ascii", errors="replace")
-    return text[:-9] if checked(text[:-9]) == f"{text}\n" else None
 
 
 SKIPPED = 2  # steps at the start of a run that are not measured: they compile
@@ -281,19 +251,7 @@ class Throughput(pl.Callback):
         assert isinstance(pl_module, DrafterModule) and pl_module.drafter is not None
         self._device = trainer.strategy.root_device
         if trainer.is_global_zero:
-            data = trainer.datamodule  # type: ignore[attr-defined]
-            drafter = pl_module.drafter
-            model = pl_module.target.model
-            kind = drafter.lm_head.weight.dtype
-            need = memory_need(
-                drafter.config, pl_module.objective, data.batch_size, data.seq_len,
-                trained_in=precision(trainer.precision) or Precision(kind, kind), train_embed=pl_module.train_embed,
-                train_head=pl_module.train_head, target_dtype=pl_module.target.dtype, world=trainer.world_size,
-                nodes=trainer.num_nodes,
-                target_bytes=sum(x.nbytes for x in (*model.parameters(), *model.buffers()) if not x.is_meta),
-                sharded=is_sharded(trainer),
-            )  # fmt: skip
-            report_memory(need)
+            _report_need(trainer, pl_module, pl_module.drafter)
         self._seen_step = trainer.global_step
         self._skip_until = trainer.global_step + SKIPPED
         self._measuring = False
@@ -347,29 +305,49 @@ class Throughput(pl.Callback):
 
     def _report(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if self._device.type == "cuda":
-            most = torch.cuda.max_memory_allocated(self._device)
+            peak_bytes = torch.cuda.max_memory_allocated(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-        else:  # in bytes on macOS alone
-            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-                1 if sys.platform == "darwin" else 1024
-            )
-        tokens = self._tokens
+        else:
+            unit = 1 if sys.platform == "darwin" else 1024  # in bytes on macOS alone
+            peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        tokens: float = self._tokens
         seconds = self._seconds
-        ranks = trainer.world_size
         reduce = trainer.strategy.reduce
-        if ranks > 1:
-            figures = torch.tensor(
-                [tokens, seconds, most], dtype=torch.float64, device=self._device
-            )
-            tokens, seconds = reduce(figures[:-1], reduce_op="sum").tolist()
-            most = int(reduce(figures[-1], reduce_op="max"))
+        if (ranks := trainer.world_size) > 1:
+            totals = torch.tensor([tokens, seconds], dtype=torch.float64, device=self._device)
+            tokens, seconds = reduce(totals, reduce_op="sum").tolist()
+            most = torch.tensor(peak_bytes, dtype=torch.float64, device=self._device)
+            peak_bytes = int(reduce(most, reduce_op="max"))
         wall = max(seconds / ranks, 1e-9)
-        found = {
+        figures_to_log = {
             "speed/tokens_per_second": tokens / wall,
             "speed/step_seconds": wall / self._steps,
-            "memory/peak_mb": most / MB,
+            "memory/peak_mb": peak_bytes / MB,
         }
-        module.log_dict(found, on_step=True, on_epoch=False)
+        module.log_dict(figures_to_log, on_step=True, on_epoch=False)
+
+
+def _report_need(trainer: pl.Trainer, module: DrafterModule, drafter: Drafter) -> None:
+    """Log what the run will need of memory."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    model = module.target.model
+    tensors = [*model.parameters(), *model.buffers()]
+    dtype = drafter.lm_head.weight.dtype
+    need = memory_need(
+        drafter.config,
+        module.objective,
+        data.batch_size,
+        data.seq_len,
+        trained_in=precision(trainer.precision) or Precision(dtype, dtype),
+        train_embed=module.train_embed,
+        train_head=module.train_head,
+        target_dtype=module.target.dtype,
+        world=trainer.world_size,
+        nodes=trainer.num_nodes,
+        target_bytes=sum(tensor.nbytes for tensor in tensors if not tensor.is_meta),
+        sharded=is_sharded(trainer),
+    )
+    report_memory(need)
 
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -384,10 +362,10 @@ FIGURES: dict[str, Callable[[float], str]] = {
 
 
 def progress() -> pl.Callback:
-    """Lightning's bar where standard error is a terminal, else :class:`ProgressLine`."""
-    return (
-        RichProgressBar(console_kwargs={"stderr": True}) if sys.stderr.isatty() else ProgressLine()
-    )
+    """Return Lightning's bar where standard error is a terminal, else a :class:`ProgressLine`."""
+    if sys.stderr.isatty():
+        return RichProgressBar(console_kwargs={"stderr": True})
+    return ProgressLine()
 
 
 class ProgressLine(pl.Callback):
@@ -407,15 +385,14 @@ class ProgressLine(pl.Callback):
         now = time.monotonic()
         step = trainer.global_step
         total = trainer.max_steps
-        if not trainer.is_global_zero or (
-            now - self._last < SECONDS_BETWEEN_LINES and step != total
-        ):
+        is_due = now - self._last >= SECONDS_BETWEEN_LINES or step == total
+        if not trainer.is_global_zero or not is_due:
             return
         self._last = now
-        found = trainer.callback_metrics
+        metrics = trainer.callback_metrics
         done = step - self._first_step
         parts = [f"step {step}/{total}" if total > 0 else f"step {step}"]
-        parts += [write(float(found[name])) for name, write in FIGURES.items() if name in found]
+        parts += [write(float(metrics[name])) for name, write in FIGURES.items() if name in metrics]
         if total > 0 and done > 0:
             left = round((total - step) * (now - self._start) / done)
             parts.append(f"{left // 60}:{left % 60:02d} left")

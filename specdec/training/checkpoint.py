@@ -81,26 +81,26 @@ def verify(path: Path) -> None:
 
 def _digest(stream: IO[bytes], size: int) -> bytes:
     """SHA-256, hexadecimal, of the first bytes of a file, which is left at their end."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     left = size
     stream.seek(0)
     while left and (read := stream.read(min(left, 1 << 24))):
-        found.update(read)
+        digest.update(read)
         left -= len(read)
-    return found.hexdigest().encode()
+    return digest.hexdigest().encode()
 
 
 def contents(path: Path, mmap: bool = True) -> dict[str, Any]:
-    """What a checkpoint holds.
+    """Read what a checkpoint holds.
 
     Args:
         mmap: leave the tensors on the disk until they are used.
     """
     with _readable(path):
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    if not isinstance(found, dict) or "global_step" not in found:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    if not isinstance(checkpoint, dict) or "global_step" not in checkpoint:
         raise ValueError(f"{path}: no checkpoint of specdec; {REMEDY}")
-    return found
+    return checkpoint
 
 
 @contextlib.contextmanager
@@ -133,7 +133,7 @@ def newest(directory: Path) -> Path | None:
 
 
 def ends_all(trainer: pl.Trainer, exception: BaseException) -> bool:
-    """Whether an interruption ends all processes of the run after the same step; on SIGTERM Lightning sees to that."""
+    """Return whether an interruption ends all processes after the same step; on SIGTERM Lightning sees to that."""
     alone = trainer.world_size == 1 and isinstance(exception, KeyboardInterrupt | SystemExit)
     return alone or isinstance(exception, SIGTERMException)
 
@@ -264,10 +264,12 @@ class RunCheckpoint(Checkpoint):
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.after_save_checkpoint(self)  # type: ignore[arg-type]
         if trainer.is_global_zero and self.save_top_k > 0:
-            found = [(path.stem.removeprefix(NAME), path) for path in folder.glob(f"{NAME}*.ckpt")]
+            numbered_paths = [
+                (path.stem.removeprefix(NAME), path) for path in folder.glob(f"{NAME}*.ckpt")
+            ]
             # to a later one, which was refused, the run comes again
             earlier = sorted(
-                (int(n), path) for n, path in found if n.isdecimal() and int(n) <= step
+                (int(n), path) for n, path in numbered_paths if n.isdecimal() and int(n) <= step
             )
             for _, path in earlier[: -self.save_top_k]:
                 path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -18,12 +19,12 @@ from specdec.training.step import TrainStep
 STRATEGIES = {"auto": "ddp", "ddp": "ddp", "ddp_fork": "ddp", "fsdp2": "fsdp2"}
 
 
-def strategy_kind(given: Any) -> str:
+def strategy_kind(strategy: Any) -> str:
     """``ddp`` or ``fsdp2``, from ``trainer.strategy`` as a config has it; ValueError for another, whose processes do
     not find the run again, or whose checkpoints are pickles."""
-    kind = STRATEGIES.get(given) if isinstance(given, str) else None
+    kind = STRATEGIES.get(strategy) if isinstance(strategy, str) else None
     if kind is None:
-        name = given if isinstance(given, str) else given.class_path
+        name = strategy if isinstance(strategy, str) else strategy.class_path
         raise ValueError(
             f"trainer.strategy={name}: specdec does not train under it: set {', '.join(STRATEGIES)}"
         )
@@ -65,6 +66,11 @@ def shard(step: TrainStep, device: str, nodes: int, products: torch.dtype) -> No
     fully_shard(step, mesh=mesh, mp_policy=gathered)
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor: its shard, or all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def unsharded(drafter: Drafter) -> Drafter:
     """The drafter; where it lies in shards, a copy with all of its weights, for which every process has to ask."""
     tensors = drafter.state_dict()
@@ -101,11 +107,11 @@ class FSDP2(ModelParallelStrategy):
         """Take up weights and optimizer state; ValueError if they are damaged or of another drafter."""
         path = Path(checkpoint_path)
         verify(path)
-        found = contents(path)
+        checkpoint = contents(path)
         assert self.lightning_module is not None
-        self.lightning_module.on_load_checkpoint(found)  # before torch complains of shapes
+        self.lightning_module.on_load_checkpoint(checkpoint)  # before torch complains of shapes
         super().load_checkpoint(path, weights_only=True)
-        return found
+        return checkpoint
 
 
 StrategyRegistry.register("fsdp2", FSDP2, description="FSDP2 over the processes of each node")

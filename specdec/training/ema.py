@@ -36,12 +36,11 @@ class EMA(WeightAveraging):
     @property
     def drafter(self) -> Drafter | None:
         """The averaged drafter; None before averaging has begun."""
-        module = (
-            self._average_model.module
-            if self._has_averaged and self._average_model is not None
-            else None
-        )
-        return module.drafter if isinstance(module, DrafterModule) else None
+        average = self._average_model
+        if average is None or not self._has_averaged:
+            return None
+        assert isinstance(average.module, DrafterModule)
+        return average.module.drafter
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Copy the drafter, on its device, without the target."""
@@ -87,7 +86,7 @@ class EMA(WeightAveraging):
         self.on_validation_epoch_end(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Nothing yet: the last checkpoint is written after this, and needs both."""
+        """Do nothing yet: the last checkpoint is written after this, and needs both."""
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the average in the module."""

@@ -122,7 +122,7 @@ def _loss_bytes(
     trained_in: Precision,
     train_head: bool,
 ) -> int:
-    """Return the bytes of :mod:`specdec.training.head_loss`: the states that the head reads, unless the unroll keeps them,
+    """Return the bytes of the head and its loss: the states that the head reads, unless the unroll keeps them, their
     gradients and the head's; of one piece draft logits and gradients, the target's probabilities, and a block of it."""
     D = config.draft_vocab_size
     K = objective.steps

@@ -29,14 +29,9 @@ class NoNoise(FeatureNoise):
 
 
 def _uniform(like: Tensor, generator: Generator) -> Tensor:
-    """Of (-1, 1), as ``like``."""
-    return (
-        torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32).to(
-            like.dtype
-        )
-        * 2
-        - 1
-    )
+    """Draw numbers of (-1, 1), of shape and dtype of ``like``."""
+    uniform = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
+    return uniform.to(like.dtype) * 2 - 1
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,6 @@ def noisy(noise: FeatureNoise, aux_BTNH: Tensor, batch: Batch, step: int, rank: 
 
 def generator_of(batch: Batch, step: int, rank: int, purpose: int = 0) -> Generator:
     """The generator of a batch's random numbers; another ``purpose`` draws others."""
-    seed = hash(
-        (torch.initial_seed(), step, rank, int(batch.ids_BT.sum()), *([purpose] if purpose else []))
-    )
+    key = (torch.initial_seed(), step, rank, int(batch.ids_BT.sum()))
+    seed = hash((*key, purpose) if purpose else key)
     return Generator(batch.ids_BT.device).manual_seed(seed % 2**63)

@@ -158,19 +158,19 @@ def compare(checkpoint: Path, now: dict[str, Any], allowed: Sequence[str]) -> li
 
     ValueError for what changes what is trained, each logged on a line, and is not below a key that is ``allowed``.
     """
-    before = contents(checkpoint).get(CONFIG)
-    if not isinstance(before, dict):
+    trained_under = contents(checkpoint).get(CONFIG)
+    if not isinstance(trained_under, dict):
         raise ValueError(f"{checkpoint}: it holds no config: it was not written by specdec fit")
-    one = canonical(before)
-    two = canonical(now)
-    known = {*keys(one), *keys(two)}
+    saved_config = canonical(trained_under)
+    present_config = canonical(now)
+    known = {*keys(saved_config), *keys(present_config)}
     if unknown := [key for key in allowed if key not in known]:
         raise ValueError(f"--allow_changes {unknown[0]!r}: no setting has that name")
     changed = []
     refused = []
-    for key, was, value in pairs(one, two):
+    for key, old, new in pairs(saved_config, present_config):
         changed.append(key)
-        difference = f"{key} was {words(was)}, is {words(value)}"
+        difference = f"{key} was {words(old)}, is {words(new)}"
         if key in LENGTH:
             log.warning(
                 "resuming: %s; the learning rate's schedule depends on the run's length, so from here on it is that "

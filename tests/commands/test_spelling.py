@@ -118,7 +118,7 @@ def test_a_config_file_with_its_name(config: str, said: str, folder: Path) -> No
     [
         "--model.loss JensenShannon --model.loss.beta 0.3",
         "--model.loss specdec.training.divergences.JensenShannon --model.loss.init_args.beta 0.3",
-        "--model.loss specdec.training.module.SoftCrossEntropy",  # imported there
+        "--model.loss specdec.training.step.SoftCrossEntropy",  # imported there
         "--model.optimizer torch.optim.adamw.AdamW --model.optimizer.lr 1",
         "--trainer.strategy some_strategy --trainer.accelerator cpu --trainer.profiler simple",
         "--trainer.logger false --trainer.logger+=CSVLogger --trainer.logger.save_dir x",

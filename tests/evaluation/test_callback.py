@@ -405,7 +405,7 @@ def test_nothing_is_asked_of_data_that_is_never_validated(base: list[str], tmp_p
     assert run("fit", [*base, *more, "--trainer.max_steps", "1", "--out", str(out)]) == 0
 
 
-def test_figures_of_little(caplog: pytest.LogCaptureFixture) -> None:
+def test_logged_figures_of_few_answers(caplog: pytest.LogCaptureFixture) -> None:
     found = logged_figures([answer("0", (0, 2), depth=2)])
     assert found == {"acceptance_length": 2.0, "accepted_at_1": 0.5, "accepted_at_2": 0.5}
     assert logged_figures([answer("0", ()), answer("1", ())]) == {}

@@ -23,7 +23,7 @@ def length(answers: list[Answer]) -> float:
     return 1 + sum(sum(one.accepted) for one in answers) / sum(len(one.accepted) for one in answers)
 
 
-def test_by_hand() -> None:
+def test_a_comparison_by_hand() -> None:
     found = compare_answers(A, B)
     assert (found.prompts, found.a, found.b) == (3, length(A), length(B))
     assert found.difference.mean == pytest.approx(length(B) - length(A))
@@ -44,7 +44,7 @@ def test_the_p_value_is_that_of_every_relabelling() -> None:
     assert compare_answers(A, B).p_value == reached / 8
 
 
-def test_it_is_symmetrical_and_the_same_answers_do_not_differ() -> None:
+def test_a_comparison_is_symmetrical_and_equal_answers_do_not_differ() -> None:
     one, two = clustered(np.random.default_rng(3), 40, better=0.05)
     there, back = compare_answers(one, two), compare_answers(two, one)
     assert there.p_value == back.p_value

@@ -57,7 +57,7 @@ def test_passes_without_a_draft_count() -> None:
 
 @settings(deadline=None)
 @given(answer_lists())
-def test_identities(found: list[Answer]) -> None:
+def test_acceptance_length_is_one_plus_the_joint_shares(found: list[Answer]) -> None:
     """Acceptance length is 1 + Σ joint; joint is the product of the conditionals; positions are what they say."""
     got = {
         name: computed(name, found)

@@ -8,8 +8,9 @@ import matplotlib.image
 import pytest
 from rich.console import Console
 
-from specdec.evaluation.metrics import Answer, summary
-from specdec.evaluation.run import notes, plot, print_results, report_tables
+from specdec.evaluation.metrics import Answer, shape_summary
+from specdec.evaluation.results_page import evaluation_notes, evaluation_tables, plot
+from specdec.evaluation.run import print_results
 from specdec.report.tables import COLOURS, GREY, write_report
 
 FOUND = [
@@ -22,14 +23,19 @@ FOUND = [
 def reported(folder: Path, metrics: dict[str, Any]) -> str:
     context = {name: metrics[name] for name in ("target", "provenance") if name in metrics}
     write_report(
-        folder / "report.md", "Evaluation", notes(metrics), "", report_tables(metrics), context
+        folder / "report.md",
+        "Evaluation",
+        evaluation_notes(metrics),
+        "",
+        evaluation_tables(metrics),
+        context,
     )
     return (folder / "report.md").read_text()
 
 
 @pytest.fixture
 def result() -> dict[str, Any]:
-    return summary("tree[b|$]", {"class_path": "DynamicTree", "depth": 3}, FOUND)
+    return shape_summary("tree[b|$]", {"class_path": "DynamicTree", "depth": 3}, FOUND)
 
 
 def test_summary_by_hand(result: dict[str, Any]) -> None:
@@ -70,7 +76,7 @@ def test_summary_by_hand(result: dict[str, Any]) -> None:
         },
     }
     with pytest.raises(ValueError, match="no target pass"):
-        summary("chain", {}, [])
+        shape_summary("chain", {}, [])
 
 
 def test_the_report_says_it_all(tmp_path: Path, result: dict[str, Any]) -> None:
@@ -95,7 +101,7 @@ def test_the_report_says_it_all(tmp_path: Path, result: dict[str, Any]) -> None:
 
 
 def test_the_report_of_little(tmp_path: Path) -> None:
-    bare = summary("chain", {}, [Answer("a", None, 1, (0,), (2,), 1.0, 0.0, 0, None)])
+    bare = shape_summary("chain", {}, [Answer("a", None, 1, (0,), (2,), 1.0, 0.0, 0, None)])
     text = reported(tmp_path, {"results": [bare]})
     assert "| chain | 1 | 1.00 | 1.0 | - | - | not compared |" in text
     assert "No interval: that over prompts takes at least 2, and there was 1." in text
@@ -111,8 +117,10 @@ def test_the_table_on_the_terminal(result: dict[str, Any]) -> None:
     assert all(part in shown for part in ("2.00 [", "1.75x", "1 of 2", "take at least 10"))
 
 
-def test_the_picture(tmp_path: Path, result: dict[str, Any]) -> None:
-    bare = summary("chain", {}, [Answer("a", None, 1, (0,), (2,), 1.0, 0.0, 0, None)])
+def test_the_picture_of_an_evaluation_has_every_colour(
+    tmp_path: Path, result: dict[str, Any]
+) -> None:
+    bare = shape_summary("chain", {}, [Answer("a", None, 1, (0,), (2,), 1.0, 0.0, 0, None)])
     plot({"results": [result, bare]}, tmp_path / "report.png")
     pixels = matplotlib.image.imread(tmp_path / "report.png")
     for colour in (COLOURS[0], COLOURS[1], GREY):  # both shapes and plain decoding
@@ -126,7 +134,7 @@ def test_answers_that_repeat_themselves_are_warned_of(tmp_path: Path) -> None:
     )
     most = [one._replace(prompt_id=str(n)) for n in range(38)]
     two = [loop._replace(prompt_id=f"loop-{n}", accepted=(3,)) for n in range(2)]
-    found = summary("chain", {}, [*most, *two])
+    found = shape_summary("chain", {}, [*most, *two])
     assert (found["looping_answers"], found["looping_share"]) == (2, 0.05)
     assert (
         found["acceptance_length_looping"]["mean"] == 4
@@ -136,8 +144,8 @@ def test_answers_that_repeat_themselves_are_warned_of(tmp_path: Path) -> None:
         tmp_path, {"results": [found]}
     )
     assert "acceptance length 2.10, without them 2.00" in reported(tmp_path, {"results": [found]})
-    fewer = summary("chain", {}, [*most, most[0]._replace(prompt_id="x"), *two[:1]])
+    fewer = shape_summary("chain", {}, [*most, most[0]._replace(prompt_id="x"), *two[:1]])
     assert "Warning" not in reported(tmp_path, {"results": [fewer]})
-    alone = summary("chain", {}, two)
+    alone = shape_summary("chain", {}, two)
     assert alone["acceptance_length_without_looping"] is None
     assert "without them of no answer" in reported(tmp_path, {"results": [alone]})

@@ -12,7 +12,7 @@ import pytest
 from specdec.cli import main
 from specdec.evaluation import run as module
 from specdec.evaluation.benchmark import benchmark
-from specdec.evaluation.metrics import read_answers, summary
+from specdec.evaluation.metrics import read_answers, shape_summary
 from specdec.utils.reading import SUMS
 
 
@@ -46,7 +46,7 @@ def sums(folder: Path) -> Path:
     return path
 
 
-def test_it_writes_metrics_report_and_answers(arguments: list[str], tmp_path: Path) -> None:
+def test_evaluate_writes_metrics_report_and_answers(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([*arguments, "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {
@@ -64,7 +64,7 @@ def test_it_writes_metrics_report_and_answers(arguments: list[str], tmp_path: Pa
     ((one, two),) = read_answers(out / "answers.jsonl", 1)
     assert [one.prompt_id, two.prompt_id] == ["line-1", "line-2"]
     assert (
-        summary("", {}, [one, two])["acceptance_length"]
+        shape_summary("", {}, [one, two])["acceptance_length"]
         == metrics["results"][0]["acceptance_length"]
     )
 
@@ -142,7 +142,7 @@ def test_what_another_leaves_meanwhile_is_not_removed(
         (["--prompts", "SUMS"], "no chat template"),
     ],
 )
-def test_wrong_input_leaves_nothing(
+def test_wrong_input_of_evaluate_leaves_nothing(
     arguments: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -29,7 +29,7 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
     ]  # fmt: skip
 
 
-def test_it_recommends_checks_and_writes(
+def test_tune_recommends_checks_and_writes(
     arguments: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -66,7 +66,7 @@ def test_it_recommends_checks_and_writes(
     assert "| line-3 | a prompt of" in report
     assert all("Drafting does not pay from batch size: " in text for text in (report, told))
     assert main(arguments) == 2 and "exists already" in capsys.readouterr().err
-    summary = tune.summary
+    summary = tune.shape_summary
 
     def sped(speedup: float) -> Any:
         return lambda *args: summary(*args) | {"speedup": speedup}
@@ -75,7 +75,7 @@ def test_it_recommends_checks_and_writes(
         ("slow", 0.9, "Batch size 2: plain decoding"),
         ("fast", 1.1, "2: --shape chain:"),
     ):
-        monkeypatch.setattr(tune, "summary", sped(speedup))
+        monkeypatch.setattr(tune, "shape_summary", sped(speedup))
         assert main([*arguments[:-1], str(tmp_path / name), "--batch_sizes", "2"]) == 0
         told = capsys.readouterr().out
         assert said in told and ("not pay from batch size: 2" in told) == (speedup < 1)

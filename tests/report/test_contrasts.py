@@ -76,7 +76,7 @@ def grown(values_ASP: np.ndarray) -> list[Linear]:
     return [Linear(float(own.mean()), own - own.mean()) for own in values_ASP]
 
 
-def test_pooled_it_is_the_analysis_of_variance_with_seeds_as_blocks() -> None:
+def test_a_pooled_error_is_that_of_an_analysis_of_variance_with_seeds_as_blocks() -> None:
     """Against least squares on dummy variables of arms and seeds, prompts apart."""
     A, S, P = 4, 3, 5
     draw = np.random.default_rng(3)

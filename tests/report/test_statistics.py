@@ -7,7 +7,7 @@ from scipy import stats
 from specdec.report.statistics import LENGTH, SHARE, Array, interval, measured, ratio
 
 
-def test_of_a_mean_it_is_student_s_t() -> None:
+def test_the_interval_of_a_mean_is_student_s_t() -> None:
     values = np.random.default_rng(1).normal(size=7)
     found = interval(np.stack([values, np.ones(7)], axis=1))
     known = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
@@ -18,7 +18,7 @@ def test_of_a_mean_it_is_student_s_t() -> None:
     )
 
 
-def test_of_a_ratio_it_is_that_of_its_residuals() -> None:
+def test_the_interval_of_a_ratio_is_that_of_its_residuals() -> None:
     """Of many prompts, the linearised ratio's (Cochran, Sampling Techniques, 6.4)."""
     draw = np.random.default_rng(0)
     below_P = draw.uniform(5, 60, size=400)
@@ -41,7 +41,7 @@ def test_prompts_that_all_say_the_same_have_an_interval_of_no_width() -> None:
     assert interval(np.full((4, 2), 3.0)) == (1.0, 1.0, 1.0)
 
 
-def test_it_ends_where_the_figure_cannot_be() -> None:
+def test_an_interval_ends_at_the_range_of_its_statistic() -> None:
     found = interval(np.array([[1.0, 1], [1, 1], [0, 1]]), bounds=SHARE)
     assert found == (pytest.approx(2 / 3), 0.0, 1.0)
     found = interval(np.array([[5.0, 1], [1, 1]]), bounds=LENGTH)
@@ -62,7 +62,7 @@ def test_what_is_not_defined_is_not_told() -> None:
 
 
 @pytest.mark.parametrize(("prompts", "least"), [(6, 0.91), (18, 0.93), (40, 0.93)])
-def test_it_holds_the_truth_as_often_as_it_says(prompts: int, least: float) -> None:
+def test_an_interval_holds_the_truth_as_often_as_it_says(prompts: int, least: float) -> None:
     """Prompts of 128 tokens, chains of 5, rates of acceptance with a long tail."""
     generator, trials = np.random.default_rng(0), 2000
 

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from specdec.studies.jobs import StudyPlan, make_plan
-from specdec.studies.study import Study, read_study
+from specdec.studies.study import Study
+from specdec.studies.study_file import read_study
 from specdec.studies.sweep import Phase, SweepJob
 from specdec.studies.worker import Job, JobFolder
 from tests.engines.conftest import LONG, soon

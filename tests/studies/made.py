@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from specdec.evaluation.metrics import Answer, write_answers
-from specdec.training.callbacks import checked
+from specdec.training.losses_file import with_checksum
 from specdec.utils.journal import Journal
 
 AXES = {"norm": ["off", "on"], "K": ["1", "4"]}
@@ -115,7 +115,7 @@ def make_fit(directory: Path, seed: int, steps: int) -> None:
     }  # fmt: skip
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     write(directory / "provenance.json", {"versions": {"torch": "0.0"}, "torch_threads": 1})
-    lines = [checked(f"{step} 0 {float(8 - step / 10).hex()}") for step in range(40)]
+    lines = [with_checksum(f"{step} 0 {float(8 - step / 10).hex()}") for step in range(40)]
     (directory / "losses.txt").write_text("".join(lines))
     write(directory / "drafter" / "config.json", {"weights_sha256": "ef" * 32})
 

@@ -9,7 +9,8 @@ import pytest
 from specdec.commands.fit import Configured, configured
 from specdec.studies.arms import NOT_KEPT, argument, arguments, check_equal, differences
 from specdec.studies.jobs import StudyPlan
-from specdec.studies.study import Study, read_study
+from specdec.studies.study import Study
+from specdec.studies.study_file import read_study
 from specdec.training.run_directory import RunDirectory
 from tests.studies.conftest import MakePlan, Write
 
@@ -143,7 +144,7 @@ ALONE: dict[str, Any] = axes(**{"model.ttt_steps": 2}) | {"leave_out": [{"x": "b
         (ALONE | {"evaluate": {"prompts_count": 1}}, "evaluate: prompts_count is 1"),
     ],
 )
-def test_refused_with_the_arms_name(
+def test_an_illegal_arm_is_refused_with_its_name(
     planned: MakePlan, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as found:

@@ -127,7 +127,7 @@ def test_the_page_asks_for_nothing_outside(card: Path) -> None:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cards have no figures."""
-    monkeypatch.setattr("specdec.studies.card.draw", lambda card, folder: {})
+    monkeypatch.setattr("specdec.studies.card.draw_figures", lambda card, folder: {})
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -195,7 +195,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
     def keep(figure: Figure, path: Path) -> None:
         kept[path.name] = figure
 
-    monkeypatch.setattr(figures, "_save", keep)
+    monkeypatch.setattr(figures, "save_figure", keep)
     return kept
 
 
@@ -209,7 +209,7 @@ def test_what_is_declared_at_a_draft_step_is_drawn_by_step(
         (f"{title} of another kind, step 3", False),
     ):
         declared = found | {"primary": [found["primary"][0] | {"quantity": quantity}]}
-        files = [file for file, _ in figures.draw(declared, tmp_path)["Primary contrasts"]]
+        files = [file for file, _ in figures.draw_figures(declared, tmp_path)["Primary contrasts"]]
         assert files == ["primary.png", *(["primary_steps.png"] if drawn else [])]
 
 
@@ -255,7 +255,7 @@ def test_no_text_runs_over_another_or_off_the_page(
     }
     given = {"seeds": [0, 1], "prompts": 5, "shapes": SHAPES[1:], "primary": [primary]}
     directory = make_study(tmp_path, axes, arms=own, **given)
-    figures.draw(results(read_record(directory)), tmp_path)
+    figures.draw_figures(results(read_record(directory)), tmp_path)
     assert set(drawn) == DRAWN
     for name, figure in drawn.items():
         boxes = [(text, box) for text, box in _texts(figure) if text.strip()]

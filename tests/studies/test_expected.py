@@ -8,8 +8,8 @@ import pytest
 
 from specdec.cli import main
 from specdec.studies.schedulers import Engine, Local
-from specdec.studies.study import read_study
-from specdec.studies.sweep import expected, run
+from specdec.studies.study_file import read_study
+from specdec.studies.sweep import expected, run_jobs
 from specdec.studies.worker import Job, JobFolder
 from tests.studies.conftest import MakeJob, Write
 from tests.studies.made import attempt
@@ -69,7 +69,7 @@ def test_what_is_left_is_told_by_what_was_done(
     assert expected(study, jobs_of(study, job, done), engine) == wanted
 
 
-def test_nothing_is_left(study: Path, job: MakeJob) -> None:
+def test_a_finished_sweep_has_nothing_left_to_run(study: Path, job: MakeJob) -> None:
     made = jobs_of(study, job, {})
     done = jobs_of(study, job, dict.fromkeys((one.key for one in made), 5.0))
     assert expected(study, done, Local()) == "nothing is left to run"
@@ -79,7 +79,9 @@ def test_a_sweep_tells_it_when_its_first_jobs_are_done(
     study: Path, job: MakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "specdec")
-    assert run(study, [job("a"), job("b", label="arm=b seed=0: fit")], Local(workers=1))[0] == 0
+    assert (
+        run_jobs(study, [job("a"), job("b", label="arm=b seed=0: fit")], Local(workers=1))[0] == 0
+    )
     (line,) = [line for line in caplog.messages if line.startswith("time: ")]
     assert line.endswith("s for 1 job left, 1 at a time, as those done took")
 

@@ -12,12 +12,13 @@ import yaml
 from specdec.cli import main
 from specdec.drafter import load_drafter
 from specdec.embedded.corpus import Corpus, CorpusFile
-from specdec.evaluation.prompts import fingerprint, load_prompts
+from specdec.evaluation.prompts import load_prompts, prompts_sha256
 from specdec.features.store import FeatureIndex
 from specdec.studies import sweep
 from specdec.studies.arms import differences, read_prompts
 from specdec.studies.jobs import PLAN, StudyPlan, claim
-from specdec.studies.study import Study, read_study
+from specdec.studies.study import Study
+from specdec.studies.study_file import read_study
 from specdec.studies.sweep import SweepJob
 from specdec.studies.worker import Job, JobFolder
 from specdec.utils.reading import read_json
@@ -135,7 +136,7 @@ def test_no_more_features_are_stored_than_fits_draw(planned: MakePlan) -> None:
         assert stored(**alone, set={f"trainer.{key}": value}) is None
 
 
-def test_what_is_left(tiny: tuple[Study, StudyPlan], tmp_path: Path) -> None:
+def test_the_jobs_that_are_left_of_a_plan(tiny: tuple[Study, StudyPlan], tmp_path: Path) -> None:
     plan = dataclasses.replace(tiny[1], directory=tmp_path)
     assert plan.left() == plan.jobs
     assert [job.kind for job in plan.left(["fc_norm=on K=2"]).values()] == [
@@ -172,7 +173,7 @@ def test_embedded_prompts_are_cut_and_written_once(
     assert prompts.text is not None and Path(prompts.files[0]).parent == plan.directory
     plan.write()
     asked = load_prompts(list(prompts.files))
-    assert fingerprint(asked) == prompts.sha256 and len(asked) == 3
+    assert prompts_sha256(asked) == prompts.sha256 and len(asked) == 3
     study = dataclasses.replace(plan.study, measures={"evaluate": evaluate | {"prompts_count": 4}})
     more = read_prompts(study, plan.baseline.target, plan.directory)
     # a sweep that runs goes on asking what it has planned
@@ -209,7 +210,7 @@ def test_a_sweep_runs_what_it_planned_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out, cards = tmp_path / "study", list[Path]()
-    monkeypatch.setattr(sweep, "run", in_process)
+    monkeypatch.setattr(sweep, "run_jobs", in_process)
     monkeypatch.setattr(sweep, "write_card", cards.append)
     study = {"seeds": [0], "axes": {"K": {"model.ttt_steps": [1, 2]}}, "baseline": {"K": 1}}
     given = ["sweep", str(write(**study)), "--out", str(out), "--allow_few_seeds", "--only", "K=2"]
@@ -255,7 +256,7 @@ def test_a_sweep_runs_what_it_planned_once(
         (["--engine.workers", "0"], "Local.workers must be at least 1, not 0"),
     ],
 )
-def test_refused_before_anything_is_written(
+def test_a_wrong_sweep_is_refused_before_anything_is_written(
     write: Write, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(

@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 
-from specdec.studies import jobs
+from specdec.studies import keys
 from specdec.studies.arms import Arm
-from specdec.studies.jobs import StudyPlan, contents, digest, fit_decisive, key_of, target_contents
+from specdec.studies.jobs import StudyPlan
+from specdec.studies.keys import (
+    content_hashes,
+    digest,
+    fit_decisive,
+    key_of,
+    target_contents,
+)
 from specdec.studies.study import Study
 from specdec.target import TargetSource
 from specdec.training.run_directory import changes_numbers
@@ -73,13 +80,14 @@ def test_what_names_stand_for(tmp_path: Path) -> None:
     (tmp_path / "sub" / "b.txt").write_text("two")
     pattern = str(tmp_path / "**" / "*.txt")
     found = [
-        contents({"train": name})
+        content_hashes({"train": name})
         for name in (pattern, str(tmp_path), str(tmp_path / "a.txt"), "none", 3)
     ]
     assert found[3:] == [{"train": "none"}, {"train": 3}]
     (tmp_path / "sub" / "b.txt").write_text("three")
     again = [
-        contents({"train": name}) for name in (pattern, str(tmp_path), str(tmp_path / "a.txt"))
+        content_hashes({"train": name})
+        for name in (pattern, str(tmp_path), str(tmp_path / "a.txt"))
     ]
     assert [a == b for a, b in zip(found, again, strict=False)] == [False, False, True]
 
@@ -99,20 +107,20 @@ def test_a_target_is_its_files_and_its_dtype(target_directory: Path, tmp_path: P
 
 def test_the_code_is_in_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its commit, whether the checkout has changes, the libraries' versions, and modules of the user's own."""
-    versions = dict.fromkeys(jobs.LIBRARIES, "1")
+    versions = dict.fromkeys(keys.LIBRARIES, "1")
     found = {"git_commit": "a", "git_dirty": False, "python": "3", "versions": versions}
 
     def of(**changes: Any) -> str:
-        jobs.code.cache_clear()
-        monkeypatch.setattr(jobs, "provenance", lambda: found | changes)
+        keys.code_version.cache_clear()
+        monkeypatch.setattr(keys, "provenance", lambda: found | changes)
         return key_of("evaluate", ["fit", {"a": 1}])
 
     told = [of(), of(git_commit="b"), of(git_dirty=True), of(versions=versions | {"torch": "2"})]
     assert len(set(told)) == 4 and of() == told[0] != key_of("drift", ["fit", {"a": 1}])
     (tmp_path / "counted_parts.py").write_text("X = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(jobs.trust, "allowed", [jobs.trust.Allowed(imports=("counted_parts",))])
+    monkeypatch.setattr(keys.trust, "allowed", [keys.trust.Allowed(imports=("counted_parts",))])
     own = of()
     (tmp_path / "counted_parts.py").write_text("X = 2\n\n")
     assert len({told[0], own, of()}) == 3
-    jobs.code.cache_clear()
+    keys.code_version.cache_clear()

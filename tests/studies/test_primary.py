@@ -10,7 +10,8 @@ import yaml
 from specdec.studies.arms import Arm, read_arms
 from specdec.studies.jobs import StudyPlan
 from specdec.studies.outcomes import check_outcome
-from specdec.studies.study import Study, read_study
+from specdec.studies.study import Study
+from specdec.studies.study_file import read_study
 from specdec.studies.worker import JobFolder
 from tests.studies.conftest import MakePlan, Write, base
 
@@ -76,7 +77,7 @@ def test_a_contrast_is_against_the_baseline_s_levels_unless_it_says_so(write: Wr
         (outcome("acceptance_length") * 2, "acceptance_length, fc_norm: on - off stands twice"),
     ],
 )
-def test_what_is_wrong_in_it_is_one_line(
+def test_a_wrong_primary_contrast_is_refused_in_one_line(
     write: Write, primary: list[dict[str, Any]], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -119,13 +120,13 @@ def test_an_outcome_that_will_not_be_measured_is_refused(arm: Arm, name: str, me
         check_outcome(name, arm)
 
 
-def test_it_is_refused_before_anything_runs(planned: MakePlan) -> None:
+def test_a_wrong_primary_contrast_is_refused_before_anything_runs(planned: MakePlan) -> None:
     axes = {"fc_norm": {"off": {}, "on": {"model.drafter.norms.aux": "none"}}}
     with pytest.raises(ValueError, match="the study has no drift: add it"):
         planned(axes=axes, baseline=None, primary=outcome("drift.kl_at_2"))
 
 
-def test_the_plan_keeps_them_and_says_if_they_were_changed_after_a_measure(
+def test_a_plan_keeps_primary_contrasts_and_says_if_they_changed_after_a_measure(
     tiny: tuple[Study, StudyPlan], write: Write, tmp_path: Path
 ) -> None:
     def written(name: str) -> tuple[StudyPlan, bool]:

@@ -10,8 +10,8 @@ import yaml
 
 from specdec.cli import main
 from specdec.studies.card import write_card
-from specdec.studies.reproduce import unpacked
-from specdec.training.callbacks import checked
+from specdec.studies.reproduce import unpack_losses
+from specdec.training.losses_file import with_checksum
 from specdec.utils.files import claimed
 
 
@@ -133,8 +133,8 @@ def test_another_config_is_found_at_its_first_loss(
 
 
 def test_losses_are_kept_exactly(study: Path) -> None:
-    lines = unpacked(card_of(study)["manifest"]["runs"]["only"]["5"]["fit"]["losses"])
-    assert "".join(map(checked, lines)) == (study / "fits" / "f" / "losses.txt").read_text()
+    lines = unpack_losses(card_of(study)["manifest"]["runs"]["only"]["5"]["fit"]["losses"])
+    assert "".join(map(with_checksum, lines)) == (study / "fits" / "f" / "losses.txt").read_text()
     assert [tuple(map(int, line.split()[:2])) for line in lines] == [
         (step, part) for step in range(4) for part in (0, 1)
     ]

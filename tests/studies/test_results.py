@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec.diagnostics.drift_measure import sums_of
-from specdec.evaluation.metrics import summary
+from specdec.evaluation.metrics import shape_summary
 from specdec.report.contrasts import holm
 from specdec.studies.results import read_record, results
 from tests.studies.made import SHAPES, lose, make_study
@@ -64,7 +64,9 @@ def test_acceptance_is_that_of_the_answers(found: dict[str, Any], study: Path) -
 def test_one_seed_s_figures_are_the_evaluation_s(tmp_path: Path) -> None:
     study = make_study(tmp_path, {"norm": ["off"]}, seeds=[0], curves=False)
     found, shape = all_of(study), SHAPES[1]
-    known = summary("tree", {}, read_record(study).arms["norm=off"][0].evaluation.answers[shape])
+    known = shape_summary(
+        "tree", {}, read_record(study).arms["norm=off"][0].evaluation.answers[shape]
+    )
     length = arms_of(found, f"acceptance length, {shape}")["norm=off"]["value"]
     assert length == pytest.approx(known["acceptance_length"]["mean"])
     (curve,) = (each for each in found["curves"] if each["title"].endswith(shape))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specdec.studies.schedulers import Ray, Slurm, Task
-from specdec.studies.sweep import Phase, SweepJob, run
+from specdec.studies.sweep import Phase, SweepJob, run_jobs
 from specdec.studies.worker import JobFolder
 from specdec.utils.cluster import LOCAL
 from tests.engines.conftest import alive
@@ -49,7 +49,7 @@ def test_a_killed_ray_worker_is_replaced_and_ctrl_c_ends_all(
         ):
             os.kill(os.getpid(), signal.SIGINT)
 
-    outcome = run(study, jobs, Ray(), watch=watch)
+    outcome = run_jobs(study, jobs, Ray(), watch=watch)
     assert killed and not any(map(alive, killed))
     told = {
         "a": Phase.DONE,
@@ -78,11 +78,11 @@ def test_jobs_are_submitted_and_ended(
         Slurm(cluster="local", minutes=10),
     )
     end(lambda: (study / "fits" / "b" / "pids").exists(), signal.SIGTERM)
-    outcome = run(study, jobs, engine)
+    outcome = run_jobs(study, jobs, engine)
     assert outcome[0] == 143 and phases(outcome) == {"a": Phase.DONE, "b": Phase.RUNNING}
     assert not any(map(alive, pids(study, "b"))) and (study / "fits" / "b" / "saved").exists()
     go.touch()
-    again = run(study, [*jobs, job("c", "fail")], engine)
+    again = run_jobs(study, [*jobs, job("c", "fail")], engine)
     assert phases(again) == {"a": Phase.DONE, "b": Phase.DONE, "c": Phase.FAILED}
     assert again[1]["c"].message == "specdec fit: error: the data is wrong"
     assert [len(runs(key)) for key in "abc"] == [1, 2, 1]

@@ -15,7 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.pretrain import PretrainConfig
 from specdec.studies.arms import argument, read_arms
-from specdec.studies.study import Level, arm_name, combinations, read_study
+from specdec.studies.study import Level, arm_name, combinations
+from specdec.studies.study_file import read_study
 from tests.studies.conftest import Write
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +150,7 @@ def test_what_is_left_out(
         ({"fit": 3}, "fit and set: must be dotted keys, as .* a config file"),
     ],
 )
-def test_refused(write: Write, changes: dict[str, Any], message: str) -> None:
+def test_a_wrong_study_is_refused(write: Write, changes: dict[str, Any], message: str) -> None:
     path = write(**changes)
     with pytest.raises(ValueError, match=message) as found:
         read_study(path)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from specdec.studies.schedulers import Local
-from specdec.studies.sweep import Phase, SweepJob, run
-from specdec.studies.worker import Job, JobFolder, work
+from specdec.studies.sweep import Phase, SweepJob, run_jobs
+from specdec.studies.worker import Job, JobFolder, run_job
 from specdec.utils.files import write_json
 from specdec.utils.journal import Journal
 from tests.engines.conftest import LONG, alive, soon
@@ -27,7 +27,7 @@ class Worker:
     def __init__(self, study: Path, job: Job) -> None:
         self.stop, self.found = threading.Event(), list[tuple[str, str | None]]()
         self.thread = threading.Thread(
-            target=lambda: self.found.append(work(study, job, ROOT, {}, self.stop))
+            target=lambda: self.found.append(run_job(study, job, ROOT, {}, self.stop))
         )
         self.thread.start()
 
@@ -38,7 +38,7 @@ class Worker:
 
 def test_a_job_is_done_once(study: Path, job: MakeJob, runs: Runs) -> None:
     one = job("a", threads=3)
-    assert work(study, one, ROOT) == work(study, one, ROOT) == ("done", None)
+    assert run_job(study, one, ROOT) == run_job(study, one, ROOT) == ("done", None)
     assert [words[::2] for words in runs("a")] == [["write", "3"]]  # with its threads
     folder = JobFolder(study, "fit", "a")
     (attempt,) = folder.attempts()
@@ -47,11 +47,11 @@ def test_a_job_is_done_once(study: Path, job: MakeJob, runs: Runs) -> None:
 
 
 def test_an_error_is_told(study: Path, job: MakeJob) -> None:
-    assert work(study, job("a", "fail"), ROOT) == (
+    assert run_job(study, job("a", "fail"), ROOT) == (
         "failed",
         "specdec fit: error: the data is wrong",
     )
-    assert work(study, job("b", "empty"), ROOT) == (
+    assert run_job(study, job("b", "empty"), ROOT) == (
         "failed",
         f"ended well, but made no {study}/fits/b/DONE.json",
     )
@@ -61,7 +61,7 @@ def test_two_workers_at_one_job(study: Path, job: MakeJob, runs: Runs, go: Path)
     one = job("a", "wait", go)
     first = Worker(study, one)
     pids(study, "a")
-    assert JobFolder(study, "fit", "a").is_held() and work(study, one, ROOT) == ("busy", None)
+    assert JobFolder(study, "fit", "a").is_held() and run_job(study, one, ROOT) == ("busy", None)
     go.touch()
     assert first.end() == "done" and len(runs("a")) == 1
 
@@ -88,16 +88,16 @@ def test_nothing_outlives_a_killed_process(
     assert not JobFolder(study, "fit", "a").is_held()
     assert (study / "fits" / "a" / "saved").exists() == (victim != "command")
     go.touch()
-    assert work(study, one, ROOT) == ("done", None) and len(runs("a")) == 2
+    assert run_job(study, one, ROOT) == ("done", None) and len(runs("a")) == 2
 
 
 def test_what_a_killed_attempt_left_is_removed_where_it_does_not_go_on(
     study: Path, job: MakeJob
 ) -> None:
     rest = study / "measures" / "a" / "half"
-    assert work(study, job("a", "fail", kind="evaluate"), ROOT)[0] == "failed"
+    assert run_job(study, job("a", "fail", kind="evaluate"), ROOT)[0] == "failed"
     rest.write_text("")
-    assert work(study, job("a", kind="evaluate"), ROOT)[0] == "done" and not rest.exists()
+    assert run_job(study, job("a", kind="evaluate"), ROOT)[0] == "done" and not rest.exists()
 
 
 def test_an_attempt_that_was_killed_after_its_work_is_done(
@@ -111,7 +111,7 @@ def test_an_attempt_that_was_killed_after_its_work_is_done(
         stream.write('{"en')  # cut short
     folder.output.mkdir(parents=True)
     folder.last_file.touch()
-    assert work(study, one, ROOT) == ("done", None) and runs("a") == []
+    assert run_job(study, one, ROOT) == ("done", None) and runs("a") == []
     assert [found["end"] for found in folder.attempts()] == ["done"]
 
 
@@ -123,7 +123,7 @@ def test_a_failing_job_is_told_and_the_others_go_on(study: Path, job: MakeJob, r
         job("next", needs=("bad",), label="arm=bad: evaluate"),
         job("last", needs=("next", "fit"), label="arm=bad: drift"),
     ]
-    outcome = run(study, jobs, Local(workers=2))
+    outcome = run_jobs(study, jobs, Local(workers=2))
     assert outcome[0] == 1 and phases(outcome) == {
         "score": Phase.DONE, "fit": Phase.DONE, "bad": Phase.FAILED, "next": Phase.NOT_RUN, "last": Phase.NOT_RUN,
     }  # fmt: skip
@@ -132,7 +132,7 @@ def test_a_failing_job_is_told_and_the_others_go_on(study: Path, job: MakeJob, r
         "next": "needs arm=bad: fit, which failed",
         "last": "needs arm=bad: fit, which failed",
     }
-    again = run(study, [job("bad"), *jobs[:2], *jobs[3:]], Local(workers=2))  # mended
+    again = run_jobs(study, [job("bad"), *jobs[:2], *jobs[3:]], Local(workers=2))  # mended
     assert again[0] == 0 and set(phases(again).values()) == {Phase.DONE}
     assert [len(runs(key)) for key in ("fit", "score", "bad", "last")] == [1, 1, 2, 1]
 
@@ -141,7 +141,7 @@ def test_what_was_lost_is_begun_anew_but_not_for_ever(
     study: Path, job: MakeJob, runs: Runs
 ) -> None:
     jobs = [job("once", "die", 1), job("always", "die", 99)]
-    outcome = run(study, jobs, Local())
+    outcome = run_jobs(study, jobs, Local())
     message = "ended by SIGKILL: was there memory enough?, 4 times in this sweep"
     assert phases(outcome) == {"once": Phase.DONE, "always": Phase.FAILED}
     assert (
@@ -171,7 +171,7 @@ def test_bounded_by_workers_cores_and_gpus(
     )
     monkeypatch.setattr("specdec.utils.machine.cores", lambda: 1)
     assert at_once(Local()) == 1  # all cores there are
-    assert run(study, [job("a"), job("b")], Local(gpus=["5"]))[0] == 0
+    assert run_jobs(study, [job("a"), job("b")], Local(gpus=["5"]))[0] == 0
     assert (study / "fits" / "b" / "DONE.json").read_text() == "5"
     with pytest.raises(ValueError, match=r"Local\.workers must be at least 1, not 0"):
         Local(workers=0)
@@ -182,12 +182,12 @@ def test_ctrl_c_leaves_every_job_to_go_on_with(
 ) -> None:
     jobs = [job("a", "wait", go), job("b", "wait", go), job("c", needs=("a",))]
     end(lambda: all((study / "fits" / key / "pids").exists() for key in "ab"), signal.SIGINT)
-    outcome = run(study, jobs, Local(workers=2))
+    outcome = run_jobs(study, jobs, Local(workers=2))
     assert outcome[0] == 130 and set(phases(outcome).values()) == {Phase.RUNNING, Phase.WAITING}
     assert not any(alive(pid) for key in "ab" for pid in pids(study, key))
     assert all((study / "fits" / key / "saved").exists() for key in "ab")
     go.touch()
-    assert run(study, jobs, Local(workers=2))[0] == 0
+    assert run_jobs(study, jobs, Local(workers=2))[0] == 0
     assert [len(runs(key)) for key in "abc"] == [2, 2, 1]
 
 
@@ -205,7 +205,7 @@ def test_another_runner_s_jobs_are_waited_for(
         if second.phase is Phase.DONE:
             go.touch()
 
-    assert run(study, jobs, Local(), watch=watch)[0] == 0
+    assert run_jobs(study, jobs, Local(), watch=watch)[0] == 0
     assert seen[0] is Phase.WAITING and len(runs("a")) == 1 and other.end() == "done"
 
 
@@ -214,11 +214,11 @@ import sys
 from pathlib import Path
 from specdec.utils.reading import read_json
 from specdec.studies.schedulers import Local
-from specdec.studies.sweep import run
+from specdec.studies.sweep import run_jobs
 from specdec.studies.worker import Job
 
 jobs = [Job(**data | {"command": tuple(data["command"])}) for data in read_json(sys.argv[2])]
-sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2))[0])
+sys.exit(run_jobs(Path(sys.argv[1]), jobs, Local(workers=2))[0])
 """
 
 

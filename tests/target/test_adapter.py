@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from specdec.cli import main
 from specdec.evaluation.table import verifier
 from specdec.export import NotServable
-from specdec.studies.jobs import target_contents
+from specdec.studies.keys import target_contents
 from specdec.target import Target, TargetSource
 
 peft = pytest.importorskip("peft")

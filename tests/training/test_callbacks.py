@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from specdec.commands.fit import run
 from specdec.target import Target
-from specdec.training.callbacks import RunRecord, read_losses
+from specdec.training.callbacks import RunRecord
+from specdec.training.losses_file import read_losses
 from specdec.training.module import DrafterModule
 from tests.short_run import short_run
 
@@ -222,7 +223,7 @@ def draws(seed: int, places: list[tuple[int, int]], before: int = 0) -> list[tup
     return found
 
 
-def test_it_is_the_same_wherever_a_run_begins() -> None:
+def test_a_batch_is_seeded_the_same_wherever_a_run_begins() -> None:
     whole = draws(0, [(step, 0) for step in (0, 0, 1, 1, 2, 2)])
     assert len(set(whole)) == 6  # the batches of a step differ
     assert draws(0, [(1, 0), (1, 0), (2, 0), (2, 0)], before=7) == whole[2:]

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specdec.cli import main
 from specdec.data import Batch
 from specdec.training.checkpoint import contents
-from specdec.training.module import NEVER, DrafterModule
+from specdec.training.module import DrafterModule
+from specdec.training.nonfinite import NO_STEP, NonFiniteSteps
 from specdec.training.step import StepOutput
 from tests.short_run import short_run
 from tests.training.test_module import InMemory, learner, sample, trainer
@@ -114,7 +115,7 @@ def test_the_last_sound_checkpoint_stays_and_goes_on(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_what_the_message_advises_helps(
+def test_a_lower_learning_rate_lets_a_resumed_run_go_on(
     base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A resumed run has the present config's learning rate, not the checkpoint's."""
@@ -133,7 +134,7 @@ def test_what_the_message_advises_helps(
     assert {group["initial_lr"] for group in last["optimizer_states"][0]["param_groups"]} == {1e-3}
 
 
-def test_an_interruption_saves_nothing_either(
+def test_an_interruption_after_a_nan_loss_saves_nothing(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(monkeypatch, 1)
@@ -155,20 +156,22 @@ def test_an_interruption_saves_nothing_either(
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_any_trainer_ends_so(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_without_checkpoints_or_logged_steps_ends_at_a_nan(
+    accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without checkpoints, and without a step that is logged."""
     spoil(monkeypatch, 1)
     run = trainer(log_every_n_steps=0, accumulate_grad_batches=accumulate)
     with pytest.raises(ValueError, match=rf"^by step 1 {SAID}"):
         run.fit(learner(), datamodule=InMemory(sample([12] * 6), 1))
-    spoil(monkeypatch, NEVER)
+    spoil(monkeypatch, NO_STEP)
     again = learner()  # nor does a module remember another fit's
-    again._first_bad = torch.tensor(0)
+    again.nonfinite.first_step = torch.tensor(0)
     monkeypatch.undo()
     trainer().fit(again, datamodule=InMemory(sample([12] * 2), 1))
 
 
-def test_the_last_update_counts_too() -> None:
+def test_a_weight_that_the_last_update_made_infinite_is_refused() -> None:
     """After a single step whose loss was fine."""
 
     def optimizer(named: Any) -> torch.optim.Optimizer:
@@ -189,10 +192,10 @@ class NoWait(TorchDispatchMode):
 
 
 def test_a_step_is_noted_without_waiting_for_the_device() -> None:
-    module = learner()
+    steps = NonFiniteSteps()
     with NoWait():
-        for loss in (1.0, math.nan, math.inf):
-            module._note(torch.tensor(loss))
-    assert int(module._first_bad) == 0
+        for step, loss in enumerate((1.0, math.nan, math.inf)):
+            steps.record_nonfinite(torch.tensor(loss), step)
+    assert int(steps.first_step) == 1
     with NoWait(), pytest.raises(AssertionError, match="local_scalar"):
         bool(torch.tensor(math.nan).isfinite())

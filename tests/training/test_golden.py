@@ -163,7 +163,9 @@ def test_losses_are_the_committed_ones_and_fall(name: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["eagle3_1", "sliding_window", "hass"])
-def test_another_way_to_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dense_kernel_with_recompute_has_the_same_losses(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Rope, "tables", float64_tables)
     got = losses(CASES[name], Dense(), recompute=True, steps=8)
     assert got == pytest.approx(json.loads(GOLDEN.read_text())[name][:8], rel=1e-10, abs=0)

@@ -15,7 +15,7 @@ from specdec.cli import main
 from specdec.data import MixSource
 from specdec.export import card
 from specdec.export.card import trained
-from specdec.training.module import BY_SOURCE
+from specdec.training.stage_metrics import BY_SOURCE
 from specdec.utils.files import write_json
 from specdec.utils.reading import read_json
 from tests.data.tiny import write_jsonl

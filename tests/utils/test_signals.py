@@ -2,10 +2,19 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from specdec.utils.signals import StopRequested, stop_on_signals
+
+
+@pytest.fixture(autouse=True)
+def default_sighup() -> Iterator[None]:
+    """SIGHUP ends a process in these tests, also where pytest was started with it ignored, as by nohup."""
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, inherited)
 
 
 def test_the_first_signal_is_noted_and_the_second_raises() -> None:

@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from specdec.cli import main
-from specdec.studies.study import read_study
+from specdec.studies.study_file import read_study
 from specdec.utils import imports, machine
 from specdec.utils.config import compose, read_yaml
 from specdec.utils.machine import provenance

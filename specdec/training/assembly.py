@@ -1,0 +1,232 @@
+"""Before the first step of a training run: loads the target, builds the drafter for it, and places both."""
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable
+
+from specdec.data import TokenData
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save_drafter
+from specdec.features import Features, FeatureSource
+from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend
+from specdec.nn.kernels import unroll_kernel
+from specdec.target import Target, TargetSource
+from specdec.training.building import Start, build, check_early, early_config
+from specdec.training.distributed import is_sharded, shard, unsharded
+from specdec.training.learning_rate import check_has_length, known_run_length
+from specdec.training.memory import precision
+from specdec.training.schedule import Schedule
+from specdec.training.step import CUDA_PIECE, ObjectiveConfig, TrainStep
+
+log = logging.getLogger(__name__)
+
+
+class BuildsDrafter(pl.LightningModule):
+    """Loads the target and builds the drafter for it, when Lightning asks; the target stays outside the state dict.
+
+    The subclass sets :attr:`objective` and :attr:`schedule`, and has the training step.
+    """
+
+    objective: ObjectiveConfig
+    schedule: Schedule | LRSchedulerCallable
+
+    def __init__(
+        self,
+        target: TargetSource | Target | str | Path,
+        drafter: DrafterSpec | str,
+        start: Start,
+        features: Features,
+        train_embed: bool,
+        train_head: bool,
+        attention: str,
+        compile_parts: bool,
+    ) -> None:
+        super().__init__()
+        # no nn.Module: neither saved nor trained
+        self._target = target if isinstance(target, Target) else None
+        self._proved = False
+        self._trains_on: torch.device | None = None  # the trainer's device, once there is a trainer
+        self.target_source = TargetSource.of(target)
+        self.spec = DrafterSpec.preset(drafter) if isinstance(drafter, str) else drafter
+        self.start = start
+        self.features = features
+        self.source = FeatureSource()
+        self.train_embed = train_embed
+        self.train_head = train_head and self.spec.head == "own"
+        self.attention = attention
+        self.compile_parts = compile_parts
+        # drafter and objective, from :meth:`configure_model` on
+        self.train_step: TrainStep | None = None
+        self._matmul_backend = contextlib.ExitStack()
+
+    @property
+    def target(self) -> Target:
+        """The target, loaded at the first use and self-checked (``Target.prove``) on the device that trains."""
+        if self._target is None:
+            self._target = self.target_source.load(str(self._trains_on or "cpu"))
+        if not self._proved:
+            if self._trains_on is not None:
+                self._target.to(self._trains_on)
+            if self._target.whole:
+                self._target.prove()
+            elif not self.features.made_ahead:
+                raise ValueError(
+                    f"model.target.parts: features {type(self.features).__name__} run the target's layers: use "
+                    "features Cached or Streamed, or set parts to false"
+                )
+            self._proved = True
+        return self._target
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer, which the data modules read."""
+        return self.target.tokenizer
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The drafter under training, once it has been built."""
+        return None if self.train_step is None else self.train_step.drafter
+
+    def save_drafter(
+        self, directory: Path | str, replace: bool = False, about: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Write the trained drafter's directory, whole or not at all; where weights lie in shards every process asks.
+
+        Args:
+            about: JSON-ready, kept in the directory's ``config.json``.
+
+        Raises:
+            ValueError: nothing has been trained yet, the directory exists and ``replace`` is false, or it cannot be
+                written.
+        """
+        if self.drafter is None:
+            raise ValueError(
+                "there is no drafter yet: it is built by trainer.fit(module, datamodule=...)"
+            )
+        drafter = unsharded(self.drafter)
+        return (
+            save_drafter(drafter, directory, replace, about)
+            if self.global_rank == 0
+            else Path(directory)
+        )
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Return none. Lightning asks for them first of all, so a run that cannot be is refused here."""
+        trainer = self.trainer
+        self._trains_on = trainer.strategy.root_device
+        if not isinstance(trainer.datamodule, TokenData):  # type: ignore[attr-defined]
+            raise ValueError(
+                "training needs a data module of specdec's (ChatData, TextData, EmbeddedData or your own TokenData), "
+                "of which the draft vocabulary is chosen: trainer.fit(module, datamodule=ChatData(train=...))"
+            )
+        if trainer.state.fn == "fit":
+            check_has_length(trainer, self.schedule)
+        self._check_design(self._data.seq_len)
+        return []
+
+    def _check_design(self, seq_len: int = 0) -> None:
+        trained_parts = (self.start, self.train_embed, self.train_head, self.objective.steps)
+        check_early(self.spec, self.target_config, seq_len, *trained_parts)
+
+    def early_config(self) -> DrafterConfig | None:
+        """The drafter's config before the target is loaded; None where the target's config is not here."""
+        return early_config(self.spec, self.target_config)
+
+    @property
+    def _data(self) -> TokenData:
+        data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data
+
+    def configure_model(self) -> None:
+        """Build the drafter for the target, with the draft vocabulary that the training data asks for."""
+        if self.train_step is None:
+            data = self._data
+            device = self.trainer.strategy.root_device
+            drafter = self.build(data)
+            self.open(data, drafter)
+            self._check_rows(data)
+            name, kernel = unroll_kernel(self.attention, device)
+            log.info("unroll attention: %s", name)
+            self.objective = dataclasses.replace(self.objective, kernel=kernel)
+            if device.type == "cuda":
+                self.objective = dataclasses.replace(self.objective, piece_bytes=CUDA_PIECE)
+            self.train_step = TrainStep(drafter, self.objective)
+            if is_sharded(self.trainer):
+                trained_in = precision(self.trainer.precision)
+                products = trained_in.products if trained_in else drafter.lm_head.weight.dtype
+                shard(self.train_step.to(device), device.type, self.trainer.num_nodes, products)
+
+    def build(self, data: TokenData) -> Drafter:
+        """Build the drafter that training begins with."""
+        return build(
+            self.spec,
+            self.target,
+            data,
+            self.start,
+            self.train_embed,
+            self.train_head,
+            self.objective.steps,
+        )
+
+    def open(self, data: TokenData, drafter: Drafter) -> None:
+        """Open the source of the target's features of this data, which knows whose parts the drafter was built for."""
+        config = drafter.config
+        self.source = self.features.open(
+            self.target, data, config.aux_layers, config.fusion.final_norm
+        )
+        drafter.config = dataclasses.replace(config, target=self.target.identity)
+        data.reader = self.source
+
+    def setup(self, stage: str) -> None:
+        """Move the target to the drafter's device, and choose how it computes."""
+        device = self.trainer.strategy.root_device
+        self.target.to(device)
+        if device.type == "cuda" and self.target.dtype == torch.float32:
+            log.warning(
+                "the target runs in float32, at a fraction of what this device can do: set model.target.dtype=bfloat16 "
+                "and trainer.precision=bf16-mixed"
+            )
+        compile_pointwise(self.compile_parts)
+        matmuls = "CUDA's"
+        freed_memory = "left to the allocator"
+        if device.type == "cpu":
+            matmuls = self._matmul_backend.enter_context(matmul_backend())
+            if keep_freed_memory():
+                freed_memory = "kept"
+        log.info(
+            "float32 products: %s; compiled: %s; freed memory: %s",
+            matmuls,
+            self.compile_parts,
+            freed_memory,
+        )
+
+    def teardown(self, stage: str) -> None:
+        """Release the source of features, and restore torch's settings."""
+        self.source.close(failed=stage == "exception")
+        self._matmul_backend.close()
+        compile_pointwise(False)
+
+    def _check_rows(self, data: TokenData) -> None:
+        """Refuse, before the first step, a run that draws more training rows than its features have."""
+        trainer = self.trainer
+        first_rows = self.source.first_rows
+        if first_rows is None or trainer.state.fn != "fit":
+            return
+        drawn = (
+            known_run_length(trainer, data)
+            * trainer.accumulate_grad_batches
+            * data.batch_size
+            * trainer.world_size
+        )
+        drawn = min(drawn, len(data.splits.train.ids_BT))
+        if drawn > first_rows:
+            raise ValueError(
+                f"the cache of features has the first {first_rows:,} training rows alone, fewer than this run draws: "
+                f"run specdec cache with --first_rows {drawn}, into another directory"
+            )
