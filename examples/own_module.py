@@ -37,7 +37,9 @@ class AcceptedDrafts(pl.LightningModule):
     ) -> None:
         super().__init__()
         # a Target is no nn.Module: frozen, and in no checkpoint
-        self.target, self.steps, self.lr = target, steps, lr
+        self.target = target
+        self.steps = steps
+        self.lr = lr
         self.drafter = new_drafter(target, spec, data.supervised_counts(target.vocab_size))
         self.drafter.embed_tokens.requires_grad_(False)  # stays the target's
 
