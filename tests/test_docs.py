@@ -249,7 +249,7 @@ def test_the_loss_is_the_cross_entropy_of_what_is_drafted_badly(
     easy, hard = focal()(rows).tolist()
     assert easy < 1e-9 and hard == pytest.approx((2 / 3) ** 2 * torch.tensor(3.0).log().item())
     torch.testing.assert_close(focal(0)(rows), -draft_RD.log_softmax(-1)[:, 0])
-    focal().grade_(rows, torch.ones(2).double())
+    focal().loss_and_grad_(rows, torch.ones(2).double())
     assert rows.draft_RD[1, 0] < 0 < rows.draft_RD[1, 1]  # towards the target's token
 
 

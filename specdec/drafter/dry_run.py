@@ -63,13 +63,15 @@ def dry_run(drafter: "Drafter") -> None:
                 f"{entry} read tokens into {output}, wanted a tensor of shape ({B}, {T}, ...)"
             )
         entered = _call(entry, drafter.entry, read, h_BTH, h_BTH, drafter.norms)
-        if not hasattr(entered, "block_BTH"):
+        if not hasattr(entered, "attn_input_BTH"):
             raise ValueError(
-                f"{entry} returned a {type(entered).__name__}, wanted Entered(block, beside, residual)"
+                f"{entry} returned a {type(entered).__name__}, wanted Entered(attn_input, qkv_bias, residual)"
             )
-        _check(entry, entered.block_BTH, h_BTH, " as block_BTH")
-        if entered.beside_BTW is not None:
-            _check(entry, entered.beside_BTW, weight.new_zeros(B, T, projected), " as beside_BTW")
+        _check(entry, entered.attn_input_BTH, h_BTH, " as attn_input_BTH")
+        if entered.qkv_bias_BTW is not None:
+            _check(
+                entry, entered.qkv_bias_BTW, weight.new_zeros(B, T, projected), " as qkv_bias_BTW"
+            )
         _check(entry, entered.residual_BTH, h_BTH, " as residual_BTH")
         _check(recurrence, _call(recurrence, drafter.recurrence, h_BTH, h_BTH), h_BTH)
     finally:

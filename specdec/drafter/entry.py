@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class Entered(NamedTuple):
     """What the first layer receives."""
 
-    block_BTH: Tensor  # the attention's input
-    beside_BTW: (
-        Tensor | None
-    )  # added to its projected queries, keys and values, W their width together; or nothing
-    residual_BTH: Tensor  # where the residual path starts
-    # of what every layer makes keys and values beside those of the T nodes
+    attn_input_BTH: Tensor
+    # added to the projected queries, keys and values, W wide together; None for nothing
+    qkv_bias_BTW: Tensor | None
+    # where the residual path starts
+    residual_BTH: Tensor
+    # nodes of which every layer makes further keys and values, before those of the T nodes
     context_BCH: Tensor | None = None
 
 

@@ -46,7 +46,7 @@ class Layer(nn.Module):
         if view.wanted_BM is not None:
             residual_BTH = residual_BTH.take_along_dim(view.wanted_BM[..., None], dim=1)
         middle_BTH = residual_BTH + self.attention(
-            entered.block_BTH, view, rope, entered.beside_BTW, entered.context_BCH
+            entered.attn_input_BTH, view, rope, entered.qkv_bias_BTW, entered.context_BCH
         )
         return middle_BTH + self.mlp(self.post_attention_norm(middle_BTH))
 

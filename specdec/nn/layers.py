@@ -157,19 +157,19 @@ class Attention(nn.Module):
         x_BTH: Tensor,
         view: View,
         rope: tuple[Tensor, Tensor],
-        beside_BTW: Tensor | None = None,
+        qkv_bias_BTW: Tensor | None = None,
         context_BCH: Tensor | None = None,
     ) -> Tensor:
         """(B, T, H) to the same, or (B, M, H) where the view asks for M nodes only; all give their keys.
 
         Args:
             rope: the tables for ``view.positions_BT``.
-            beside_BTW: what else goes into queries, keys and values.
+            qkv_bias_BTW: what else goes into queries, keys and values.
             context_BCH: further nodes, which have keys and values alone; they precede the T in rope, slots and cache.
         """
         qkv_BTW = self.qkv_proj(x_BTH)
-        if beside_BTW is not None:
-            qkv_BTW = qkv_BTW + beside_BTW
+        if qkv_bias_BTW is not None:
+            qkv_BTW = qkv_BTW + qkv_bias_BTW
         if context_BCH is not None:
             qkv_BTW = torch.cat([self.qkv_proj(context_BCH), qkv_BTW], dim=1)
         q, k, v = self.split(qkv_BTW, rope)

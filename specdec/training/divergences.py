@@ -36,7 +36,7 @@ class ForwardKL(DistributionLoss):
         return inner(rows.p_RD, log_target(rows.log_p_RD) - rows.draft_RD.log_softmax(-1))
 
     @torch.no_grad()
-    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
+    def loss_and_grad_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The gradient is ``q - p``."""
         log_q_RD = rows.draft_RD.log_softmax(-1)
         loss_R = log_target(rows.log_p_RD).sub_(log_q_RD).mul_(rows.p_RD).sum(-1)
@@ -94,7 +94,7 @@ class TotalVariation(DistributionLoss):
         )
 
     @torch.no_grad()
-    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
+    def loss_and_grad_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """By q it is half the sign of ``q - p``."""
         q_RD = rows.draft_RD.softmax(-1)
         gap_RD = (rows.p_RD * rows.log_mass_R.exp()[:, None]).sub_(q_RD)
@@ -137,7 +137,7 @@ class TopKCrossEntropy(DistributionLoss):
         return -(p_RK * rows.draft_RD.log_softmax(-1).gather(-1, ids_RK)).sum(-1)
 
     @torch.no_grad()
-    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
+    def loss_and_grad_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The gradient is q times the mass kept, less the p kept."""
         p_RK, ids_RK = self._top(rows)
         log_q_RD = rows.draft_RD.log_softmax(-1)
@@ -161,7 +161,7 @@ class LKAlpha(DistributionLoss):
         return -torch.minimum(log_p_RD, rows.draft_RD.log_softmax(-1)).logsumexp(-1)
 
     @torch.no_grad()
-    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
+    def loss_and_grad_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """By log q it is the share in alpha of every token where q is the smaller; an equal one counts half."""
         log_q_RD = rows.draft_RD.log_softmax(-1)
         gap_RD = rows.log_p_RD + rows.log_mass_R[:, None]
@@ -200,12 +200,12 @@ class LKLambda(DistributionLoss):
         return w_R * ForwardKL()(rows) + (1 - w_R) * rejected_R
 
     @torch.no_grad()
-    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
+    def loss_and_grad_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The blend of the two gradients."""
         divergent = rows._replace(draft_RD=rows.draft_RD.clone())
-        rejected_R = TotalVariation().grade_(rows, weight_R)
+        rejected_R = TotalVariation().loss_and_grad_(rows, weight_R)
         w_R = self._weight(rejected_R)
-        kl_R = ForwardKL().grade_(divergent, weight_R * w_R)
+        kl_R = ForwardKL().loss_and_grad_(divergent, weight_R * w_R)
         rows.draft_RD.copy_(divergent.draft_RD.addcmul_(rows.draft_RD, (1 - w_R)[:, None]))
         return w_R * kl_R + (1 - w_R) * rejected_R
 

@@ -365,7 +365,7 @@ def _losses_and_gradient_(
         draft_RD = rows.draft_RD
         if not in_place:
             draft_RD = draft_RD.to(rows.p_RD.dtype, copy=True)
-        loss_R = loss.grade_(rows._replace(draft_RD=draft_RD), weight_R * weight)
+        loss_R = loss.loss_and_grad_(rows._replace(draft_RD=draft_RD), weight_R * weight)
         if loss_R.shape != used_R.shape:
             wanted = f"{tuple(used_R.shape)}, one number a row, not {tuple(loss_R.shape)}"
             raise ValueError(f"loss {type(loss).__name__} must be of shape {wanted}")

@@ -2,7 +2,7 @@
 
 Further losses are in :mod:`specdec.training.divergences`; one of your own subclasses :class:`DistributionLoss` or
 :class:`FeatureLoss` and is named by its import path, ``specdec fit --allow_imports my_parts --model.loss
-my_parts.MyLoss``. It needs ``__call__`` alone; ``reads`` and ``grade_`` save work (docs/add_a_variant.md).
+my_parts.MyLoss``. It needs ``__call__`` alone; ``reads`` and ``loss_and_grad_`` save work (docs/add_a_variant.md).
 
 Legend: R supervised rows, D draft vocabulary, H hidden.
 """
@@ -51,13 +51,13 @@ class DistributionLoss(Loss):
     reads: ClassVar[frozenset[str]] = frozenset({"log_p_RD", "log_mass_R", "token_R"})
     """What it reads of :class:`LossRows` beside draft logits and p; the rest is not worked out: NaN, -1 for tokens."""
     widens: ClassVar[bool] = False
-    """Whether ``grade_`` takes ``rows.draft_RD`` in 16 bits too and converts it itself, which saves a float32 copy."""
+    """Whether ``loss_and_grad_`` takes ``rows.draft_RD`` in 16 bits too and converts it itself, which saves a float32 copy."""
 
     def __call__(self, rows: LossRows) -> Tensor:
         """The loss of every row, (R,), not reduced, differentiable by ``rows.draft_RD``."""
         raise TypeError(f"{type(self).__name__} must say how to compare draft and target")
 
-    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
+    def loss_and_grad_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The losses, (R,); leaves the gradient of ``(loss_R * weight_R).sum()`` by the logits in ``rows.draft_RD``.
 
         By autograd; override it with a closed form.
@@ -103,7 +103,7 @@ class SoftCrossEntropy(DistributionLoss):
         return -inner(rows.p_RD, rows.draft_RD.log_softmax(-1))
 
     @torch.no_grad()
-    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
+    def loss_and_grad_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The gradient is ``q - p``."""
         return _soft_cross_entropy_(rows.draft_RD, rows.p_RD, weight_R.to(rows.p_RD.dtype))
 

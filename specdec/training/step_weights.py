@@ -32,7 +32,7 @@ class PrefixWeights(StepWeights):
     def factors(self, steps: int) -> list[float]:
         return [1.0] * steps
 
-    def look(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
+    def observe(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
         """Return what :meth:`weights` needs to know of R rows of a step, (R,).
 
         Args:
@@ -42,7 +42,7 @@ class PrefixWeights(StepWeights):
         """
         raise TypeError(f"{type(self).__name__} must say what it looks at")
 
-    def weigh(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
+    def weights(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
         """The weights, (K, S), none below zero.
 
         Args:
@@ -79,11 +79,11 @@ class AcceptUntilFail(Decay, PrefixWeights):
         base: as of ``Decay``.
     """
 
-    def look(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
+    def observe(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
         """Whether the greedy draft is right."""
         return (logits_RD.argmax(-1) == token_R) & known_R
 
-    def weigh(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
+    def weights(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
         return torch.cat([torch.ones_like(seen_KS[:1]), seen_KS[:-1]]).cumprod(0)
 
 
@@ -104,12 +104,12 @@ class DPACE(PrefixWeights):
     def __post_init__(self) -> None:
         check_numbers(DPACE, vars(self), "DPACE.")
 
-    def look(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
+    def observe(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
         """The confidence: zero for a token that the draft vocabulary lacks."""
         q_RD = logits_RD.softmax(-1, dtype=wide(logits_RD.dtype))
         return q_RD.gather(-1, token_R[:, None]).squeeze(-1) * known_R
 
-    def weigh(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
+    def weights(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
         s_KS = ((1 - self.alpha) * seen_KS + self.alpha) * chained_KS
         # of each step, the length that it opens the way to
         ahead_S = torch.zeros_like(s_KS[0])
@@ -122,7 +122,7 @@ class DPACE(PrefixWeights):
 
 @torch.no_grad()
 def slot_weights(
-    weights: PrefixWeights,
+    part: PrefixWeights,
     task: HeadTask,
     weight_DH: Tensor,
     normed: Sequence[Tensor],
@@ -132,11 +132,11 @@ def slot_weights(
     trained_KS = trained_KBT.flatten(1)
     seen_KS = torch.zeros(trained_KS.shape, dtype=wide(weight_DH.dtype), device=weight_DH.device)
 
-    def look(k: int, slots: Index, logits_RD: Tensor, probs: TargetProbs) -> None:
-        seen_KS[k, slots] = weights.look(logits_RD, probs.token_C, probs.covered_C).to(
+    def observe(k: int, slots: Index, logits_RD: Tensor, probs: TargetProbs) -> None:
+        seen_KS[k, slots] = part.observe(logits_RD, probs.token_C, probs.covered_C).to(
             seen_KS.dtype
         )
 
-    head_loss(task._replace(terms=(), on_logits=look), weight_DH, normed)
+    head_loss(task._replace(terms=(), on_logits=observe), weight_DH, normed)
     chained_KS = trained_KS.cumprod(0)
-    return weights.weigh(seen_KS, chained_KS.bool()) * chained_KS
+    return part.weights(seen_KS, chained_KS.bool()) * chained_KS

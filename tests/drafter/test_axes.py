@@ -131,11 +131,11 @@ def test_narrow_is_one_matrix_over_embedding_then_feature(bias: bool) -> None:
 def test_narrow_can_normalise_the_blocks_input_and_not_the_residual() -> None:
     entry, norms = random(Narrow()), CONFIG.norms.build(CONFIG)
     entered = entry(entry.read(E), F, H, norms)
-    assert torch.equal(entered.block_BTH, norms.input(entered.residual_BTH))
+    assert torch.equal(entered.attn_input_BTH, norms.input(entered.residual_BTH))
     torch.testing.assert_close(
-        entered.block_BTH.square().mean(-1), torch.ones(2, 3), rtol=1e-3, atol=0
+        entered.attn_input_BTH.square().mean(-1), torch.ones(2, 3), rtol=1e-3, atol=0
     )
-    assert not torch.allclose(entered.block_BTH, entered.residual_BTH)
+    assert not torch.allclose(entered.attn_input_BTH, entered.residual_BTH)
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

@@ -144,19 +144,19 @@ WRONG = {
     ),
     "entry without a residual": (
         {"entry": MyEntry(lambda read, f, h, norms: read + f)},
-        "entry MyEntry returned a Tensor, wanted Entered(block, beside, residual)",
+        "entry MyEntry returned a Tensor, wanted Entered(attn_input, qkv_bias, residual)",
     ),
     "entry with a wide block": (
         {"entry": MyEntry(lambda read, f, h, norms: Entered(torch.cat([read, f], -1), None, h))},
-        "entry MyEntry returned shape (2, 3, 64) of torch.float32 as block_BTH, wanted (2, 3, 32) of torch.float32",
+        "entry MyEntry returned shape (2, 3, 64) of torch.float32 as attn_input_BTH, wanted (2, 3, 32) of torch.float32",
     ),
     "entry with something else beside the block": (
         {"entry": MyEntry(lambda read, f, h, norms: Entered(f, read, h))},
-        "entry MyEntry returned shape (2, 3, 32) of torch.float32 as beside_BTW, wanted (2, 3, 96) of torch.float32",
+        "entry MyEntry returned shape (2, 3, 32) of torch.float32 as qkv_bias_BTW, wanted (2, 3, 96) of torch.float32",
     ),
     "entry without a block": (
         {"entry": MyEntry(lambda read, f, h, norms: Entered(None, read, h))},  # type: ignore[arg-type]
-        "entry MyEntry returned a NoneType as block_BTH, wanted a tensor of shape (2, 3, 32)",
+        "entry MyEntry returned a NoneType as attn_input_BTH, wanted a tensor of shape (2, 3, 32)",
     ),
     "entry with a wide residual": (
         {

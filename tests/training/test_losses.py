@@ -84,18 +84,18 @@ WEIGHTS = torch.tensor([0.5, 0.0, 2.0, 1.0, 0.1], dtype=torch.float64)
 Grade = Callable[[LossRows, Tensor], Tensor]
 
 
-def graded(grade_: Grade, rows: LossRows, weight_R: Tensor) -> tuple[Tensor, Tensor]:
+def graded(loss_and_grad_: Grade, rows: LossRows, weight_R: Tensor) -> tuple[Tensor, Tensor]:
     """Losses, and the gradient that was left where the logits stood."""
     rows = rows._replace(draft_RD=rows.draft_RD.detach().clone())
-    return grade_(rows, weight_R), rows.draft_RD
+    return loss_and_grad_(rows, weight_R), rows.draft_RD
 
 
 def assert_graded(
     loss: DistributionLoss, rows: LossRows, weight_R: Tensor, rtol: float = 1e-10
 ) -> None:
     """Closed form and autograd agree, to within the greatest entry of a row, and are finite."""
-    loss_R, grad_RD = graded(loss.grade_, rows, weight_R)
-    wanted_R, wanted_RD = graded(partial(DistributionLoss.grade_, loss), rows, weight_R)
+    loss_R, grad_RD = graded(loss.loss_and_grad_, rows, weight_R)
+    wanted_R, wanted_RD = graded(partial(DistributionLoss.loss_and_grad_, loss), rows, weight_R)
     assert loss_R.dtype == grad_RD.dtype == rows.draft_RD.dtype and not loss_R.requires_grad
     assert bool(wanted_R.isfinite().all()) and bool(wanted_RD.isfinite().all())
     torch.testing.assert_close(loss_R, wanted_R, rtol=rtol, atol=rtol)
@@ -120,7 +120,7 @@ def test_the_gradient_is_the_slope(loss: DistributionLoss) -> None:
         lambda draft_RD: (loss(rows._replace(draft_RD=draft_RD)) * WEIGHTS).sum(), rows.draft_RD
     )
     torch.testing.assert_close(
-        graded(loss.grade_, rows, WEIGHTS)[1], slope_RD, rtol=1e-6, atol=1e-8
+        graded(loss.loss_and_grad_, rows, WEIGHTS)[1], slope_RD, rtol=1e-6, atol=1e-8
     )
 
 

@@ -54,7 +54,7 @@ def test_weights_are_their_definition(part: PrefixWeights, data: st.DataObject) 
     seen = [data.draw(st.lists(one, min_size=steps, max_size=steps)) for _ in range(4)]
     trained = [data.draw(st.lists(st.booleans(), min_size=steps, max_size=steps)) for _ in range(4)]
     chained_KS = torch.tensor(trained).T.cumprod(0)
-    got_KS = part.weigh(torch.tensor(seen, dtype=torch.float64).T, chained_KS.bool()) * chained_KS
+    got_KS = part.weights(torch.tensor(seen, dtype=torch.float64).T, chained_KS.bool()) * chained_KS
     for mine, *slot in zip(got_KS.T.tolist(), seen, trained, strict=True):
         assert mine == pytest.approx(naive(part, *slot), rel=1e-12, abs=1e-300)
 
