@@ -53,9 +53,10 @@ class StaticTree(DraftShape):
 
     depth: int = field(init=False)
     paths: tuple[Ranks, ...] = EAGLE1
-    _made: dict[torch.device, tuple[Tensor, list[_StaticLevel]]] = field(
+    # parents and levels by device, which no round changes
+    _plans: dict[torch.device, tuple[Tensor, list[_StaticLevel]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
-    )  # what no round changes
+    )
 
     def __post_init__(self) -> None:
         known = {tuple(path) for path in self.paths}
@@ -94,9 +95,9 @@ class StaticTree(DraftShape):
             )
 
     def prepare(self, device: torch.device) -> None:
-        if device not in self._made:
+        if device not in self._plans:
             with torch.inference_mode(False):  # it is kept, and not only for inference
-                self._made[device] = _levels(self.paths, device)
+                self._plans[device] = _levels(self.paths, device)
 
     def grow(
         self,
@@ -106,7 +107,7 @@ class StaticTree(DraftShape):
         vocab: DraftVocab,
         children: ChildSampling,
     ) -> DraftTree:
-        parents_N, levels = self._made[root_B.device]
+        parents_N, levels = self._plans[root_B.device]
         parents_BN = parents_N.expand(len(root_B), -1)
         tokens = [root_B[:, None]]
         frontier = start

@@ -49,9 +49,9 @@ class DistributionLoss(Loss):
     """A loss of the drafter's next-token distribution q against the target's p."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"log_p_RD", "log_mass_R", "token_R"})
-    """What it reads of :class:`LossRows` beside draft logits and p; the rest is not worked out: NaN, -1 for tokens."""
+    """The columns of :class:`LossRows` that it reads beside draft logits and p; others hold NaN, or -1 for tokens."""
     widens: ClassVar[bool] = False
-    """Whether ``loss_and_grad_`` takes ``rows.draft_RD`` in 16 bits too and converts it itself, which saves a float32 copy."""
+    """Whether ``loss_and_grad_`` takes ``rows.draft_RD`` in 16 bits too and converts it, which saves a float32 copy."""
 
     def __call__(self, rows: LossRows) -> Tensor:
         """The loss of every row, (R,), not reduced, differentiable by ``rows.draft_RD``."""

@@ -148,7 +148,8 @@ WRONG = {
     ),
     "entry with a wide block": (
         {"entry": MyEntry(lambda read, f, h, norms: Entered(torch.cat([read, f], -1), None, h))},
-        "entry MyEntry returned shape (2, 3, 64) of torch.float32 as attn_input_BTH, wanted (2, 3, 32) of torch.float32",
+        "entry MyEntry returned shape (2, 3, 64) of torch.float32 as attn_input_BTH, "
+        "wanted (2, 3, 32) of torch.float32",
     ),
     "entry with something else beside the block": (
         {"entry": MyEntry(lambda read, f, h, norms: Entered(f, read, h))},
