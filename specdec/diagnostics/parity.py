@@ -33,7 +33,7 @@ from specdec.engines.server import check_flags, flag_of
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.formats import DrafterCheckpoint, drafts_of, vllm_arguments
-from specdec.export.read import check_unchanged
+from specdec.export.checkpoint import check_unchanged
 from specdec.export.write import warn_if_rounded
 from specdec.target import Target, TargetSource
 from specdec.utils.files import claimed, scratch_folder, staged_directory, write_json

@@ -3,7 +3,9 @@
 from typing import Any
 
 from specdec.drafter import GQA, DrafterConfig, Narrow, TargetLayer
-from specdec.export.switches import ENGINES, Subject, lint, target_facts
+from specdec.export.engine_targets import target_facts
+from specdec.export.subject import Subject
+from specdec.export.switches import ENGINES, lint
 
 # head widths that vLLM 0.32 declares for a CPU (vllm/v1/attention/backends/cpu_attn.py) and does not check; on a GPU
 # FlashAttention takes multiples of 8 to 256, Triton any from 32 on, FlexAttention every one (their supports_head_size)

@@ -19,7 +19,7 @@ from huggingface_hub.utils import validate_repo_id
 from specdec.data.rows import HUB_NAME, stem
 from specdec.drafter import Concat, DrafterConfig, LastLayer, PostNorm, TargetLayer, Wide
 from specdec.export.formats import FORMATS
-from specdec.export.switches import Subject
+from specdec.export.subject import Subject
 from specdec.target import EMBEDDED, TargetSource
 from specdec.utils.config import canonical, words
 from specdec.utils.reading import read_json

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from specdec.drafter import MLA, Drafter, PostNorm
 from specdec.export import keys, tensors
-from specdec.export.switches import EMBEDDING, SGLANG, SWITCHES, VLLM, Subject, lint, target_flags
+from specdec.export.engine_targets import target_flags
+from specdec.export.subject import EMBEDDING, Subject
+from specdec.export.switches import SGLANG, SWITCHES, VLLM, lint
 from specdec.target import NotServable, TargetSource
 from specdec.utils.vllm import configured_python
 
@@ -123,7 +125,7 @@ class Format:
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
         """The checkpoint's tensors, contiguous, in the drafter's dtype; vocabulary maps int64 and bool."""
-        rows = tensors.table(subject.config)
+        rows = tensors.name_table(subject.config)
         made: dict[str, Tensor] = {}
         for name, value in tensors.published(drafter.state_dict(), subject.config).items():
             if name == VOCABULARY or name in subject.shared:

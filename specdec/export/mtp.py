@@ -25,7 +25,7 @@ from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PostNorm, PreNo
 from specdec.drafter.io import FLOATS, check_finite, measure
 from specdec.drafter.model import FLOAT32, skeleton_of
 from specdec.export import tensors as named
-from specdec.export.switches import EMBEDDING, HEAD, Subject
+from specdec.export.subject import EMBEDDING, HEAD, Subject
 from specdec.target import NotServable, Target, TargetSource
 from specdec.target.files import weight_files
 from specdec.training.building import config_for

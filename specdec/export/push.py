@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from specdec import __version__
 from specdec.drafter import load_drafter
-from specdec.export import card, read
+from specdec.export import card, checkpoint
 from specdec.utils.hub import reached
 from specdec.utils.reading import DOCUMENTS, SUMS, read_json
 
@@ -100,20 +100,20 @@ def _opened(directory: Path) -> tuple[list[Path], dict[str, Any]]:
     """The files that go, and the card's record, of a directory whose files are whole."""
     if not directory.is_dir():
         raise ValueError(f"{directory}: no such directory")
-    if not (directory / read.CONFIG).exists() and (directory / "drafter").is_dir():
+    if not (directory / checkpoint.CONFIG).exists() and (directory / "drafter").is_dir():
         raise ValueError(f"{directory} is a run: push its drafter, {directory / 'drafter'}")
-    names = [read.CONFIG, read.WEIGHTS, read.OURS, SUMS]
-    if (directory / read.OURS).is_file():
-        record = read.read_checkpoint(directory).ours or {}
-        if record.get("format") != read.FORMAT or "evaluations" not in record:
+    names = [checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.OURS, SUMS]
+    if (directory / checkpoint.OURS).is_file():
+        record = checkpoint.read_checkpoint(directory).ours or {}
+        if record.get("format") != checkpoint.FORMAT or "evaluations" not in record:
             raise ValueError(
-                f"{directory / read.OURS}: not the record of an export of this version: export it again"
+                f"{directory / checkpoint.OURS}: not the record of an export of this version: export it again"
             )
     else:
         config = load_drafter(directory, dtype=None).config
         about = {name: config.target.get(name) for name in ("source", "revision", "fingerprint")}
         record = {
-            "drafter": config.to_json(), "drafter_sha256": read_json(directory / read.CONFIG)["weights_sha256"],
+            "drafter": config.to_json(), "drafter_sha256": read_json(directory / checkpoint.CONFIG)["weights_sha256"],
             "target": {**about, "trust_remote_code": False}, "training": card.trained(directory), "evaluations": [],
         }  # fmt: skip
     documents = (
@@ -162,7 +162,7 @@ def _commit(
         ]
         differing = [name for name in differing if name in old]
         differing += [
-            name for name in old.keys() - names if name.endswith(WEIGHTS) or name == read.OURS
+            name for name in old.keys() - names if name.endswith(WEIGHTS) or name == checkpoint.OURS
         ]
         if differing and not overwrite:
             raise ValueError(
@@ -170,7 +170,11 @@ def _commit(
                 "another repository, or replace them with --overwrite true (the old ones stay in its history)"
             )
         # of an export before
-        stale = [CommitOperationDelete(read.OURS)] if read.OURS in old.keys() - names else []
+        stale = (
+            [CommitOperationDelete(checkpoint.OURS)]
+            if checkpoint.OURS in old.keys() - names
+            else []
+        )
         api.create_commit(
             repo, [*additions, *stale], commit_message=f"specdec push: drafter {sha[:12]}", parent_commit=there.sha,
             revision=revision,

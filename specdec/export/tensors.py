@@ -135,7 +135,7 @@ SPELLINGS = (
 )
 
 
-def table(config: DrafterConfig) -> dict[str, str]:
+def name_table(config: DrafterConfig) -> dict[str, str]:
     """Published name (see :func:`published`) to the checkpoint's, for every module that may be there."""
     rows = ELSEWHERE | {"fusion.fc" if isinstance(config.fusion, Concat) else "entry.fc": "fc"}
     rows |= {f"norms.aux.{n}": f"fc_norm.{n}" for n in range(len(config.aux_layers))}
@@ -228,7 +228,7 @@ def dequantized(
     return made
 
 
-def canonical(name: str) -> str | None:
+def normalize_name(name: str) -> str | None:
     """A checkpoint's name in the spelling of the table; None for what carries nothing of its own."""
     if name.endswith("rotary_emb.inv_freq"):
         return None

@@ -22,8 +22,8 @@ from specdec.drafter import (
     TargetLayer,
 )
 from specdec.export import FORMATS, NotServable, Subject, export_drafter, subject_of
+from specdec.export.engine_targets import EAGLE3_TARGETS, target_flags, window_of_all_layers
 from specdec.export.switches import (
-    EAGLE3_TARGETS,
     ENGINES,
     LLAMA_CPP,
     LMDEPLOY,
@@ -36,8 +36,6 @@ from specdec.export.switches import (
     Switch,
     dropped,
     lint,
-    target_flags,
-    window_of_all_layers,
 )
 from specdec.utils.vllm import configured_python, hands_over_states, installed
 from tests.export.made import made_drafter
