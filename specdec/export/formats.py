@@ -91,7 +91,7 @@ class Format:
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
         """The whole ``config.json``; some formats name the target in it and the drafts a pass."""
-        written = keys.write(
+        written = keys.config_to_keys(
             subject.config,
             subject.method,
             unbounded=subject.narrowed,
@@ -308,7 +308,7 @@ class SpeculatorsFormat(Format):
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
         """The layer's config apart, the drafter's switches at the top, and the target by name."""
-        flat = keys.write(
+        flat = keys.config_to_keys(
             subject.config,
             subject.method,
             unbounded=subject.narrowed,

@@ -23,7 +23,7 @@ from specdec.drafter import (
     save_drafter,
 )
 from specdec.drafter.io import FORMAT as DRAFTER
-from specdec.export import keys, mtp
+from specdec.export import boundaries, keys, mtp
 from specdec.export import tensors as named
 from specdec.export.checkpoint import LATENT, OURS, QUERIES, Checkpoint, fetch, read_checkpoint
 from specdec.export.formats import flat
@@ -107,7 +107,10 @@ def import_drafter(
     loaded = _loaded(target)
     drafter = import_checkpoint(contents, loaded, tuple(aux_layers) if aux_layers else None)
     config = drafter.config
-    if checkpoint_layout(contents) == SPECFORGE and keys.write(config, "eagle3")["norm_output"]:
+    if (
+        checkpoint_layout(contents) == SPECFORGE
+        and keys.config_to_keys(config, "eagle3")["norm_output"]
+    ):
         log.warning(
             "SpecForge trained norm_output with the raw state fed back until its pull request 879 (September 2026): a "
             "checkpoint of before drafts otherwise here, and in every engine, than it was trained"
@@ -218,7 +221,7 @@ def config_of_checkpoint(
     raw = {**flat(checkpoint.raw)}
     design = _read_design(checkpoint, raw, target)
     raw["num_hidden_layers"] = _layers(tensors, raw.get("num_hidden_layers"))
-    fields = {"recurrence": PreNorm()} | keys.read(raw, design.method)
+    fields = {"recurrence": PreNorm()} | keys.keys_to_fields(raw, design.method)
     _check_mask(tensors, fields, design.block)
     fields["attention_bias"] = _biases(tensors, fields["attention_bias"])
     norms = Norms(embed=not design.block) if design.wide or design.block else EAGLE1
@@ -247,7 +250,7 @@ def _read_design(checkpoint: Checkpoint, raw: Mapping[str, Any], target: Target)
         lacks = "kv_lora_rank in config.json" if LATENT in tensors else LATENT
         raise ValueError(f"of a drafter with multi-head latent attention (MLA) it lacks {lacks}")
     reads = LATENT if LATENT in tensors else QUERIES  # what reads the first layer's input
-    says_last_state = keys.reads_last_state(raw)
+    says_last_state = boundaries.reads_last_state(raw)
     last_state = says_last_state and FC not in tensors
     _check_matrices(tensors, (reads,) if last_state else (reads, FC))
     input_size = tensors[reads].shape[1]
@@ -310,10 +313,10 @@ def _fusion(
         return {"fusion": LastLayer(), "aux_layers": (target.num_layers,)}
     # The config's boundaries are not even read if the caller names some: they may be what is wrong.
     if aux_layers is None and design.block:
-        aux_layers = keys.block_boundaries(raw)
+        aux_layers = boundaries.block_boundaries(raw)
     elif aux_layers is None:
         one_numbering = checkpoint.ours is not None or "speculators_model_type" in checkpoint.raw
-        aux_layers = keys.boundaries(raw, target.num_layers, one_numbering)
+        aux_layers = boundaries.aux_boundaries(raw, target.num_layers, one_numbering)
     return {"fusion": Concat(), "aux_layers": aux_layers}
 
 

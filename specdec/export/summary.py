@@ -6,6 +6,7 @@ from typing import Any
 from specdec.drafter import MLA, Concat, DrafterConfig, MaskBlock, MaskConstant, Wide
 from specdec.export import keys
 from specdec.export import tensors as named
+from specdec.export.boundaries import FEW_LAYERS
 from specdec.export.checkpoint import Checkpoint
 from specdec.export.formats import flat
 from specdec.export.subject import EMBEDDING, HEAD
@@ -102,7 +103,7 @@ def _names_boundaries(raw: Mapping[str, Any], block: bool) -> bool:
 
 
 def _switches_line(config: DrafterConfig) -> str:
-    written = keys.write(config, "eagle3")
+    written = keys.config_to_keys(config, "eagle3")
     on = [key for key in FLAGS if written[key] is True]
     off = [key for key in FLAGS if written[key] is False]
     return f"switches: {', '.join(on) or 'none'} on; {', '.join(off) or 'none'} off"
@@ -166,12 +167,8 @@ def misread_by_engines(checkpoint: Checkpoint, config: DrafterConfig, target: Ta
             "does; vLLM ignores the key and takes the target's head: serve an export of this drafter in its place"
         )
     ids = raw.get(keys.IDS)
-    if (
-        "speculators_model_type" in checkpoint.raw
-        and checkpoint.ours is None
-        and ids
-        and target.num_layers > 6
-    ):
+    foreign_speculators = "speculators_model_type" in checkpoint.raw and checkpoint.ours is None
+    if foreign_speculators and ids and target.num_layers > FEW_LAYERS:
         usual = list(Concat().default_layers(target.num_layers))
         if [i + 1 for i in sorted(ids)] == usual and list(config.aux_layers) == sorted(ids):
             lines.append(
