@@ -14,6 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 from specdec import __version__
 from specdec.drafter import load_drafter
 from specdec.export import card, checkpoint
+from specdec.export.card_text import hub_id
 from specdec.utils.hub import reached
 from specdec.utils.reading import DOCUMENTS, SUMS, read_json
 
@@ -69,7 +70,7 @@ def push(
         record["evaluations"] = (
             card.evaluations(drafter, record, evaluation) or record["evaluations"]
         )
-        text = str(card.card(record, repo, license, base_model))
+        text = str(card.model_card(record, repo, license, base_model))
         _say_what_is_missing(record, license, base_model)
     operations = [CommitOperationAdd(file.name, file) for file in files]
     operations.append(CommitOperationAdd(card.README, text.encode()))
@@ -131,7 +132,7 @@ def _say_what_is_missing(
     """Tell what the card leaves out, and how to give it."""
     if license is None:
         log.warning("the card names no license: --license NAME, as apache-2.0")
-    if base_model is None and card.hub_id(record["target"]["source"]) is None:
+    if base_model is None and hub_id(record["target"]["source"]) is None:
         log.warning(
             "the card names no base_model, the target being no model on the Hub: --base_model USER/NAME"
         )

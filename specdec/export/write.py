@@ -154,7 +154,7 @@ def export_drafter(
         write_json(temporary / CONFIG, chosen.config(subject, served.directory(), drafts))
         record["weights_sha256"] = sha256(file)
         write_json(temporary / OURS, record)
-        write_text(temporary / card.README, str(card.card(record, str(directory.resolve()))))
+        write_text(temporary / card.README, str(card.model_card(record, str(directory.resolve()))))
         log.info("reading it back, to the last bit")
         _verify(temporary, drafter, target, subject)
     return Exported(directory, DrafterCheckpoint.of(directory, subject), line)
