@@ -34,7 +34,7 @@ class Checkpoint(NamedTuple):
     layer: str = ""  # the prefix of the first layer's names in the file
 
 
-def fetch(source: str, revision: str | None) -> Path:
+def fetch_checkpoint(source: str, revision: str | None) -> Path:
     """Return a local directory as it is, or fetch a repository of the Hugging Face Hub.
 
     Pickled weights are fetched only where there are no others.

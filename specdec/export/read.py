@@ -25,7 +25,14 @@ from specdec.drafter import (
 from specdec.drafter.io import FORMAT as DRAFTER
 from specdec.export import boundaries, keys, mtp
 from specdec.export import tensors as named
-from specdec.export.checkpoint import LATENT, OURS, QUERIES, Checkpoint, fetch, read_checkpoint
+from specdec.export.checkpoint import (
+    LATENT,
+    OURS,
+    QUERIES,
+    Checkpoint,
+    fetch_checkpoint,
+    read_checkpoint,
+)
 from specdec.export.formats import flat
 from specdec.export.subject import HEAD
 from specdec.export.summary import (
@@ -95,7 +102,7 @@ def import_drafter(
         ValueError: there is none, or it is no drafter of this target.
     """
     log.info("reading the checkpoint %s", checkpoint)
-    directory = fetch(str(checkpoint), revision)
+    directory = fetch_checkpoint(str(checkpoint), revision)
     family = mtp.family_of(directory)
     if family is not None:
         if aux_layers:

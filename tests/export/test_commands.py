@@ -157,11 +157,11 @@ def test_a_checkpoint_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    assert checkpoint.fetch("org/drafter", "v1") == tmp_path
+    assert checkpoint.fetch_checkpoint("org/drafter", "v1") == tmp_path
     assert ["*.bin" in patterns for patterns in asked] == [False, True]
     assert not any(".py" in pattern for patterns in asked for pattern in patterns)
     (tmp_path / "model.safetensors").touch()
-    assert checkpoint.fetch("org/drafter", "v1") == tmp_path
+    assert checkpoint.fetch_checkpoint("org/drafter", "v1") == tmp_path
     assert len(asked) == 3 and "*.bin" not in asked[2]
 
     def gone(source: str, revision: str | None, allow_patterns: list[str]) -> str:
@@ -171,5 +171,5 @@ def test_a_checkpoint_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with pytest.raises(
         ValueError, match=r"org/drafter: no such directory, nor to be had .*offline"
     ):
-        checkpoint.fetch("org/drafter", None)
-    assert checkpoint.fetch(str(tmp_path), None) == tmp_path
+        checkpoint.fetch_checkpoint("org/drafter", None)
+    assert checkpoint.fetch_checkpoint(str(tmp_path), None) == tmp_path
