@@ -27,7 +27,7 @@ from specdec.diagnostics.doctor_setup import (
     logits_of,
     unchecked,
 )
-from specdec.diagnostics.parity_compare import compare
+from specdec.diagnostics.parity_compare import compare_drafting
 from specdec.drafter import TargetLayer
 from specdec.drafter.recurrence import FeedMask
 from specdec.nn.optimizers import AdamW
@@ -225,7 +225,9 @@ def agreement(setup: SetUp) -> Iterator[Finding]:
     drafter = (
         setup.decoding() if setup.saved else setup.lively().to(setup.target.embedding_weight())
     )
-    worst = max(compare(setup.target, drafter, texts, depth).rows, key=lambda row: row.share)
+    worst = max(
+        compare_drafting(setup.target, drafter, texts, depth).rows, key=lambda row: row.share
+    )
     fault = f"{worst.verdict}, at depth {worst.depth} ({worst.place}): what is trained is not what is decoded"
     yield judged(what, worst.share, "<=", worst.allowed, fault)
 

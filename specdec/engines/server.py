@@ -19,8 +19,8 @@ from typing import NamedTuple
 from specdec.drafter import DrafterConfig, load_drafter
 from specdec.engines.client import Endpoint, RequestError
 from specdec.export import FORMATS, export_drafter
-from specdec.export.formats import DrafterCheckpoint, vllm_arguments
 from specdec.export.checkpoint import OURS, check_unchanged
+from specdec.export.formats import DrafterCheckpoint, vllm_arguments
 from specdec.export.switches import VLLM
 from specdec.target import TargetSource, load_config
 from specdec.utils import supervise

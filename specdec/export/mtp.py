@@ -267,7 +267,7 @@ def stitch(
         place.theirs: ours[place.ours][place.index]
         for place in module_places(ours, family, target.num_layers)
     }
-    headers = {}
+    headers: dict[str, Any] = {}
     for file in weight_files(str(source)):
         headers |= measure(file)
     if any(headers[name].dtype in named.FP8.values() for name in module):
