@@ -157,44 +157,32 @@ def masks(setup: SetUp) -> Iterator[Finding]:
     real_BT = batch.documents_BT >= 0
     share = float(batch.loss_mask_BT[real_BT].double().mean())
     what = f"share of supervised tokens in the loader's rows of {type(data).__name__}"
-    yield judged(
-        what,
-        share,
-        ">",
-        0,
-        "nothing is supervised: the template marks no answer, or the mask was lost",
-    )
+    fault = "nothing is supervised: the template marks no answer, or the mask was lost"
+    yield judged(what, share, ">", 0, fault)
     if isinstance(data, TextData | EmbeddedData):
         size = len(data.prefix)
-        behind_BT = real_BT[:, size:] & (
-            batch.documents_BT[:, size:] == batch.documents_BT.roll(size, 1)[:, size:]
-        )
-        share = float(batch.loss_mask_BT[:, size:][behind_BT].double().mean())
-        yield judged(
-            what,
-            share,
-            ">=",
-            1,
-            "text is supervised whole: the mask is shifted or cut where it is batched",
-        )
+        documents_BT = batch.documents_BT
+        same_BT = documents_BT[:, size:] == documents_BT.roll(size, 1)[:, size:]
+        behind_BT = real_BT[:, size:] & same_BT
+        behind_share = float(batch.loss_mask_BT[:, size:][behind_BT].double().mean())
+        fault = "text is supervised whole: the mask is shifted or cut where it is batched"
+        yield judged(what, behind_share, ">=", 1, fault)
     padding = float((batch.loss_mask_BT & ~real_BT).sum())
-    yield judged(
-        "supervised tokens in padding", padding, "<=", 0, "padding is trained on: mask it out"
-    )
-    if not isinstance(data, ChatData):
-        return
-    again = "supervised tokens are those between generation prompt and end of turn, rendered and tokenised again"
-    yield judged(
-        what,
-        share,
-        "<",
-        1,
-        "every token is supervised, prompts too: the mask was lost; see --samples",
-    )
+    fault = "padding is trained on: mask it out"
+    yield judged("supervised tokens in padding", padding, "<=", 0, fault)
+    if isinstance(data, ChatData):
+        fault = "every token is supervised, prompts too: the mask was lost; see --samples"
+        yield judged(what, share, "<", 1, fault)
+        yield from _masks_of_conversations(setup, data)
+
+
+def _masks_of_conversations(setup: SetUp, data: ChatData) -> Iterator[Finding]:
+    """Compare the loader's masks with those of conversations that are rendered again."""
+    what = "supervised tokens are those between generation prompt and end of turn, rendered and tokenised again"
     pairs = list(islice(_rendered(setup, data), CONVERSATIONS))
     if not pairs:
         why = f"none of the first {CONVERSATIONS} conversations is in the training rows as it is rendered here"
-        yield unchecked(again, f"{why}: look at --samples")
+        yield unchecked(what, f"{why}: look at --samples")
         return
     loaded_T, rendered_T = (torch.cat(column) for column in zip(*pairs, strict=True))
     alike = {}
@@ -207,7 +195,7 @@ def masks(setup: SetUp) -> Iterator[Finding]:
     if best and alike[best] >= SHIFTED:
         fault = f"the mask is shifted by {best:+d} token: token j is supervised where x[j] itself is the assistant's"
         least = alike[best]
-    yield judged(f"{again} ({how_many(len(pairs), 'conversation')})", alike[0], ">=", least, fault)
+    yield judged(f"{what} ({how_many(len(pairs), 'conversation')})", alike[0], ">=", least, fault)
     last_T = rendered_T & ~F.pad(rendered_T[1:], (0, 1))
     ended = float(loaded_T[last_T].double().mean())
     fault = "the end-of-turn token is not supervised: such a drafter never proposes to stop"

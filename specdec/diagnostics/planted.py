@@ -27,7 +27,7 @@ Weights = dict[str, Tensor]
 
 
 class Outcome(Enum):
-    """What became of a fault that was to be planted."""
+    """The outcome of planting a fault."""
 
     PLANTED = "planted"
     NO_SUCH_PART = "the drafter has no such part"

@@ -224,7 +224,7 @@ def _wait_until_healthy(server: Server, timeout: float) -> None:
 def healthy(url: str) -> bool:
     """Return whether ``GET /health`` is answered with 200."""
     with contextlib.suppress(RequestError):
-        Endpoint(url, patience=2.0).text("/health")
+        Endpoint(url, timeout=2.0).text("/health")
         return True
     return False
 

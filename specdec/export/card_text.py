@@ -44,9 +44,10 @@ def generation(config: DrafterConfig) -> str:
         return "EAGLE-1"
     if config.recurrence.parallel:
         return "P-EAGLE"
+    if not wide or not isinstance(config.fusion, Concat | LastLayer):
+        return "EAGLE"
     newest = config.norms.aux == "each" and isinstance(config.recurrence, PostNorm)
-    of_3 = isinstance(config.fusion, Concat | LastLayer) and wide
-    return ("EAGLE-3.1" if newest else "EAGLE-3") if of_3 else "EAGLE"
+    return "EAGLE-3.1" if newest else "EAGLE-3"
 
 
 def prompts_text(settings: Record) -> str:

@@ -145,9 +145,8 @@ def name_table(config: DrafterConfig) -> dict[str, str]:
     # The number of the first layer whose input norm is its own.
     first = 0 if config.entry.context else 1
     for i in range(config.num_layers):
-        rows |= {
-            f"layers.layers.{i}.{ours}": f"layers.{i}.{theirs}" for ours, theirs in LAYER.items()
-        }
+        for module, published_module in LAYER.items():
+            rows[f"layers.layers.{i}.{module}"] = f"layers.{i}.{published_module}"
         if i >= first:
             rows[f"layers.input_norms.{i - first}"] = f"layers.{i}.input_layernorm"
     return rows

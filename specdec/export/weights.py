@@ -63,7 +63,7 @@ def load_weights(
     check_finite(weights)
     if own_head:
         weights[HEAD] = weights[HEAD][order_D]
-    our_name = {theirs: ours for ours, theirs in published_name.items()}
+    our_name = {name: module for module, name in published_name.items()}
     dtype = functools.reduce(torch.promote_types, dtypes)
     published = {
         str(named.translate(name, our_name)): value.to("cpu", dtype)

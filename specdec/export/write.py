@@ -146,13 +146,12 @@ def export_drafter(
     number = how_many(len(tensors), "tensor")
     log.info("writing %s for %s, method %s", number, chosen.engine, subject.method)
     with staged_directory(directory) as temporary:
-        file = temporary / WEIGHTS
         try:
-            save_file(tensors, file, metadata={"format": "pt"})
+            save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
         write_json(temporary / CONFIG, chosen.config(subject, served.directory(), drafts))
-        record["weights_sha256"] = sha256(file)
+        record["weights_sha256"] = sha256(temporary / WEIGHTS)
         write_json(temporary / OURS, record)
         write_text(temporary / card.README, str(card.model_card(record, str(directory.resolve()))))
         log.info("reading it back, to the last bit")
