@@ -86,11 +86,13 @@ FILLER = DOCUMENTS[0][:100]  # of bytes, a token is a letter
         ("noise_hidden:alpha=0.5", RAW, "<s>the grass is"),
     ],
 )  # fmt: skip
-def test_what_is_asked(chat: ChatPair, text: str, prompt: Prompt, expected: str) -> None:
+def test_first_turns_under_each_condition(
+    chat: ChatPair, text: str, prompt: Prompt, expected: str
+) -> None:
     assert asked(one(text), prompt, clean_run(chat.target, [CHAT, OWN, RAW])) == expected
 
 
-def test_later_turns_are_asked_so_too(chat: ChatPair) -> None:
+def test_later_turns_under_each_condition(chat: ChatPair) -> None:
     for text, expected in (
         ("no_bos", f"[user]{QUESTION}[assistant]four</s>[user]and three?[assistant]"),
         ("no_template", f"<s>{QUESTION}\n\nfour\n\nand three?"),
@@ -195,7 +197,7 @@ def test_names_lead_back_to_the_conditions() -> None:
         ("noise_hidden:beta=1", "alpha=NUMBER"),
     ],
 )
-def test_what_is_refused(text: str, message: str) -> None:
+def test_unknown_conditions_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_conditions([text])
 
@@ -212,7 +214,7 @@ def test_the_noise_is_standard_normal() -> None:
     assert abs((z[:, :-1] * z[:, 1:]).mean()) < 0.01 and abs((z[:-1] * z[1:]).mean()) < 0.01
 
 
-def test_it_depends_on_seed_stream_token_and_place_alone() -> None:
+def test_noise_depends_on_seed_stream_token_and_place_alone() -> None:
     z = gaussian(1, IDS, PLACES, HIDDEN, 8)
     # the order of the batch
     assert torch.equal(gaussian(1, IDS.flip(0), PLACES, HIDDEN, 8), z.flip(0))

@@ -49,7 +49,7 @@ def test_every_shipped_design(name: str, tmp_path: Path) -> None:
     assert sum(one.result is CheckResult.SOUND for one in found) >= 9, "most of it can be checked"
 
 
-def test_chats(tmp_path: Path) -> None:
+def test_a_sound_set_up_of_chats(tmp_path: Path) -> None:
     """Also where the drafter's parts are frozen on purpose, and loss and weights are held constant."""
     held = learner(train_embed=True, train_head=False, loss=LKLambda(), step_weights=DPACE())
     checked = subject(chats(tmp_path), held)

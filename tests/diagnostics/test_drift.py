@@ -40,7 +40,7 @@ def line(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> lis
     ]
 
 
-def test_the_command(
+def test_the_drift_command(
     line: list[str],
     target_directory: Path,
     drafter_directory: Path,

@@ -87,7 +87,7 @@ def test_every_prompts_values_are_kept() -> None:
         made([empty] * 3)
 
 
-def test_the_summary() -> None:
+def test_the_drift_summary() -> None:
     found = drift_summary(made())
     assert found["state_rms_growth"]["mean"] == pytest.approx(12 / 6)
     assert found["state_rms_growth"]["low"] <= 2 <= found["state_rms_growth"]["high"]

@@ -69,7 +69,7 @@ def figures(levels: Levels) -> tuple[dict[str, float], dict[str, float], dict[st
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_of_a_perfect_drafter_nothing_is_lost(name: str) -> None:
+def test_a_perfect_drafter_loses_nothing(name: str) -> None:
     lengths, losses, check = figures(explained(sure(), perfect_drafter(sure(), SPECS[name]))[0])
     assert set(lengths.values()) == {DEPTH + 1} and set(losses.values()) == {0.0}
     assert check["holds"] and check["same_passes"] == check["passes"] > len(PROMPTS)

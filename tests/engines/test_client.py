@@ -121,7 +121,9 @@ def test_no_answer_is_waited_for_or_kept_for_ever(trickle: list[bytes], served: 
     assert time.monotonic() - begin < 15
 
 
-def test_headers_may_not_trickle_either(served: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_that_trickle_run_into_the_timeout(
+    served: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slow(self: Any) -> None:
         for _ in range(100):
             self.wfile.write(b"H")

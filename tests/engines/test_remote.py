@@ -75,7 +75,7 @@ def test_every_turn_follows_the_answers_before_it(server: FakeVllm) -> None:
 
 
 @pytest.mark.parametrize("users", [3])
-def test_so_many_are_asked_at_a_time(users: int, server: FakeVllm) -> None:
+def test_concurrent_requests_are_limited(users: int, server: FakeVllm) -> None:
     server.delay = 0.05
     talks = [talk(f"{n}", f"a{n}") for n in range(9)]
     assert len(list(remote(server, users).answers(talks))) == 9

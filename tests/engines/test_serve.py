@@ -392,7 +392,7 @@ LOG = """\
         ("", "it said nothing"),
     ],
 )
-def test_reasons(log: str, reason: str, tmp_path: Path) -> None:
+def test_reasons_in_the_log_of_a_failed_server(log: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(log)
     assert failure_reason(path) == reason

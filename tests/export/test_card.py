@@ -125,7 +125,7 @@ def test_figures_come_back_as_they_were_measured(
         (DrafterSpec(ScalarMix(), draft_vocab_size=40), "EAGLE", ["eagle3", "eagle"]),
     ],
 )
-def test_what_it_is(
+def test_a_card_says_what_the_drafter_is(
     spec: DrafterSpec,
     name: str,
     tags: list[str],

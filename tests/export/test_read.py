@@ -629,7 +629,7 @@ def test_a_shallow_target_has_no_usual_boundaries() -> None:
         ({IDS: [2, 18, 33], "eagle_config": {IDS: [1, 17, 32]}}, (2, 18, 33)),
     ],
 )
-def test_what_a_config_names(raw: dict[str, object], found: tuple[int, ...]) -> None:
+def test_boundaries_that_a_config_names(raw: dict[str, object], found: tuple[int, ...]) -> None:
     assert aux_boundaries(raw, L) == found
 
 
@@ -642,7 +642,9 @@ def test_what_a_config_names(raw: dict[str, object], found: tuple[int, ...]) -> 
         ({IDS: [-1, 2]}, r"in 0\.\.36"),
     ],
 )
-def test_what_it_may_not_say(raw: dict[str, object], message: str) -> None:
+def test_boundaries_that_contradict_or_repeat_are_refused(
+    raw: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         aux_boundaries(raw, L)
 

@@ -184,7 +184,7 @@ def row_of(name: str) -> Switch:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_who_serves_what(name: str) -> None:
+def test_which_engine_serves_which_design(name: str) -> None:
     case, wanted = CASES[name]
     row = row_of(name)
     assert row.used(case)
