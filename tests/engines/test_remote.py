@@ -47,7 +47,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def remote(
-    server: FakeVllm, users: int = 4, patience: float = 10.0, engine: Any = "vllm", **asking: Any
+    server: FakeVllm, users: int = 4, timeout: float = 10.0, engine: Any = "vllm", **asking: Any
 ) -> Remote:
     config = RegenerateConfig(
         data=[],
@@ -58,7 +58,7 @@ def remote(
         max_new_tokens=9,
         **asking,
     )
-    return Remote(Endpoint(server.url, timeout=patience), "m", config)
+    return Remote(Endpoint(server.url, timeout=timeout), "m", config)
 
 
 def test_every_turn_follows_the_answers_before_it(server: FakeVllm) -> None:
