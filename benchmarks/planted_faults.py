@@ -20,8 +20,8 @@ import torch
 from benchmarks import harness
 from benchmarks.served import DRAFTS, ENVIRONMENT, FLAGS, PROMPTS, ROUNDING, TOKENS
 from benchmarks.served_targets import make_target
-from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.loud import loud_drafter, loud_spec
+from specdec.diagnostics.parity_files import Files, read_files
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
 from specdec.diagnostics.planted import FAULTS, Outcome, planted, write_files
 from specdec.drafter import Drafter
@@ -77,7 +77,7 @@ def drafter_of(target: Target, design: str, kind: str) -> Drafter:
 
 
 def serve_planted(
-    engine: ProposalEngine, target: Target, drafter: Drafter, files: reference.Files, folder: Path
+    engine: ProposalEngine, target: Target, drafter: Drafter, files: Files, folder: Path
 ) -> ProposalComparison:
     """What a vLLM with these files proposes, beside what the drafter says."""
     write_files(files, folder)
@@ -89,14 +89,14 @@ def serve_planted(
 
 def plantings(target: Target, kind: str, engine: ProposalEngine, folder: Path) -> list[Planting]:
     """Every fault, in the first design that has a place for it; first of all none."""
-    exports: dict[str, tuple[Drafter, reference.Files]] = {}
+    exports: dict[str, tuple[Drafter, Files]] = {}
     for design in DESIGNS:
         try:
             drafter = drafter_of(target, design, kind)
         except (ValueError, KeyError):  # no hand-made drafter has norms on its heads
             continue
         export_drafter(drafter, target, folder / f"{kind}-{design}")
-        exports[design] = drafter, reference.read_files(folder / f"{kind}-{design}")
+        exports[design] = drafter, read_files(folder / f"{kind}-{design}")
     results = []
     for fault in (SOUND, *FAULTS):
         for design, (drafter, files) in exports.items():

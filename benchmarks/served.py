@@ -32,8 +32,8 @@ import torch
 
 from benchmarks import harness
 from benchmarks.served_targets import FAMILIES, MARKOV, make_target
-from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.loud import loud_drafter, loud_spec
+from specdec.diagnostics.parity_files import read_files
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
 from specdec.drafter import Drafter, DrafterSpec, LastLayer, MaskBlock
 from specdec.engines.proposals import EngineRefusedError, ProposalEngine
@@ -209,7 +209,7 @@ def run_cell(cell: Cell, target: Target, engine: ProposalEngine, scratch: Path) 
         )
     except EngineRefusedError as error:
         return about | {"verdict": "LINE FAILED", "reason": str(error)}
-    files = reference.read_files(export.directory) if cell.column.kind == "loud" else None
+    files = read_files(export.directory) if cell.column.kind == "loud" else None
     comparison = compare_proposals(
         target, drafter, answers, ROUNDING, files, export.checkpoint.method
     )

@@ -48,15 +48,16 @@ class CleanRun:
         self.nodes = nodes
 
     def first_ids(self, conversation: PromptConversation) -> list[int] | Skipped | None:
-        """What the target is asked first, or why that cannot be decoded."""
+        """Return the token ids of the first turn, or the reason why it cannot be decoded."""
         return next_ids(conversation, self.target, self.max_new_tokens, self.nodes)
 
     @cached_property
     def asked(self) -> dict[str, list[int] | Skipped | None]:
-        """What the target is asked first, by the prompt's id, or why it cannot be."""
+        """The token ids of the first turn by the prompt's id, or the reason why it cannot be decoded."""
+        tokenizer = self.target.tokenizer
         return {
-            one.prompt_id: self.first_ids(PromptConversation(one, self.target.tokenizer))
-            for one in self.prompts
+            prompt.prompt_id: self.first_ids(PromptConversation(prompt, tokenizer))
+            for prompt in self.prompts
         }
 
     @cached_property
@@ -116,19 +117,20 @@ def _without_system(prompt: Prompt) -> Prompt:
 
 
 def with_first_words(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
-    """The same prompt with other words of what the user says first, or of the raw text."""
+    """Return a prompt with other words in the user's first message, or in the raw text."""
     if prompt.text is not None:
         return prompt._replace(text=change(prompt.text))
     if prompt.turns is not None:
         return prompt._replace(turns=[change(prompt.turns[0]), *prompt.turns[1:]])
     messages = [dict(message) for message in prompt.messages or []]
-    for message in [one for one in messages if one["role"] == "user"][:1]:
-        message["content"] = change(message["content"])
+    first = next((message for message in messages if message["role"] == "user"), None)
+    if first is not None:
+        first["content"] = change(first["content"])
     return prompt._replace(messages=messages)
 
 
 class ConditionKind(NamedTuple):
-    """What conditions of a name have in common."""
+    """The properties that conditions of a name have in common."""
 
     parameter: str = ""
     # measured where none is named; all that there are, unless it is a number
@@ -168,12 +170,12 @@ class Condition:
 
     @property
     def of(self) -> ConditionKind:
-        """What it has in common with others of its name."""
+        """The properties that all conditions of its name have."""
         return CONDITIONS.get(self.kind, ConditionKind(of_text=False))
 
     @property
     def name(self) -> str:
-        """As on the command line: ``context:tokens=512``."""
+        """The spelling on the command line: ``context:tokens=512``."""
         return (
             f"{self.kind}:{self.of.parameter}={_spelled(self.value)}"
             if self.of.parameter
@@ -181,7 +183,7 @@ class Condition:
         )
 
     def conversation(self, prompt: Prompt, clean: CleanRun) -> PromptConversation:
-        """What the target is asked; ValueError where this prompt cannot be asked so."""
+        """Return the conversation that the target answers; ValueError where this prompt cannot be asked so."""
         tokenizer = clean.target.tokenizer
         system = None
         match self.kind:
@@ -228,45 +230,46 @@ def parse_conditions(texts: Sequence[str]) -> list[Condition]:
     A name without its parameter stands for the usual ones; no name at all for all there are. ValueError for an unknown
     condition or parameter, or a value that it cannot have.
     """
-    return list(dict.fromkeys(one for text in texts or CONDITIONS for one in _parse(text)))
+    conditions = [condition for text in texts or CONDITIONS for condition in _parse(text)]
+    return list(dict.fromkeys(conditions))
 
 
 def _parse(text: str) -> list[Condition]:
-    name, colon, given = text.partition(":")
+    name, colon, parameters = text.partition(":")
     if name not in CONDITIONS:
         every = ", ".join(CONDITIONS)
         raise ValueError(
             f"condition {text!r}: expected one of {every}, with parameters as noise_hidden:alpha=0.5"
         )
-    of = CONDITIONS[name]
+    kind = CONDITIONS[name]
     if not colon:
-        return [Condition(name, value) for value in of.values]
-    key, _, word = given.partition("=")
-    known = {_spelled(one): one for one in of.values}
+        return [Condition(name, value) for value in kind.values]
+    key, _, word = parameters.partition("=")
+    known = {_spelled(value): value for value in kind.values}
     try:
-        value = of.number(word) if of.number else known[word]
+        value = kind.number(word) if kind.number else known[word]
     except (KeyError, ValueError):
         value = None
-    if value is None or key != of.parameter:
-        form = f"{of.parameter}={'NUMBER' if of.number else '|'.join(known)}"
-        raise ValueError(
-            f"condition {text!r}: expected {form if of.parameter else 'no parameter'}, not {given!r}"
-        )
+    if value is None or key != kind.parameter:
+        form = "no parameter"
+        if kind.parameter:
+            form = f"{kind.parameter}={'NUMBER' if kind.number else '|'.join(known)}"
+        raise ValueError(f"condition {text!r}: expected {form}, not {parameters!r}")
     return [Condition(name, value)]
 
 
 def _spelled(value: object) -> str:
-    """As on the command line; all digits of a number, since results are found again by the name."""
+    """Return a value as on the command line, with all digits of a number, as results are found by the name."""
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value).lower()
 
 
-# streams of noise of their own beside decoding's
+# Streams of random numbers apart from decoding's.
 HIDDEN = 11
 EMBEDDING = 12
 
 
 def gaussian(seed: int, ids_BT: Tensor, place_BT: Tensor, stream: int, width: int) -> Tensor:
-    """Standard normal numbers, float64 (B, T, width), that depend on seed, token and place alone.
+    """Return standard normal numbers, float64 (B, T, width), that depend on seed, token and place alone.
 
     Neither the batch matters nor which pass comes to a place; texts that have the same token at a place share it.
     """
@@ -276,7 +279,7 @@ def gaussian(seed: int, ids_BT: Tensor, place_BT: Tensor, stream: int, width: in
 
 
 def blurred(x_BTH: Tensor, alpha: float, z_BTH: Tensor) -> Tensor:
-    """``x + alpha rms(x) z`` with each token's own RMS, in the dtype of x (https://arxiv.org/abs/2605.09992)."""
+    """Return ``x + alpha rms(x) z`` with each token's own RMS, in the dtype of x (https://arxiv.org/abs/2605.09992)."""
     rms_BT1 = x_BTH.double().square().mean(-1, keepdim=True).sqrt()
     return x_BTH + (alpha * rms_BT1 * z_BTH).to(x_BTH.dtype)
 

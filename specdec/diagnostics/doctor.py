@@ -29,17 +29,11 @@ from rich.text import Text
 from specdec.commands.fit import Configured, configured
 from specdec.commands.parser import OwnOptions, fit_options
 from specdec.data import Document, TokenData
+from specdec.diagnostics.doctor_data import masks, taps, vocabulary
 from specdec.diagnostics.doctor_first import first_findings
-from specdec.diagnostics.doctor_model import agreement, gradient, inputs, overfit
-from specdec.diagnostics.doctor_setup import (
-    CheckResult,
-    Finding,
-    SetUp,
-    masks,
-    set_up,
-    taps,
-    vocabulary,
-)
+from specdec.diagnostics.doctor_model import agreement, gradient, inputs
+from specdec.diagnostics.doctor_overfit import overfit
+from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, set_up
 from specdec.diagnostics.doctor_template import template
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.progress import progress
@@ -73,25 +67,29 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--seconds", type=float, default=40.0, help="for the overfitted sample, at most"
     )
-    own, args = parser.parse_known_args(argv)
-    if (own.samples or 0) < 0:
-        raise ValueError(f"--samples is {own.samples}: it must be 0 or more")
-    if own.seconds <= 0:
-        raise ValueError(f"--seconds is {own.seconds:g}: it must be above 0")
+    options, args = parser.parse_known_args(argv)
+    if (options.samples or 0) < 0:
+        raise ValueError(f"--samples is {options.samples}: it must be 0 or more")
+    if options.seconds <= 0:
+        raise ValueError(f"--seconds is {options.seconds:g}: it must be above 0")
     args = fit_options(args) or ["--config", "conf/quickstart.yaml"]
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
     cli = configured(Configured, "fit", args, RunDirectory())
-    if own.samples is not None:
-        show_samples(cli.datamodule, cli.model.target_source.load_tokenizer(), own.samples, console)
+    if options.samples is not None:
+        show_samples(
+            cli.datamodule, cli.model.target_source.load_tokenizer(), options.samples, console
+        )
         return 0
     findings: list[Finding] = []
-    if own.only is None or FIRST in own.only:
-        findings = named_findings(FIRST, first_findings(cli.model, cli.datamodule, own.drafter))
-    stops = own.only is None and faulty(findings)
-    later = [] if stops else [name for name in CHECKS if own.only is None or name in own.only]
+    if options.only is None or FIRST in options.only:
+        findings = named_findings(FIRST, first_findings(cli.model, cli.datamodule, options.drafter))
+    stops = options.only is None and faulty(findings)
+    later = (
+        [] if stops else [name for name in CHECKS if options.only is None or name in options.only]
+    )
     if later:
         setup = set_up(
-            cli.model, cli.datamodule, cli.config["fit"].trainer, own.drafter, own.seconds
+            cli.model, cli.datamodule, cli.config["fit"].trainer, options.drafter, options.seconds
         )
         with (
             contextlib.closing(setup.module.source),
@@ -111,21 +109,23 @@ def main(argv: list[str]) -> int:
 
 
 def faulty(findings: Sequence[Finding]) -> bool:
-    """Whether one of them is a fault."""
+    """Return whether any finding is a fault."""
     return any(finding.result is CheckResult.FAULTY for finding in findings)
 
 
 def run_check(name: str, setup: SetUp) -> list[Finding]:
-    """The findings of a check that looks at the built set-up."""
+    """Return the findings of a check that looks at the built set-up."""
     return named_findings(name, CHECKS[name](setup))
 
 
-def named_findings(name: str, made: Iterator[Finding]) -> list[Finding]:
-    """A check's findings, with its name. That it cannot be carried through is a fault, since training would end there
-    as well."""
+def named_findings(name: str, check: Iterator[Finding]) -> list[Finding]:
+    """Return a check's findings, with its name.
+
+    A check that raises ValueError is a fault, since training would end there as well.
+    """
     findings: list[Finding] = []
     try:
-        for finding in made:
+        for finding in check:
             findings.append(finding._replace(check=name))
     except ValueError as error:
         findings.append(
@@ -135,24 +135,27 @@ def named_findings(name: str, made: Iterator[Finding]) -> list[Finding]:
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
-    """A table of all findings, and a sentence for each one that is not sound."""
+    """Print a table of all findings, and a sentence for each one that is not sound, faults first."""
     table = Table("check", "what", "figure", "wanted", "result")
-    for one in findings:
-        remark = f"; {one.note}" if one.note and one.result is CheckResult.SOUND else ""
-        figure = "" if one.figure is None else f"{one.figure:.4g}"
-        table.add_row(
-            one.check, escape(printable(one.what + remark)), figure, one.wanted, one.result
-        )
+    faults = []
+    not_checked = []
+    for check in findings:
+        what = check.what
+        if check.result is CheckResult.SOUND:
+            what += f"; {check.note}" if check.note else ""
+        elif check.result is CheckResult.FAULTY:
+            faults.append(check)
+        else:
+            not_checked.append(check)
+        figure = "" if check.figure is None else f"{check.figure:.4g}"
+        table.add_row(check.check, escape(printable(what)), figure, check.wanted, check.result)
     console.print(table)
-    # faults first
-    for one in sorted(findings, key=lambda one: one.result is CheckResult.UNCHECKED):
-        if one.result is not CheckResult.SOUND:
-            console.print(
-                printable(f"{one.check}: {one.result}: {one.what}: {one.note}"), markup=False
-            )
-    sound, faulty, rest = (sum(one.result is result for one in findings) for result in CheckResult)
-    end = how_many(faulty, "fault") if faulty else "no fault was found"
-    console.print(f"{end}: {sound} sound, {rest} could not be checked")
+    for check in [*faults, *not_checked]:
+        sentence = f"{check.check}: {check.result}: {check.what}: {check.note}"
+        console.print(printable(sentence), markup=False)
+    end = how_many(len(faults), "fault") if faults else "no fault was found"
+    sound = len(findings) - len(faults) - len(not_checked)
+    console.print(f"{end}: {sound} sound, {len(not_checked)} could not be checked")
 
 
 def show_samples(data: TokenData, tokenizer: Any, count: int, console: Console) -> None:
@@ -174,7 +177,7 @@ def show_samples(data: TokenData, tokenizer: Any, count: int, console: Console) 
 
 
 def marked(document: Document, tokenizer: Any, marks: tuple[str, str]) -> Text:
-    """A document's first tokens, the supervised ones in colour and between the marks."""
+    """Return a document's first tokens, the supervised ones in color and between the marks."""
     text = Text()
     pairs = list(zip(document.ids_T.tolist(), document.loss_mask_T.tolist(), strict=True))
     for supervised, run in groupby(pairs[:SHOWN], key=lambda pair: pair[1]):
@@ -186,18 +189,21 @@ def marked(document: Document, tokenizer: Any, marks: tuple[str, str]) -> Text:
 
 
 def _figures(documents: Sequence[Document], data: TokenData, tokenizer: Any) -> dict[str, str]:
-    """A split's sizes; what was cut or dropped of it is logged where it is read."""
-    sizes_2N = torch.tensor([(len(one.ids_T), int(one.loss_mask_T.sum())) for one in documents]).T
+    """Return a split's sizes; what was cut or dropped of it is logged where it is read."""
+    sizes = [(len(document.ids_T), int(document.loss_mask_T.sum())) for document in documents]
+    sizes_2N = torch.tensor(sizes).T
     tokens, supervised = sizes_2N.sum(1).tolist()
-    quantiles_Q2 = sizes_2N.double().quantile(
-        torch.tensor([0, 0.5, 0.95, 1]).double(), 1, interpolation="nearest"
+    levels = torch.tensor([0, 0.5, 0.95, 1]).double()
+    quantiles_Q2 = sizes_2N.double().quantile(levels, 1, interpolation="nearest")
+    of_tokens, of_supervised = (
+        ", ".join(f"{value:,.0f}" for value in column) for column in quantiles_Q2.T.tolist()
     )
-    each = [", ".join(f"{value:,.0f}" for value in column) for column in quantiles_Q2.T.tolist()]
     ends = Counter[int]()
-    # a run's last token is followed by one that is not supervised, or by none
-    for one in documents:
-        following_T = torch.cat([one.loss_mask_T[1:], one.loss_mask_T.new_zeros(1)])
-        ends.update(one.ids_T[one.loss_mask_T & ~following_T].tolist())
+    # A run's last token is followed by one that is not supervised, or by none.
+    for document in documents:
+        mask_T = document.loss_mask_T
+        following_T = torch.cat([mask_T[1:], mask_T.new_zeros(1)])
+        ends.update(document.ids_T[mask_T & ~following_T].tolist())
     rows = data.pack(list(documents))
     shares = (
         f"{tokenizer.decode([token])!r} {n / ends.total():.0%}" for token, n in ends.most_common(5)
@@ -206,8 +212,8 @@ def _figures(documents: Sequence[Document], data: TokenData, tokenizer: Any) -> 
         "documents": f"{len(documents):,}",
         "packed rows": f"{len(rows.ids_BT):,}, {float((rows.documents_BT < 0).double().mean()):.1%} padding",
         "tokens": f"{tokens:,}, {supervised / max(tokens, 1):.1%} supervised",
-        "tokens of a document: least, median, 95 %, most": each[0],
-        "supervised tokens of a document": each[1],
+        "tokens of a document: least, median, 95 %, most": of_tokens,
+        "supervised tokens of a document": of_supervised,
         "supervised runs": f"{ends.total():,}",
         "which end with": ", ".join(shares),
     }

@@ -12,21 +12,15 @@ from specdec.data.layouts import ChatConversation
 from specdec.data.rendering import ChatTemplateError
 from specdec.data.said import TurnError
 from specdec.data.template import Template, template_of
-from specdec.diagnostics.doctor_setup import (
-    ALIKE,
-    Finding,
-    SetUp,
-    first_conversations,
-    judged,
-    unchecked,
-)
+from specdec.diagnostics.doctor_data import ALIKE, first_conversations
+from specdec.diagnostics.doctor_setup import Finding, SetUp, judged, unchecked
 
 CONVERSATIONS = 256  # that are rendered here
 LONGEST = 2**20  # tokens: nothing is cut
 
 
 def template(setup: SetUp) -> Iterator[Finding]:
-    """What the assistants of the training data say is supervised, and every turn ends as the target's do."""
+    """The words of the training data's assistants are supervised, and every turn ends as the target's do."""
     data = setup.data
     if not isinstance(data, ChatData):
         return

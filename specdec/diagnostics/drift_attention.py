@@ -76,33 +76,31 @@ def observing(drafter: Drafter) -> Iterator[Observed]:
 
 @contextlib.contextmanager
 def attention_weights(target: Target, layers: Sequence[int]) -> Iterator[Mapping[int, Tensor]]:
-    """Inside, forwards of the target leave the attention weights of ``layers`` in what is yielded, (B, h, T, S) each.
+    """Collect the attention weights of ``layers``, (B, h, T, S) each, of the target's forwards inside the block.
 
-    The model attends with its family's own eager code for as long, the only one that forms its weights.
+    The model attends with its family's own eager code there, the only one that forms its weights.
 
     Raises:
         ValueError: a layer left none.
     """
     model = target.model
-    found = dict[int, Tensor]()
-    before = target.config._attn_implementation
+    weights_BhTS = dict[int, Tensor]()
+    usual = target.config._attn_implementation
     with contextlib.ExitStack() as undo:
         for number in {*layers} - {-1}:
 
             def keep(module: nn.Module, args: Any, output: Any, number: int = number) -> None:
-                if (
-                    isinstance(output, tuple)
-                    and len(output) > 1
-                    and getattr(output[1], "ndim", 0) == 4
-                ):
-                    found[number] = output[1]
+                weights: Any = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+                if getattr(weights, "ndim", 0) == 4:
+                    weights_BhTS[number] = weights
 
             for module in model_parts(model).layers[number].modules():
                 undo.callback(module.register_forward_hook(keep).remove)
-        undo.callback(model.set_attn_implementation, before)
+        undo.callback(model.set_attn_implementation, usual)
         model.set_attn_implementation("eager")
-        yield found
-        if missing := {*layers} - {-1, *found}:
+        yield weights_BhTS
+        missing = {*layers} - {-1, *weights_BhTS}
+        if missing:
             raise ValueError(
                 f"{target.source}: the eager attention of layer {min(missing)} gives no weights to measure"
             )

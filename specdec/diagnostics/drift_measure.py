@@ -1,5 +1,4 @@
-"""What a drafter attends to, how its state changes and how often it is right, draft step by draft step; and what the
-target gives it to read.
+"""The attention, state and accuracy of a drafter, draft step by draft step, and the states that the target gives it.
 
 Step k yields draft k. It reads the token before (the anchor's for k = 1) and the state of step k - 1 (the fused feature
 for k = 1), and yields the state that step k + 1 reads. Row i of the drafter holds the feature of position i and the
@@ -53,7 +52,7 @@ SERIES = ATTENTION | {
     "joint_acceptance": ("Joint acceptance", "share of chains"),
     "conditional_acceptance": ("Conditional acceptance", "share of chains"),
 }
-# of which a block drafter, that feeds nothing back, has none
+# A block drafter feeds nothing back, and has none of these.
 FED_BACK = {"state_rms", "cosine", "feature_cosine"}
 # by place: the fused states, all of them side by side, the same behind ``norms.aux``, the feature
 INPUTS = {
@@ -71,10 +70,10 @@ RECENT = 16  # committed rows before a chain that count as recent
 
 
 @torch.inference_mode()
-def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tuple[Chains, Tensor]:
+def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> tuple[Chains, Tensor]:
     """Draft from anchors of a text as decoding does, then along the text as training does, and add up.
 
-    ``kl`` and ``feature_cosine`` are of the second: every step reads the text's token and the drafter's own state.
+    ``kl`` and ``feature_cosine`` belong to the second: every step reads the text's token and the drafter's own state.
     Nothing is drawn at random.
 
     Args:
@@ -86,56 +85,34 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
         The chains, as decoding drafts them; and (F, K, 2) float64: of every one of :data:`SERIES`, at every step, the
         sum over chains and how many chains count.
     """
-    drafter = one.drafter
-    anchor_A = torch.tensor(anchors, device=one.ids_1T.device)
-    A = len(anchors)
-    attention: list[Tensor] = []  # (A, M) of each step
-    outs: list[Tensor] = []  # (A, H), the state before the output norm
-    with observing(drafter) as seen:
-
-        def look(level: int) -> None:
-            at = drafter.config.drafting.nodes_of_step(level, A)
-            weights = [
-                seen.weights_BhTS[layer][0, :, at].transpose(0, 1)
-                for layer in sorted(seen.weights_BhTS)
-            ]
-            regions_ARS = _regions(one.rows, prompt, anchor_A, weights[0].shape[-1])
-            attention.append(
-                torch.stack([_masses(each_AhS, regions_ARS) for each_AhS in weights])
-                .double()
-                .mean(0)
-            )
-            assert seen.out_BTH is not None
-            outs.append(seen.out_BTH[0, at])
-
-        chains = one.draft(anchors, on_step=look)
+    drafter = text.drafter
+    anchor_A = torch.tensor(anchors, device=text.ids_1T.device)
+    chains, attention, outs = _observe_chains(text, anchors, prompt)
     counted = [anchor for anchor in anchors if anchor < end]
-    sums_FK2 = torch.zeros(len(SERIES), one.depth, 2, dtype=torch.float64, device=anchor_A.device)
+    count = len(counted)
+    sums_FK2 = torch.zeros(len(SERIES), text.depth, 2, dtype=torch.float64, device=anchor_A.device)
     if not counted:
         return chains, sums_FK2
-    taught = one.draft(counted, one.behind(counted))
-    anchor_A = anchor_A[: len(counted)]
+    taught = text.draft(counted, text.behind(counted))
+    anchor_A = anchor_A[:count]
     accepted_A = torch.ones_like(anchor_A, dtype=torch.float64)
-    for k in range(one.depth):
-        before_AH, state_AH = (
-            chains.features_AJH[: len(counted), at].double() for at in (k, k + 1)
-        )
-        true_AH = drafter.fuse(one.out.aux_BTNH[:, anchor_A + k])[0].double()
-        logits_AD = one.target.logits(
-            one.out.final_BTH[:, anchor_A + k], drafter.vocab.target_ids_D
-        )[0]
-        right_A = chains.tokens_AK[: len(counted), k] == one.ids_1T[0, anchor_A + k + 1]
+    for k in range(text.depth):
+        input_AH = chains.features_AJH[:count, k].double()
+        state_AH = chains.features_AJH[:count, k + 1].double()
+        taught_AH = taught.features_AJH[:, k + 1].double()
+        true_AH = drafter.fuse(text.out.aux_BTNH[:, anchor_A + k])[0].double()
+        final_1AH = text.out.final_BTH[:, anchor_A + k]
+        logits_AD = text.target.logits(final_1AH, drafter.vocab.target_ids_D)[0]
+        right_A = chains.tokens_AK[:count, k] == text.ids_1T[0, anchor_A + k + 1]
         reached_A = accepted_A
         accepted_A = accepted_A * right_A
-        found = dict(zip(ATTENTION, attention[k][: len(counted)].unbind(1), strict=True))
-        found |= {
-            "sink_own_mass": found["sink_mass"] + found["own_mass"],
+        values = dict(zip(ATTENTION, attention[k][:count].unbind(1), strict=True))
+        values |= {
+            "sink_own_mass": values["sink_mass"] + values["own_mass"],
             "state_rms": _rms(state_AH),
-            "out_rms": _rms(outs[k][: len(counted)]),
-            "cosine": F.cosine_similarity(state_AH, before_AH, dim=-1),
-            "feature_cosine": F.cosine_similarity(
-                taught.features_AJH[:, k + 1].double(), true_AH, dim=-1
-            ),
+            "out_rms": _rms(outs[k][:count]),
+            "cosine": F.cosine_similarity(state_AH, input_AH, dim=-1),
+            "feature_cosine": F.cosine_similarity(taught_AH, true_AH, dim=-1),
             "kl": _kl(logits_AD, taught.log_probs_AKD[:, k]),
             "joint_acceptance": accepted_A,
             "conditional_acceptance": accepted_A,
@@ -143,22 +120,45 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
         for row, name in enumerate(SERIES):
             if drafter.config.drafting.fixed_drafts and name in FED_BACK:
                 continue
-            count = (
-                reached_A.sum()
-                if name == "conditional_acceptance"
-                else reached_A.new_tensor(len(counted))
-            )
-            sums_FK2[row, k] = torch.stack([found[name].sum(), count])
+            weight = reached_A.new_tensor(count)
+            if name == "conditional_acceptance":
+                weight = reached_A.sum()
+            sums_FK2[row, k] = torch.stack([values[name].sum(), weight])
     return chains, sums_FK2
 
 
+def _observe_chains(
+    text: AnchoredText, anchors: list[int], prompt: int
+) -> tuple[Chains, list[Tensor], list[Tensor]]:
+    """Draft chains, and keep of every step the attention (A, M) and the state before the output norm (A, H)."""
+    A = len(anchors)
+    anchor_A = torch.tensor(anchors, device=text.ids_1T.device)
+    attention: list[Tensor] = []
+    outs: list[Tensor] = []
+    with observing(text.drafter) as seen:
+
+        def observe_step(level: int) -> None:
+            rows = text.drafter.config.drafting.nodes_of_step(level, A)
+            masses = []
+            for layer in sorted(seen.weights_BhTS):
+                weights_AhS = seen.weights_BhTS[layer][0, :, rows].transpose(0, 1)
+                regions_ARS = _regions(text.rows, prompt, anchor_A, weights_AhS.shape[-1])
+                masses.append(_masses(weights_AhS, regions_ARS))
+            attention.append(torch.stack(masses).double().mean(0))
+            assert seen.out_BTH is not None
+            outs.append(seen.out_BTH[0, rows])
+
+        chains = text.draft(anchors, on_step=observe_step)
+    return chains, attention, outs
+
+
 def _rms(x: Tensor) -> Tensor:
-    """``||x|| / sqrt(d)`` of the last dimension, float64."""
+    """Return ``||x|| / sqrt(d)`` of the last dimension, float64."""
     return x.double().square().mean(-1).sqrt()
 
 
 def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
-    """Which key slots are what to each chain, (A, M, S) bool, in the order of :data:`ATTENTION` but for the entropy.
+    """Return the regions of every chain's key slots, (A, M, S) bool, in the order of :data:`ATTENTION` but for entropy.
 
     The first five are disjoint and cover all that a chain sees. The first ``text`` slots are the text's rows; behind
     them stand the chains', level by level; a chain's level 0 is the row of its anchor.
@@ -171,20 +171,20 @@ def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
     prompt_AS = ~own_S & ~sink_S & ~recent_AS & (slot_S < prompt)
     rest_AS = ~own_S & ~sink_S & ~recent_AS & ~prompt_AS
     all_A1 = torch.ones_like(before_A1, dtype=torch.bool)
-    alike = [(each_S & all_A1) for each_S in (sink_S, own_S, slot_S >= text + len(anchor_A))]
-    return torch.stack([alike[0], prompt_AS, recent_AS, alike[1], rest_AS, alike[2]], 1)
+    drafted_S = slot_S >= text + len(anchor_A)
+    sink_AS, own_AS, drafted_AS = (slots_S & all_A1 for slots_S in (sink_S, own_S, drafted_S))
+    return torch.stack([sink_AS, prompt_AS, recent_AS, own_AS, rest_AS, drafted_AS], 1)
 
 
 def _masses(weights_AhS: Tensor, regions_ARS: Tensor) -> Tensor:
-    """What one layer attends to, (A, M + 1) in the order of :data:`ATTENTION`: means over heads."""
-    mass_AM = (
-        torch.einsum("ahs,ams->am", weights_AhS, regions_ARS.to(weights_AhS)) / weights_AhS.shape[1]
-    )
-    return torch.cat([mass_AM, torch.special.entr(weights_AhS).sum(-1).mean(1, keepdim=True)], 1)
+    """Return one layer's attention, (A, M + 1) in the order of :data:`ATTENTION`: means over heads."""
+    mass_AM = torch.einsum("ahs,ams->am", weights_AhS, regions_ARS.to(weights_AhS))
+    entropy_A1 = torch.special.entr(weights_AhS).sum(-1).mean(1, keepdim=True)
+    return torch.cat([mass_AM / weights_AhS.shape[1], entropy_A1], 1)
 
 
 def _kl(logits_AD: Tensor, log_q_AD: Tensor) -> Tensor:
-    """KL(target || drafter) over the draft vocabulary, to which the target's probabilities are renormalised."""
+    """Return KL(target || drafter) over the draft vocabulary, with the target's probabilities renormalized to it."""
     log_p_AD = logits_AD.double().log_softmax(-1)
     p_AD = log_p_AD.exp()
     return torch.where(p_AD > 0, p_AD * (log_p_AD - log_q_AD.double()), 0).sum(-1)
@@ -192,7 +192,7 @@ def _kl(logits_AD: Tensor, log_q_AD: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def read_inputs(target: Target, drafter: Drafter, ids: Sequence[int], prompt: int) -> Tensor:
-    """What the target's fused states of a text hold, and its attention where they are made.
+    """Measure the target's fused states of a text, and its attention where they are computed.
 
     Returns:
         (F, R, 2) float64: of every one of :data:`INPUTS`, at every place, the text's value and 1, or 0 and 0 where
@@ -200,16 +200,12 @@ def read_inputs(target: Target, drafter: Drafter, ids: Sequence[int], prompt: in
     """
     config = drafter.config
     ids_1T = torch.tensor([list(ids)], device=target.device)
-    # boundary b is what layer b - 1 gives; the embeddings and a layer that does not attend have no attention to measure
-    makers = [
-        boundary - 1 if boundary and target.attends[boundary - 1] else -1
-        for boundary in config.aux_layers
-    ]
+    # Boundary b is the output of layer b - 1; embeddings, and a layer that does not attend, have no attention.
+    makers = [b - 1 if b and target.attends[b - 1] else -1 for b in config.aux_layers]
     with attention_weights(target, makers) as weights_BhTT:
         view = View.packed(torch.zeros_like(ids_1T))
-        aux_TNH = target.forward(
-            ids_1T, view, config.aux_layers, config.fusion.final_norm
-        ).aux_BTNH[0]
+        out = target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm)
+    aux_TNH = out.aux_BTNH[0]
     normed_TNH = drafter.norms.aux(aux_TNH[None])[0]
     places = [
         *aux_TNH.unbind(1),
@@ -233,17 +229,22 @@ def read_inputs(target: Target, drafter: Drafter, ids: Sequence[int], prompt: in
     return sums_FR2
 
 
-def document(
+def drift_document(
     prompts: Sequence[str], sums: Sequence[Tensor], inputs: Sequence[Tensor], aux_layers: Sequence[int],
     trained_depth: int | None, depths: int,
 ) -> Document:  # fmt: skip
-    """The measured part of ``drift.json`` from the sums of prompts, of those with a chain; ValueError if none has.
+    """Return the measured part of ``drift.json``, over the prompts that have a chain.
 
-    ``sums`` are those of :func:`drafted`, ``inputs`` of :func:`read_inputs`.
+    Args:
+        sums: of each prompt, as :func:`drafted` gives them.
+        inputs: of each prompt, as :func:`read_inputs` gives them.
+
+    Raises:
+        ValueError: no prompt has a chain.
     """
-    chains = [int(one[0, 0, 1]) for one in sums]
-    kept = [number for number, count in enumerate(chains) if count]
-    if not kept:
+    chains = [int(sums_FK2[0, 0, 1]) for sums_FK2 in sums]
+    with_chain = [number for number, count in enumerate(chains) if count]
+    if not with_chain:
         raise ValueError(
             f"no answer of the target is long enough for a chain of {how_many(depths, 'token')}: ask for fewer depths "
             "or more new tokens, or give other prompts"
@@ -254,36 +255,42 @@ def document(
         "version": VERSION,
         "trained_depth": trained_depth,
         "depths": depths,
-        "prompts": [prompts[number] for number in kept],
-        "chains": [chains[number] for number in kept],
-        "series": _told(SERIES, [sums[number] for number in kept]),
-        "inputs": {"places": places, "series": _told(INPUTS, [inputs[number] for number in kept])},
+        "prompts": [prompts[number] for number in with_chain],
+        "chains": [chains[number] for number in with_chain],
+        "series": _series(SERIES, [sums[number] for number in with_chain]),
+        "inputs": {
+            "places": places,
+            "series": _series(INPUTS, [inputs[number] for number in with_chain]),
+        },
     }
 
 
-def _told(titles: Mapping[str, tuple[str, str]], sums: Sequence[Tensor]) -> dict[str, Document]:
-    """Series by name: of each step or place (a row) every prompt's value and weight, the mean and its interval."""
-    found: dict[str, Document] = {}
-    for (name, (title, unit)), sums_RP2 in zip(
-        titles.items(), torch.stack([*sums], 2).numpy(), strict=True
-    ):
+def _series(titles: Mapping[str, tuple[str, str]], sums: Sequence[Tensor]) -> dict[str, Document]:
+    """Return, by name, every step's or place's (a row's) values and weights of the prompts, mean and interval."""
+    series: dict[str, Document] = {}
+    sums_FRP2 = torch.stack([*sums], 2).numpy()
+    for (name, (title, unit)), sums_RP2 in zip(titles.items(), sums_FRP2, strict=True):
         values = [
             [float(total / weight) if weight else None for total, weight in row] for row in sums_RP2
         ]
-        told = [measured(sums_P2, bounds=possible(unit)) for sums_P2 in sums_RP2]
-        means = {key: [one[key] for one in told] for key in ("mean", "low", "high")}
-        weights = sums_RP2[..., 1].astype(int).tolist()
-        found[name] = {"title": title, "unit": unit, "values": values, "weights": weights, **means}
-    return found
+        figures = [measured(sums_P2, bounds=possible(unit)) for sums_P2 in sums_RP2]
+        series[name] = {
+            "title": title,
+            "unit": unit,
+            "values": values,
+            "weights": sums_RP2[..., 1].astype(int).tolist(),
+            "mean": [figure["mean"] for figure in figures],
+            "low": [figure["low"] for figure in figures],
+            "high": [figure["high"] for figure in figures],
+        }
+    return series
 
 
-def sums_of(found: Document, name: str) -> Array:
-    """The sums over chains of a document's series, and over how many, (K, P, 2)."""
-    one = found["series"][name]
-    weights_KP = np.array(one["weights"], dtype=np.float64)
-    values_KP = np.array(
-        [[0.0 if value is None else value for value in row] for row in one["values"]]
-    )
+def sums_of(drift: Document, name: str) -> Array:
+    """Return a series' sums over chains, and over how many, (K, P, 2)."""
+    series = drift["series"][name]
+    weights_KP = np.array(series["weights"], dtype=np.float64)
+    values_KP = np.array([[value or 0.0 for value in row] for row in series["values"]])
     return np.stack([values_KP * weights_KP, weights_KP], axis=-1)
 
 
@@ -302,12 +309,12 @@ class DriftFigure(NamedTuple):
     null: float | None = None  # its value without drift, if known
 
     def columns(self, sums_KP2: Array) -> Array:
-        """Sums and weights at the steps, then at those that they are compared with, (P, 2) or (P, 4)."""
+        """Return sums and weights at the steps, then at those that they are compared with, (P, 2) or (P, 4)."""
         return np.concatenate([sums_KP2[list(depths)].sum(0) for depths in self.depths], axis=1)
 
 
 def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigure]:
-    """What is told of a measurement of so many steps."""
+    """Yield the figures of a measurement of so many steps."""
     first = range(1)
     last = range(depths - 1, depths)
     both = (last, first)
@@ -345,12 +352,11 @@ def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigur
         )  # fmt: skip
 
 
-def summary(found: Document) -> dict[str, dict[str, Any]]:
-    """Every figure by name with its title, mean and interval."""
-    out = {}
-    for one in drift_figures(found["depths"], found["trained_depth"]):
-        bounds = ANY if one.how == "difference" else possible(one.unit)
-        out[one.name] = {"title": one.title} | measured(
-            one.columns(sums_of(found, one.series)), HOW[one.how], bounds
-        )
-    return out
+def drift_summary(drift: Document) -> dict[str, dict[str, Any]]:
+    """Return every figure by name, with its title, mean and interval."""
+    summary = {}
+    for figure in drift_figures(drift["depths"], drift["trained_depth"]):
+        bounds = ANY if figure.how == "difference" else possible(figure.unit)
+        sums = figure.columns(sums_of(drift, figure.series))
+        summary[figure.name] = {"title": figure.title} | measured(sums, HOW[figure.how], bounds)
+    return summary

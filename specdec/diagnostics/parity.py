@@ -8,32 +8,34 @@ Legend: A passes, K drafts, T tokens, V vocabulary.
 """
 
 import contextlib
-import itertools
 import logging
-import math
 import sys
 from collections.abc import Sequence
-from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from specdec.decoding import check_pair, warn_unless_made_for
-from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
 from specdec.diagnostics.loud import check_design, loud_drafter, loud_spec
-from specdec.diagnostics.parity_compare import NO_NUMBER, Compared, compare
+from specdec.diagnostics.parity_compare import Compared, compare_drafting
+from specdec.diagnostics.parity_files import read_files
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
+from specdec.diagnostics.parity_report import (
+    comparison_table,
+    conclusion,
+    parity_verdict,
+    proposal_tables,
+    report_figures,
+)
 from specdec.drafter import Drafter, load_drafter
 from specdec.engines.proposals import ProposalEngine, RecordedAnswer
 from specdec.engines.server import check_flags, flag_of
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import NotServable, export_drafter, subject_of
+from specdec.export.checkpoint import check_unchanged
 from specdec.export.formats import DrafterCheckpoint, drafts_of, vllm_arguments
-from specdec.export.read import check_unchanged
 from specdec.export.write import warn_if_rounded
 from specdec.target import Target, TargetSource
 from specdec.utils.files import claimed, scratch_folder, staged_directory, write_json
@@ -47,7 +49,8 @@ log = logging.getLogger(__name__)
 
 REPORT = "parity.json"
 RUNNER = "V1 model runner"  # the one that is recorded, whatever a server would take
-PROMPTS = (  # which the embedded target knows
+# The embedded target knows these.
+PROMPTS = (
     "def read_json(path):\n    with open(path, encoding='utf-8') as file:\n",
     "import re\nimport sys\n\n\nclass Parser:\n    def __init__(self, text):\n        self.text = text\n",
     "for index in range(",
@@ -104,18 +107,13 @@ def parity(
     _check_options(
         drafter, design, exported, engine, draft_tokens, vllm_args, target, max_new_tokens, depth
     )
-    making = contextlib.nullcontext() if out is None else claimed(out)
-    with making, scratch_folder() as scratch:
+    claim = contextlib.nullcontext() if out is None else claimed(out)
+    with claim, scratch_folder() as scratch:
         pair = _load(drafter, design, target, device)
         drafts, depth = _depths(pair, engine, draft_tokens, depth)
-        built_in = [
-            Prompt(f"built-in-{n}", None, None, None, text)
-            for n, text in enumerate(PROMPTS[:limit])
-        ]
-        chosen = load_prompts(prompts, limit) if prompts else built_in
-        asked, _ = first_turns(pair.target, chosen, max_new_tokens + drafts)
+        asked = _prompt_ids(pair.target, prompts, limit, max_new_tokens + drafts)
         export = _export(pair, exported, scratch)
-        # the export keeps its own
+        # Only now is the drafter converted: the export keeps its own dtype.
         check_pair(pair.target, pair.drafter.to(pair.target.device, pair.target.dtype))
         compared, texts = _compare(pair, export, asked, max_new_tokens, depth)
         console = Console(
@@ -131,52 +129,56 @@ def parity(
                 return stop.status
             proposals = _compare_proposals(pair, export, answers, compared.allowed)
             _show_proposals(console, proposals, name)
-        fault = verdict(compared, proposals)
+        fault = parity_verdict(compared, proposals)
         if out is not None:
-            about: dict[str, Any] = {
+            report = report_figures(compared, proposals, name, fault) | {
                 "drafter": drafter,
                 "design": design,
                 "exported": exported and str(exported),
-            }
-            about |= {
                 "target": pair.target.identity,
                 "method": export.method,
                 "dtype": pair.dtype,
                 "texts": len(texts),
+                "provenance": provenance(),
             }
             with staged_directory(out, replace=True) as folder:
-                report = as_json(compared, proposals, name, fault) | about
-                write_json(folder / REPORT, report | {"provenance": provenance()})
+                write_json(folder / REPORT, report)
     console.print(fault or conclusion(proposals, name), markup=False, soft_wrap=True)
     return 1 if fault else 0
+
+
+def _prompt_ids(
+    target: Target, files: list[str], limit: int | None, new_tokens: int
+) -> list[list[int]]:
+    """Return the first turns of the prompts in these files, or the built-in ones."""
+    prompts = [
+        Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(PROMPTS[:limit])
+    ]
+    if files:
+        prompts = load_prompts(files, limit)
+    ids, _ = first_turns(target, prompts, new_tokens)
+    return ids
 
 
 def _check_options(
     drafter: str | None, design: str | None, exported: Path | None, engine: str | None, draft_tokens: int | None,
     vllm_args: Sequence[str], target: TargetSource, max_new_tokens: int, depth: int,
 ) -> None:  # fmt: skip
-    """ValueError for options that do not go together, before anything is loaded."""
+    """Raise ValueError for options that do not go together, before anything is loaded."""
     if (drafter is None) == (design is None):
         raise ValueError("give either --drafter DIR or --design PRESET, not both")
     if design is not None:
         check_design(design)
     if design is not None and exported is not None:
         raise ValueError("--exported is of a drafter that you have: leave out --design")
-    options = {"--draft_tokens": draft_tokens, "flags after --": vllm_args}
-    given = [name for name, value in options.items() if value]
-    if engine is None and given:
+    engine_options = {"--draft_tokens": draft_tokens, "flags after --": vllm_args}
+    names = [name for name, value in engine_options.items() if value]
+    if engine is None and names:
         raise ValueError(
-            f"{', '.join(given)} would go to vLLM, which is not asked without --engine vllm"
+            f"{', '.join(names)} would go to vLLM, which is not asked without --engine vllm"
         )
     if engine is not None:
-        find_vllm()
-        check_flags(vllm_args)
-        if "--dtype" in map(flag_of, vllm_args):
-            raise ValueError(
-                "--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype"
-            )
-        if target.dtype == "float64":
-            raise ValueError("vLLM has no float64: give --target.dtype float32 with --engine vllm")
+        _check_engine_options(vllm_args, target)
     if exported is not None:
         if not exported.is_dir():
             raise ValueError(f"{exported}: no such directory")
@@ -187,15 +189,26 @@ def _check_options(
         )
 
 
+def _check_engine_options(vllm_args: Sequence[str], target: TargetSource) -> None:
+    find_vllm()
+    check_flags(vllm_args)
+    if "--dtype" in map(flag_of, vllm_args):
+        raise ValueError(
+            "--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype"
+        )
+    if target.dtype == "float64":
+        raise ValueError("vLLM has no float64: give --target.dtype float32 with --engine vllm")
+
+
 class _Pair(NamedTuple):
-    """What is compared."""
+    """The target and drafter that are compared."""
 
     target: Target
     drafter: Drafter
 
     @property
     def dtype(self) -> str:
-        """Of everything compared."""
+        """The dtype of everything compared."""
         return str(self.target.dtype).removeprefix("torch.")
 
 
@@ -208,12 +221,12 @@ class _Export(NamedTuple):
 
     @property
     def method(self) -> str:
-        """What engines call the drafter's kind."""
+        """The engines' name of the drafter's kind."""
         return self.checkpoint.method
 
 
 def _load(drafter: str | None, design: str | None, source: TargetSource, device: str) -> _Pair:
-    """The drafter, saved or made, and its target, proven."""
+    """Load or make the drafter, load its target and prove it."""
     saved = None if drafter is None else load_drafter(drafter, dtype=None)
     target = source.load(device)
     target.prove()
@@ -226,14 +239,14 @@ def _load(drafter: str | None, design: str | None, source: TargetSource, device:
 def _depths(
     pair: _Pair, engine: str | None, draft_tokens: int | None, depth: int
 ) -> tuple[int, int]:
-    """Drafts a pass of the engine, 0 without one, and the deepest draft compared."""
+    """Return the engine's drafts a pass, 0 without an engine, and the depth of the last draft compared."""
     masks = pair.drafter.config.drafting.fixed_drafts
     drafts = drafts_of(masks, draft_tokens) if engine else 0
     return drafts, min(depth, (masks or depth + 1) - 1)
 
 
 def _export(pair: _Pair, exported: Path | None, scratch: Path) -> _Export:
-    """The files that were given, or new ones; with the reason if the engine cannot express the drafter."""
+    """Return the given files, or new ones; with the reason if the engine cannot express the drafter."""
     subject = subject_of(pair.drafter, pair.target)
     directory = exported or scratch / "served"
     checkpoint = DrafterCheckpoint.of(directory.resolve(), subject)
@@ -251,7 +264,7 @@ def _export(pair: _Pair, exported: Path | None, scratch: Path) -> _Export:
 def _compare(
     pair: _Pair, export: _Export, asked: Sequence[list[int]], max_new_tokens: int, depth: int
 ) -> tuple[Compared, list[AnsweredText]]:
-    """Training, decoding and the files on the target's own answers."""
+    """Compare training, decoding and the files on the target's own answers."""
     numbered = [(str(n), ids) for n, ids in enumerate(asked)]
     with progress("the target's answers", "text", len(asked)) as done:
         texts = answered_texts(
@@ -259,7 +272,7 @@ def _compare(
         )
     directory = None if export.refused else export.directory
     with progress("comparing", "text", len(texts)) as done:
-        compared = compare(
+        compared = compare_drafting(
             pair.target, pair.drafter, texts, depth, directory, export.method, lambda: done(1)
         )
     return compared._replace(not_compared=export.refused or compared.not_compared), texts
@@ -269,9 +282,11 @@ def _ask_engine(
     pair: _Pair, export: _Export, source: TargetSource, asked: Sequence[list[int]], tokens: int, drafts: int,
     vllm_args: Sequence[str],
 ) -> tuple[str, list[RecordedAnswer]]:  # fmt: skip
-    """Run vLLM on the prompts, as it would be served: how it is called, and what it answered and proposed.
+    """Run vLLM on the prompts as it would be served; return its name and version, and the recorded answers.
 
-    ValueError if it does not run; StopRequested if a signal came.
+    Raises:
+        ValueError: it does not run.
+        StopRequested: a signal came.
     """
     python = find_vllm()[0]
     serve = vllm_arguments(source, export.checkpoint, drafts, python)[1:]
@@ -284,7 +299,7 @@ def _ask_engine(
 def _compare_proposals(
     pair: _Pair, export: _Export, answers: Sequence[RecordedAnswer], share: float
 ) -> ProposalComparison:
-    files = reference.read_files(export.directory)
+    files = read_files(export.directory)
     with progress("comparing proposals", "text", len(answers)) as done:
         return compare_proposals(
             pair.target, pair.drafter, answers, share, files, export.method, lambda: done(1)
@@ -300,123 +315,3 @@ def _show_compared(console: Console, compared: Compared, dtype: str) -> None:
 def _show_proposals(console: Console, proposals: ProposalComparison, name: str) -> None:
     for table in proposal_tables(proposals, name):
         console.print(table)
-
-
-def comparison_table(compared: Compared, dtype: str) -> Table:
-    """A line for each pair and place, one for each run of depths that differs."""
-    allowed = f"a difference of up to {compared.rows[0].allowed:g} of their range is rounding"
-    table = Table("pair", "the text", "depth", "difference", "of the range", "agreement", "verdict")
-    table.title = f"log-probabilities in {dtype}: {allowed}"
-    for (pair, place, outcome), group in itertools.groupby(
-        compared.rows, attrgetter("pair", "place", "verdict")
-    ):
-        run = list(group)
-        depths = str(run[0].depth) if len(run) == 1 else f"{run[0].depth} to {run[-1].depth}"
-        figures = f"{max(row.gap for row in run):.1e}", f"{max(row.share for row in run):.1e}"
-        best = f"{sum(row.agree for row in run)} of {sum(row.slots for row in run)} best tokens"
-        table.add_row(pair, place, depths, *figures, best, escape(outcome))
-    return table
-
-
-def proposal_tables(comparison: ProposalComparison, name: str) -> list[Table]:
-    """What was compared by place in the pass; the first differences; and what the proposals could show."""
-    counts = Table(
-        "draft",
-        "proposals",
-        "near-ties",
-        "different",
-        "accepted by vLLM",
-        "by this drafter",
-        "verdict",
-    )
-    counts.title = f"what {name} proposes and what this drafter says"
-    for position in comparison.positions:
-        counts.add_row(*map(str, position), position.verdict)
-    tables = [counts]
-    if comparison.differences:
-        examples = Table(
-            "text", "place", "draft", "vLLM's token", "this drafter's", "margin, of the range"
-        )
-        examples.title = "the first differences"
-        for difference in comparison.differences:
-            *places, margin = difference
-            examples.add_row(*map(str, places), f"{margin:.1e}")
-        tables.append(examples)
-    seen = Table("a fault in what is served", "proposals that would differ")
-    seen.title = "faults that this comparison would have caught"
-    for probe in comparison.probes:
-        if not probe.has_no_place:
-            figure = (
-                "not tried" if probe.changed is None else f"{probe.changed} of {probe.proposals}"
-            )
-            seen.add_row(probe.fault, figure)
-    return [*tables, seen]
-
-
-def verdict(compared: Compared, proposals: ProposalComparison | None) -> str | None:
-    """Why the drafter is not proven to be served as trained; None if it is, as far as was asked."""
-    if not compared.equal:
-        return "NOT THE SAME: see above"
-    if compared.not_compared is not None:
-        return "NOT SERVED: vLLM cannot serve this drafter (the reason is above); training and decoding agree"
-    if proposals is not None and proposals.fault:
-        return f"NOT THE SAME: {proposals.fault}"
-    if proposals is not None and proposals.too_weak:
-        return (
-            f"NO VERDICT: no proposal differs, but {proposals.too_weak}: give longer prompts or more --max_new_tokens, "
-            "or check the design with --design"
-        )
-    return None
-
-
-def conclusion(proposals: ProposalComparison | None, name: str | None) -> str:
-    """What was proven."""
-    if proposals is None:
-        return "PASS: training, decoding and the exported files agree; no engine was run"
-    context = proposals.probes[0]
-    unseen = (
-        f"; this would not have caught: {', '.join(proposals.unseen)}" if proposals.unseen else ""
-    )
-    unseen += f"; not tried: {', '.join(proposals.not_tried)}" if proposals.not_tried else ""
-    ties = proposals.near_ties
-    margin = (
-        f", {ties} of them near-ties of at most {proposals.largest_near_tie:.0e} of the range"
-        if ties
-        else ""
-    )
-    return (
-        f"PASS: training, decoding and {name} agree on all {proposals.proposals:,} proposals{margin}; "
-        f"{context.changed} of {context.proposals} depend on more than the last token{unseen}"
-    )
-
-
-def as_json(
-    compared: Compared, proposals: ProposalComparison | None, name: str | None, fault: str | None
-) -> dict[str, Any]:
-    """The report's figures; a margin is null where the drafter does not know the token, or one is no number."""
-    rows = [row._asdict() | {"equal": row.equal, "verdict": row.verdict} for row in compared.rows]
-    asked = None
-    if proposals is not None:
-        positions = [
-            {**position._asdict(), "verdict": position.verdict} for position in proposals.positions
-        ]
-        asked = {
-            **proposals._asdict(), "name": name, "positions": positions,
-            "probes": [probe._asdict() for probe in proposals.probes],
-            "rounding": proposals.rounding and proposals.rounding._asdict(),
-            "differences": [
-                difference._asdict() | {"margin": difference.margin if math.isfinite(difference.margin) else None}
-                for difference in proposals.differences
-            ],
-            "holds": proposals.fault is None and proposals.too_weak is None, "no_verdict": proposals.too_weak,
-        }  # fmt: skip
-    return {
-        "holds": fault is None,
-        "verdict": fault,
-        "export_not_compared": compared.not_compared,
-        "rows": [
-            {key: None if value == NO_NUMBER else value for key, value in row.items()}
-            for row in rows
-        ],
-        "engine": asked,
-    }

@@ -21,28 +21,30 @@ from torch import Tensor
 
 from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.anchors import AnchoredText, AnsweredText
+from specdec.diagnostics.parity_files import ServedDrafter, load_served
+from specdec.diagnostics.parity_settings import Misread
 from specdec.drafter import Drafter
 from specdec.nn.blocked import Blocked
 from specdec.nn.view import View
 from specdec.target import Target
 
-EACH = 4  # slots compared inside a prompt, and inside an answer
-# what two orders of the same sums may differ by, as a share of the numbers' range, by the dtype that all run in
+SLOTS = 4  # compared inside a prompt, and inside an answer
+# Two orders of the same sums may differ by this share of the numbers' range, by the dtype that all run in.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-# of another implementation never less is allowed, and TIMES as much as training and decoding differ by: in 16 bits the
-# tolerance is wide enough to hide a norm that was left out
+# Another implementation may differ by TOLERANCE_FACTOR times as much as training and decoding differ by, and by no less
+# than this. In 16 bits the tolerance above is wide enough to hide a norm that was left out.
 LEAST = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-TIMES = 4
+TOLERANCE_FACTOR = 4
 NO_NUMBER = float("inf")
 DECODED = "training and cached decoding"
 EXPORTED = "training and export"
 
 
 class DraftOutputs(NamedTuple):
-    """What a drafter reads and predicts at every slot and depth."""
+    """The features that a drafter reads and its predictions, at every slot and depth."""
 
     features_AKH: (
-        Tensor  # at depth 0 the target's states as one, further on what the step before handed on
+        Tensor  # at depth 0 the target's fused states, further on the output of the step before
     )
     log_probs_AKV: Tensor  # of the token after next, float32 at least; -inf for tokens that the drafter does not know
 
@@ -50,12 +52,11 @@ class DraftOutputs(NamedTuple):
 def trained(
     target: Target, drafter: Drafter, texts: Sequence[list[int]], slots: Sequence[int], depth: int
 ) -> DraftOutputs:
-    """Training's unroll, the texts packed into one row; the slots are the row's."""
+    """Run training's unroll on the texts, packed into one row; the slots are the row's."""
     config = drafter.config
     ids_1T = torch.tensor([[token for text in texts for token in text]], device=target.device)
-    documents_1T = torch.tensor(
-        [[n for n, text in enumerate(texts) for _ in text]], device=target.device
-    )
+    numbers = [number for number, text in enumerate(texts) for _ in text]
+    documents_1T = torch.tensor([numbers], device=target.device)
     aux_1TNH = target.forward(
         ids_1T, View.packed(documents_1T), config.aux_layers, config.fusion.final_norm
     ).aux_BTNH
@@ -66,31 +67,27 @@ def trained(
     for step in drafter.unroll(ids_1T, aux_1TNH, documents_1T, depth + 1, Blocked()):
         logits_AD = drafter.logits(step.normed_BTH[0, at_A])
         features.append(h_1TH[0, at_A])
-        log_probs.append(
-            logits_AD.log_softmax(-1, dtype=torch.promote_types(logits_AD.dtype, torch.float32))
-        )
+        wide = torch.promote_types(logits_AD.dtype, torch.float32)
+        log_probs.append(logits_AD.log_softmax(-1, dtype=wide))
         h_1TH = step.h_BTH
-    return DraftOutputs(
-        torch.stack(features, 1), _over_vocabulary(drafter, torch.stack(log_probs, 1))
-    )
+    log_probs_AKD = torch.stack(log_probs, 1)
+    return DraftOutputs(torch.stack(features, 1), _over_vocabulary(drafter, log_probs_AKD))
 
 
 def decoded(
     target: Target, drafter: Drafter, ids: Sequence[int], slots: Sequence[int], depth: int
 ) -> DraftOutputs:
-    """Decoding: chains of drafts in the drafter's cache, each step given the text's own token."""
+    """Decode chains of drafts in the drafter's cache, each step given the text's own token."""
     text = AnchoredText(target, drafter, ids, depth + 1)
     groups = text.groups([slot + 1 for slot in slots])
-    found = [text.draft(group, text.behind(group)) for group in groups]
-    features_AKH = torch.cat([chains.features_AJH[:, :-1] for chains in found])
-    return DraftOutputs(
-        features_AKH,
-        _over_vocabulary(drafter, torch.cat([chains.log_probs_AKD for chains in found])),
-    )
+    drafted = [text.draft(group, text.behind(group)) for group in groups]
+    features_AKH = torch.cat([chains.features_AJH[:, :-1] for chains in drafted])
+    log_probs_AKD = torch.cat([chains.log_probs_AKD for chains in drafted])
+    return DraftOutputs(features_AKH, _over_vocabulary(drafter, log_probs_AKD))
 
 
 def reported_states(target: Target, ids_T: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The states at the boundaries 0 to L that transformers reports of a text, and its final normed one, (T, H)."""
+    """Return the states at the boundaries 0 to L that transformers reports, and the final normed one, (T, H) each."""
     entered: list[Tensor] = []
     hook = target.final_norm.register_forward_pre_hook(lambda module, args: entered.append(args[0]))
     try:
@@ -98,37 +95,34 @@ def reported_states(target: Target, ids_T: Tensor) -> tuple[list[Tensor], Tensor
     finally:
         hook.remove()
     *states, final_1TH = out.hidden_states
-    # what leaves the last layer, which transformers reports after the final norm only
+    # transformers reports the last layer's output only after the final norm.
     states.append(entered[-1])
     return [state_1TH[0] for state_1TH in states], final_1TH[0]
 
 
-def fused_features(
-    served_by: reference.ServedDrafter, states: Sequence[Tensor], final_TH: Tensor
-) -> Tensor:
-    """What the export makes of a text's states, (T, H); see :func:`reported_states`."""
-    named = served_by.settings.aux_ids
-    return reference.fuse(served_by, [states[i] for i in named] if named else [final_TH])
+def fused_features(served: ServedDrafter, states: Sequence[Tensor], final_TH: Tensor) -> Tensor:
+    """Return the features that the export makes of a text's states, (T, H); see :func:`reported_states`."""
+    ids = served.settings.aux_ids
+    return reference.fuse(served, [states[i] for i in ids] if ids else [final_TH])
 
 
-def served(
+def served_outputs(
     target: Target,
-    served_by: reference.ServedDrafter,
+    served: ServedDrafter,
     ids: Sequence[int],
     slots: Sequence[int],
     depth: int,
 ) -> DraftOutputs:
-    """The export as vLLM is documented to run it, on states that transformers reports."""
+    """Run the export as vLLM is documented to run it, on states that transformers reports."""
     ids_T = torch.tensor(ids, device=target.device)
-    features_TH = fused_features(served_by, *reported_states(target, ids_T))
-    return DraftOutputs(*reference.draft(served_by, ids_T, features_TH, slots, depth))
+    features_TH = fused_features(served, *reported_states(target, ids_T))
+    return DraftOutputs(*reference.draft(served, ids_T, features_TH, slots, depth))
 
 
 def _over_vocabulary(drafter: Drafter, log_probs_AKD: Tensor) -> Tensor:
-    wide = log_probs_AKD.new_full(
-        (*log_probs_AKD.shape[:2], drafter.config.vocab_size), float("-inf")
-    )
-    return wide.index_copy(2, drafter.vocab.target_ids_D, log_probs_AKD)
+    A, K, _ = log_probs_AKD.shape
+    log_probs_AKV = log_probs_AKD.new_full((A, K, drafter.config.vocab_size), float("-inf"))
+    return log_probs_AKV.index_copy(2, drafter.vocab.target_ids_D, log_probs_AKD)
 
 
 class ParityRow(NamedTuple):
@@ -142,9 +136,9 @@ class ParityRow(NamedTuple):
     gap: float  # largest difference of a log-probability; infinite if the two know other tokens, or one is no number
     share: float  # the same, as a share of the range of the log-probabilities
     feature_share: (
-        float  # largest difference in what was read, as a share of the largest number there
+        float  # largest difference of features read, as a share of the largest number there
     )
-    allowed: float  # of a share
+    allowed: float  # the largest share that is rounding
 
     @property
     def equal(self) -> bool:
@@ -156,56 +150,61 @@ class ParityRow(NamedTuple):
         """``equal``, or where the first difference lies."""
         if self.equal:
             return "equal"
-        if self.feature_share > self.allowed:
-            where = (
-                "what the step before handed on"
-                if self.depth
-                else "the target's states, or how they are fused"
-            )
+        if self.feature_share > self.allowed and self.depth:
+            where = "what the step before handed on"
+        elif self.feature_share > self.allowed:
+            where = "the target's states, or how they are fused"
+        elif self.gap != NO_NUMBER:
+            where = "the layer, its positions or the head"
         else:
-            known = self.gap != NO_NUMBER
-            where = (
-                "the layer, its positions or the head"
-                if known
-                else "the tokens that the head knows"
-            )
+            where = "the tokens that the head knows"
         return f"DIFFERENT: {where}"
 
     def joined(self, other: "ParityRow") -> "ParityRow":
-        """The slots of both texts, at the same place and depth."""
-        counts = {name: getattr(self, name) + getattr(other, name) for name in ("slots", "agree")}
-        worst = {
-            name: max(getattr(self, name), getattr(other, name))
-            for name in ("gap", "share", "feature_share")
-        }
-        return self._replace(**counts, **worst)
+        """Return the row of both texts' slots, at the same place and depth."""
+        return self._replace(
+            slots=self.slots + other.slots,
+            agree=self.agree + other.agree,
+            gap=max(self.gap, other.gap),
+            share=max(self.share, other.share),
+            feature_share=max(self.feature_share, other.feature_share),
+        )
 
 
 def compare_outputs(
-    pair: str, place: str, one: DraftOutputs, two: DraftOutputs
+    pair: str, place: str, first: DraftOutputs, second: DraftOutputs
 ) -> Iterator[ParityRow]:
-    """A row for each depth."""
-    allowed = TOLERANCE[one.features_AKH.dtype]
-    for k in range(one.log_probs_AKV.shape[1]):
-        ours = one.log_probs_AKV[:, k]
-        theirs = two.log_probs_AKV[:, k]
-        known = ours.isfinite()
+    """Yield a row for each depth."""
+    allowed = TOLERANCE[first.features_AKH.dtype]
+    for k in range(first.log_probs_AKV.shape[1]):
+        first_AV = first.log_probs_AKV[:, k]
+        second_AV = second.log_probs_AKV[:, k]
+        known_AV = first_AV.isfinite()
         gap = NO_NUMBER
         share = NO_NUMBER
-        if not bool(ours.isnan().any() | theirs.isnan().any() | (known != theirs.isfinite()).any()):
-            gap = float((ours - theirs)[known].abs().max())
-            share = gap / max(float(ours[known].max() - ours[known].min()), 1e-30)
-        read = one.features_AKH[:, k]
-        other = two.features_AKH[:, k]
-        feature_share = float(
-            ((read - other).abs().max() / read.abs().max().clamp_min(1e-30)).nan_to_num(NO_NUMBER)
+        same_tokens = bool((known_AV == second_AV.isfinite()).all())
+        if same_tokens and not bool((first_AV.isnan() | second_AV.isnan()).any()):
+            gap = float((first_AV - second_AV)[known_AV].abs().max())
+            known = first_AV[known_AV]
+            share = gap / max(float(known.max() - known.min()), 1e-30)
+        first_AH = first.features_AKH[:, k]
+        difference = (first_AH - second.features_AKH[:, k]).abs().max()
+        feature_share = difference / first_AH.abs().max().clamp_min(1e-30)
+        yield ParityRow(
+            pair,
+            place,
+            depth=k,
+            slots=len(first_AV),
+            agree=int((first_AV.argmax(-1) == second_AV.argmax(-1)).sum()),
+            gap=gap,
+            share=share,
+            feature_share=float(feature_share.nan_to_num(NO_NUMBER)),
+            allowed=allowed,
         )
-        agree = int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-        yield ParityRow(pair, place, k, len(ours), agree, gap, share, feature_share, allowed)
 
 
 class Compared(NamedTuple):
-    """How the ways compare."""
+    """The result of a comparison of training, decoding and export."""
 
     rows: list[ParityRow]
     not_compared: str | None  # why the export is not among them
@@ -218,7 +217,7 @@ class Compared(NamedTuple):
 
 
 @torch.no_grad()
-def compare(
+def compare_drafting(
     target: Target, drafter: Drafter, texts: Sequence[AnsweredText], depth: int, exported: Path | None = None,
     method: str = "eagle3", on_text: Callable[[], object] = lambda: None,
 ) -> Compared:  # fmt: skip
@@ -234,52 +233,49 @@ def compare(
     not_compared = "nothing was exported" if exported is None else None
     if exported is not None:
         try:
-            export = reference.load(
+            export = load_served(
                 exported, method, target.embedding_weight(), target.head_weight(), target.num_layers
             )
-        except reference.Misread as error:
+        except Misread as error:
             not_compared = f"{exported}: {error}"
     rows: dict[tuple[str, str, int], ParityRow] = {}
     for number, text in enumerate(texts):
-        slots = places(text, depth)
+        slots = compared_slots(text, depth)
         other = texts[number - 1].ids
-        behind = [len(other) + slot for slot in slots]
+        packed_slots = [len(other) + slot for slot in slots]
         unrolled = {
             "alone": trained(target, drafter, [text.ids], slots, depth),
-            "packed": trained(target, drafter, [other, text.ids], behind, depth),
+            "packed": trained(target, drafter, [other, text.ids], packed_slots, depth),
         }
         pairs = {DECODED: decoded(target, drafter, text.ids, slots, depth)}
         if export is not None:
-            pairs[EXPORTED] = served(target, export, text.ids, slots, depth)
-        for (pair, theirs), (place, own) in product(pairs.items(), unrolled.items()):
-            for row in compare_outputs(pair, place, own, theirs):
-                rows[row[:3]] = rows[row[:3]].joined(row) if row[:3] in rows else row
+            pairs[EXPORTED] = served_outputs(target, export, text.ids, slots, depth)
+        for (pair, outputs), (place, trained_outputs) in product(pairs.items(), unrolled.items()):
+            for row in compare_outputs(pair, place, trained_outputs, outputs):
+                key = row.pair, row.place, row.depth
+                rows[key] = rows[key].joined(row) if key in rows else row
         on_text()
-    ours = [row for row in rows.values() if row.pair == DECODED]
-    allowed = rounding(ours, target.dtype)
-    engines = [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED]
-    return Compared(ours + engines, not_compared, allowed)
+    decoded_rows = [row for row in rows.values() if row.pair == DECODED]
+    allowed = rounding(decoded_rows, target.dtype)
+    export_rows = [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED]
+    return Compared(decoded_rows + export_rows, not_compared, allowed)
 
 
 def rounding(rows: Sequence[ParityRow], dtype: torch.dtype) -> float:
-    """The share that another implementation may differ by, where our own two differ as ``rows`` say."""
+    """Return the share that another implementation may differ by, given how training and decoding differ."""
     seen = max((max(row.share, row.feature_share) for row in rows), default=0.0)
-    return min(TOLERANCE[dtype], max(LEAST[dtype], TIMES * seen))
+    return min(TOLERANCE[dtype], max(LEAST[dtype], TOLERANCE_FACTOR * seen))
 
 
-def places(text: AnsweredText, depth: int) -> list[int]:
-    """Slots with ``depth`` more tokens behind them: in the prompt, around its end, in the answer."""
+def compared_slots(text: AnsweredText, depth: int) -> list[int]:
+    """Return slots with ``depth`` more tokens behind them: in the prompt, around its end, in the answer."""
     start = text.prompt - 2
     end = len(text.ids) - 1 - depth
-    return [
-        *spaced(range(start)),
-        *range(max(0, start), text.prompt + 1),
-        *spaced(range(text.prompt + 1, end)),
-    ]
+    around = range(max(0, start), text.prompt + 1)
+    return [*spaced(range(start)), *around, *spaced(range(text.prompt + 1, end))]
 
 
 def spaced(slots: range) -> list[int]:
-    """At most :data:`EACH` of them, the first and the last among them."""
-    return (
-        np.linspace(slots.start, slots.stop - 1, min(EACH, len(slots))).round().astype(int).tolist()
-    )
+    """Return at most :data:`SLOTS` of the slots, the first and the last among them."""
+    even = np.linspace(slots.start, slots.stop - 1, min(SLOTS, len(slots)))
+    return even.round().astype(int).tolist()

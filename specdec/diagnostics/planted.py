@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.diagnostics.parity_reference import HEAD, IDS, MAP, Files, rotary
+from specdec.diagnostics.parity_files import HEAD, MAP, Files
+from specdec.diagnostics.parity_settings import IDS, rotary
 from specdec.utils.files import write_json
 
 WINDOW = 8  # positions, of the planted one
@@ -26,7 +27,7 @@ Weights = dict[str, Tensor]
 
 
 class Outcome(Enum):
-    """What became of a fault that was to be planted."""
+    """The outcome of planting a fault."""
 
     PLANTED = "planted"
     NO_SUCH_PART = "the drafter has no such part"

@@ -88,63 +88,59 @@ def robustness(config: RobustnessConfig) -> None:
     context["drafter"] = drafter_facts(config.drafter, pair)
     context["settings"]["shape_config"] = shape.describe()
     with staged_directory(config.place("robustness")) as folder:
-        runs = [plan(condition, clean) for condition in (CLEAN, *conditions)]
-        measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
-        found = record(runs) | context
-        tables = report_tables(found)
-        notes = few_prompts(len(found["prompts"]))
-        notes += [
-            line
-            for one in found["conditions"]
-            for line in looping_warning(f"Warning: {one['name']}", one)
-        ]
-        plot_robustness(found, folder / FIGURE)
+        runs = [plan_run(condition, clean) for condition in (CLEAN, *conditions)]
+        decode_runs(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
+        result = record(runs) | context
+        tables = robustness_tables(result)
+        notes = few_prompts(len(result["prompts"]))
+        for condition in result["conditions"]:
+            notes += looping_warning(f"Warning: {condition['name']}", condition)
+        plot_robustness(result, folder / FIGURE)
         write_report(folder / REPORT, "Robustness", notes, FIGURE, tables, context)
-        write_json(folder / RECORD, found)
+        write_json(folder / RECORD, result)
     print_report(tables, notes)
 
 
 @dataclass
 class ConditionRun:
-    """What is decoded under a condition, and what the drafter did."""
+    """The prompts that are decoded under a condition, and their answers."""
 
     condition: Condition
     prompts: list[Prompt] = field(default_factory=list)
-    # what the target is asked first, of every prompt
-    ids: list[list[int]] = field(default_factory=list)
-    # ids of prompts that are not decoded, and why
+    ids: list[list[int]] = field(default_factory=list)  # the first turn of every prompt
+    # the reason by the id of each prompt that is not decoded
     left_out: dict[str, str] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
 
     @property
     def skipped(self) -> str | None:
-        """Why nothing is decoded at all."""
-        return (
-            None
-            if self.prompts
-            else next((why for why in self.left_out.values() if why != SAME), SAME)
-        )
+        """The reason why nothing is decoded at all, if so."""
+        if self.prompts:
+            return None
+        return next((reason for reason in self.left_out.values() if reason != SAME), SAME)
 
 
-def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
-    """What of the clean run's prompts a condition can be measured on; ValueError if clean none can be decoded."""
+def plan_run(condition: Condition, clean: CleanRun) -> ConditionRun:
+    """Choose the prompts of the clean run that a condition can be measured on.
+
+    Raises:
+        ValueError: none can be decoded in the clean run.
+    """
     run = ConditionRun(condition)
     for prompt in clean.prompts:
         name = prompt.prompt_id
-        usual = clean.asked[prompt.prompt_id]
-        if condition != CLEAN and not isinstance(usual, list):
+        clean_ids = clean.asked[name]
+        if condition != CLEAN and not isinstance(clean_ids, list):
             continue
-        try:
-            ids = (
-                usual
-                if condition == CLEAN
-                else clean.first_ids(condition.conversation(prompt, clean))
-            )
-        except ValueError as error:
-            ids = Skipped(name, str(error).removeprefix(f"prompt {name}: "))
+        ids = clean_ids
+        if condition != CLEAN:
+            try:
+                ids = clean.first_ids(condition.conversation(prompt, clean))
+            except ValueError as error:
+                ids = Skipped(name, str(error).removeprefix(f"prompt {name}: "))
         if not isinstance(ids, list):
             run.left_out[name] = ids.reason if ids else "it has no turn"
-        elif condition.of.of_text and ids == usual:
+        elif condition.of.of_text and ids == clean_ids:
             run.left_out[name] = SAME
         else:
             run.prompts.append(prompt)
@@ -155,7 +151,7 @@ def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
     return run
 
 
-def measure(
+def decode_runs(
     clean: CleanRun,
     drafter: Drafter,
     shape: DraftShape,
@@ -163,7 +159,7 @@ def measure(
     batch: int = 8,
     seed: int = 0,
 ) -> None:
-    """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out."""
+    """Decode the planned prompts, and fill in every run's answers and the prompts whose later turns are left out."""
     with progress("robustness", "prompt", sum(len(run.prompts) for run in runs)) as advance:
         for run in (run for run in runs if run.prompts):
             condition = run.condition
@@ -175,34 +171,32 @@ def measure(
                 converse=lambda prompt, _: condition.conversation(prompt, clean),  # noqa: B023  called before the next
                 batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=lambda: advance(1),
                 on_decoder=lambda _: advance(0, condition.name),  # noqa: B023
-                on_skip=lambda one: left_out.update({one.prompt_id: one.reason}),  # noqa: B023
+                on_skip=lambda skip: left_out.update({skip.prompt_id: skip.reason}),  # noqa: B023
             )  # fmt: skip
 
 
 def counts(answers: Sequence[Answer]) -> Counts:
-    """What every prompt came to, its turns together."""
-    found: Counts = {}
-    for one in answers:
-        tokens, times = found.get(one.prompt_id, (0, 0))
-        found[one.prompt_id] = (tokens + committed(one), times + passes(one))
-    return found
+    """Return tokens committed and target passes by prompt, over all its turns."""
+    totals: Counts = {}
+    for answer in answers:
+        tokens, times = totals.get(answer.prompt_id, (0, 0))
+        totals[answer.prompt_id] = (tokens + committed(answer), times + passes(answer))
+    return totals
 
 
-def kept(under: Counts, clean: Counts) -> dict[str, Any]:
-    """What is kept under a condition, with intervals over the prompts that have a target pass in both runs."""
+def kept_figures(under: Counts, clean: Counts) -> dict[str, Any]:
+    """Return what is kept under a condition, with intervals over the prompts with a target pass in both runs."""
     names = [name for name, (_, passes) in under.items() if passes and clean.get(name, (0, 0))[1]]
-    rows_P4 = np.array([[*under[name], *clean[name]] for name in names], dtype=np.float64).reshape(
-        -1, 4
-    )
-    found = {"acceptance_length": measured(rows_P4, bounds=LENGTH)}
-    found |= {name: measured(rows_P4, of, POSITIVE) for name, of in SHARES.items()}
-    return {"measured_prompts": len(names)} | {
-        name: None if one["mean"] is None else one for name, one in found.items()
-    }
+    rows = [[*under[name], *clean[name]] for name in names]
+    rows_P4 = np.array(rows, dtype=np.float64).reshape(-1, 4)
+    figures = {"acceptance_length": measured(rows_P4, bounds=LENGTH)}
+    figures |= {name: measured(rows_P4, share, POSITIVE) for name, share in SHARES.items()}
+    known = {name: None if figure["mean"] is None else figure for name, figure in figures.items()}
+    return {"measured_prompts": len(names)} | known
 
 
 def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
-    """What the drafter keeps under every condition; the first run is the clean one.
+    """Return what the drafter keeps under every condition; the first run is the clean one.
 
     ``committed`` and ``passes`` are in the order of ``prompts``, 0 for a prompt without a target pass.
     """
@@ -210,33 +204,38 @@ def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
     ids = [prompt.prompt_id for prompt in runs[0].prompts]
     conditions = []
     for run in runs:
-        own = counts(run.answers)
-        condition = run.condition
-        columns = list(zip(*(own.get(name, (0, 0)) for name in ids), strict=True))
-        what = {
-            "name": condition.name,
-            "title": condition.name,
-            "skipped": run.skipped,
-            "left_out": run.left_out,
-        }
-        figures = {**kept(own, clean), **looping(run.answers)}
-        conditions.append({**what, "committed": columns[0], "passes": columns[1], **figures})
+        totals = counts(run.answers)
+        tokens, passes_of_prompts = zip(*(totals.get(name, (0, 0)) for name in ids), strict=True)
+        conditions.append(
+            {
+                "name": run.condition.name,
+                "title": run.condition.name,
+                "skipped": run.skipped,
+                "left_out": run.left_out,
+                "committed": tokens,
+                "passes": passes_of_prompts,
+                **kept_figures(totals, clean),
+                **looping(run.answers),
+            }
+        )
     return {"version": 1, "prompts": ids, "clean": CLEAN.name, "conditions": conditions}
 
 
-def report_tables(found: dict[str, Any]) -> list[ReportTable]:
-    """What is kept under every condition, and what was not measured."""
+def robustness_tables(result: dict[str, Any]) -> list[ReportTable]:
+    """Return tables of what is kept under every condition, and of what was not measured."""
     rows = []
     skipped = []
-    for one in found["conditions"]:
-        if one["skipped"] is not None:
-            skipped.append([one["name"], one["skipped"]])
+    for condition in result["conditions"]:
+        name = condition["name"]
+        if condition["skipped"] is not None:
+            skipped.append([name, condition["skipped"]])
             continue
-        shares = [shown(one[share], lambda value: f"{100 * value:.0f}", " %") for share in SHARES]
-        length = shown(one["acceptance_length"], "{:.2f}".format)
-        rows.append(
-            [one["name"], length, *shares, str(one["measured_prompts"]), str(len(one["left_out"]))]
-        )
+        length = shown(condition["acceptance_length"], "{:.2f}".format)
+        shares = [
+            shown(condition[share], lambda value: f"{100 * value:.0f}", " %") for share in SHARES
+        ]
+        left_out = len(condition["left_out"])
+        rows.append([name, length, *shares, str(condition["measured_prompts"]), str(left_out)])
     headings = [
         "Condition",
         "Acceptance length",
@@ -245,34 +244,29 @@ def report_tables(found: dict[str, Any]) -> list[ReportTable]:
         "Prompts",
         "Left out",
     ]
-    left_out = [[name, why] for name, why in found["conditions"][0]["left_out"].items()]
+    of_all = [[name, reason] for name, reason in result["conditions"][0]["left_out"].items()]
     return [
         ReportTable("What is kept", headings, rows),
         ReportTable("Not measured", ["Condition", "Reason"], skipped, left=2),
-        ReportTable("Prompts left out of all", ["Prompt", "Reason"], left_out, left=2),
+        ReportTable("Prompts left out of all", ["Prompt", "Reason"], of_all, left=2),
     ]
 
 
-def plot_robustness(found: dict[str, Any], path: Path) -> None:
+def plot_robustness(result: dict[str, Any], path: Path) -> None:
     """Draw what is kept under every condition as a PNG at ``path``."""
-    rows = [one for one in found["conditions"][1:] if one["skipped"] is None]
+    rows = [condition for condition in result["conditions"][1:] if condition["skipped"] is None]
     figure = Figure(figsize=(13, max(4.0, 1.4 + 0.2 * len(rows))), dpi=110, layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, share in zip(panels, SHARES, strict=True):
-        for y, one in enumerate(rows):
-            if one[share] is not None:
-                below, above = whiskers(one[share])
-                axes.errorbar(
-                    [one[share]["mean"]],
-                    [y],
-                    xerr=[[below], [above]],
-                    capsize=2,
-                    linestyle="",
-                    **style(0),
-                )
+        for y, condition in enumerate(rows):
+            figure_of_share = condition[share]
+            if figure_of_share is not None:
+                ends = [[end] for end in whiskers(figure_of_share)]
+                mean = figure_of_share["mean"]
+                axes.errorbar([mean], [y], xerr=ends, capsize=2, linestyle="", **style(0))
         axes.axvline(1, color="black", linewidth=1.1, linestyle="--")
         axes.set_xlabel(f"{share.replace('_', ' ')} (share of clean; 95 % interval over prompts)")
         axes.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(rows)), [one["name"] for one in rows])
+    panels[0].set_yticks(range(len(rows)), [condition["name"] for condition in rows])
     panels[0].set_ylim(max(1, len(rows)) - 0.2, -0.8)
     save_figure(figure, path)

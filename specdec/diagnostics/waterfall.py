@@ -68,194 +68,215 @@ Levels = dict[str, list[list[int]]]
 
 
 class MeasuredText(NamedTuple):
-    """What was drafted at the places of one answer."""
+    """The drafts at the places of one answer, counted."""
 
     prompt_id: str
     prompt: list[int]
     accepted: dict[str, list[int]]  # drafts accepted at each place, by level
-    sums_FK2: Tensor  # as of :func:`drafted`, of the chains that lie within the answer
-    inputs_FR2: Tensor  # as of :func:`read_inputs`
+    sums_FK2: Tensor  # see :func:`drafted`, of the chains that lie within the answer
+    inputs_FR2: Tensor  # see :func:`read_inputs`
 
 
-def passes(accepted: Sequence[int]) -> list[int]:
-    """Where passes begin, from place 0 on, given the drafts accepted at each: each behind what the last committed."""
-    found = list[int]()
+def pass_starts(accepted: Sequence[int]) -> list[int]:
+    """Return the places where passes begin, each behind the last token that the one before committed.
+
+    Args:
+        accepted: drafts accepted at every place.
+    """
+    places = list[int]()
     place = 0
     while place < len(accepted):
-        found.append(place)
+        places.append(place)
         place += accepted[place] + 1
-    return found
+    return places
 
 
 def measure_levels(
     target: Target, drafter: Drafter, answers: Sequence[AnsweredText], max_new_tokens: int, depths: int,
     advance: Callable[[int], object] = lambda done: None,
 ) -> tuple[Levels, list[MeasuredText]]:  # fmt: skip
-    """Draft at every place of the target's answers, and decode: every level, of the answers that come to a target pass.
+    """Draft at every place of the target's answers, and decode; answers without a target pass are left out.
 
-    Answers are of ``max_new_tokens`` and ``depths`` behind them; ``advance`` is told of each that is drafted at, and of
-    each that is decoded. ValueError if no answer comes to a target pass.
+    Args:
+        answers: of ``max_new_tokens``, with ``depths`` more tokens behind them.
+        advance: called with 1 for each answer that is drafted at, and each that is decoded.
+
+    Raises:
+        ValueError: no answer comes to a target pass.
     """
     texts = list[MeasuredText]()
-    for one in answers:
-        if (kept := min(max_new_tokens, len(one.ids) - one.prompt)) > 1:
-            texts.append(measure_text(target, drafter, one, kept, depths))
+    for answer in answers:
+        tokens = min(max_new_tokens, len(answer.ids) - answer.prompt)
+        if tokens > 1:
+            texts.append(measure_text(target, drafter, answer, tokens, depths))
         advance(1)
     if not texts:
         raise ValueError("no answer comes to a target pass: all end with their first token")
-    # drift is what the passes of true features lose, exposure what the same drafts lose at their own passes
-    of = {
-        PERFECT: PERFECT,
-        VOCABULARY: VOCABULARY,
-        TRUE_FEATURES: TRUE_FEATURES,
-        OWN_FEATURES: TRUE_FEATURES,
+    # Drift is the loss at the passes of true features, exposure the loss of the same drafts at their own passes.
+    passes_of = {
+        PERFECT: (PERFECT, PERFECT),
+        VOCABULARY: (VOCABULARY, VOCABULARY),
+        TRUE_FEATURES: (TRUE_FEATURES, TRUE_FEATURES),
+        OWN_FEATURES: (OWN_FEATURES, TRUE_FEATURES),
+        OWN_TOKENS: (OWN_FEATURES, OWN_FEATURES),
     }
-    levels = {name: [_at(one.accepted, name, begun) for one in texts] for name, begun in of.items()}
-    levels[OWN_TOKENS] = [_at(one.accepted, OWN_FEATURES, OWN_FEATURES) for one in texts]
-    levels[OBSERVED] = observed(
-        target, drafter, [one.prompt for one in texts], max_new_tokens, depths, advance
-    )
+    levels = {
+        level: [_accepted_at_passes(text.accepted, *names) for text in texts]
+        for level, names in passes_of.items()
+    }
+    prompts = [text.prompt for text in texts]
+    levels[OBSERVED] = observed_passes(target, drafter, prompts, max_new_tokens, depths, advance)
     return levels, texts
 
 
 @torch.no_grad()
 def measure_text(
-    target: Target, drafter: Drafter, text: AnsweredText, kept: int, depth: int
+    target: Target, drafter: Drafter, text: AnsweredText, tokens: int, depth: int
 ) -> MeasuredText:
-    """Draft from every place of an answer of ``kept`` tokens, behind which ``depth`` more stand unless it has ended."""
-    made = len(text.ids) - text.prompt
+    """Draft from every place of an answer of ``tokens``, behind which ``depth`` more stand unless it has ended."""
+    answer_tokens = len(text.ids) - text.prompt
     device = target.device
-    # behind an end token, which nothing reads
-    ids = text.ids + [text.ids[-1]] * (kept + depth - made)
-    anchors = range(text.prompt, text.prompt + kept - 1)
-    # where the drafts of the last place can read true states
-    more = range(anchors.start, anchors.stop + depth - 1)
-    anchored = AnchoredText(target, drafter, ids, depth, len(more))
+    # Pad behind an end token; nothing reads the padding.
+    ids = text.ids + [text.ids[-1]] * (tokens + depth - answer_tokens)
+    anchors = range(text.prompt, text.prompt + tokens - 1)
+    # The drafts of the last place can read true states only if these places are drafted from, too.
+    extended = range(anchors.start, anchors.stop + depth - 1)
+    anchored = AnchoredText(target, drafter, ids, depth, len(extended))
     drafts = list[Tensor]()
     sums_FK2 = torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
-    for some in anchored.groups(more):
-        chains, part_FK2 = drafted(anchored, some, text.prompt, text.prompt + kept - depth)
+    for group in anchored.groups(extended):
+        chains, part_FK2 = drafted(anchored, group, text.prompt, text.prompt + tokens - depth)
         drafts.append(chains.tokens_AK)
         sums_FK2 += part_FK2.cpu()
-    draft_SK = torch.arange(len(more), device=device)[:, None] + torch.arange(depth, device=device)
-    due_SK = torch.tensor([*ids, *[-1] * depth], device=device)[draft_SK + anchors.start + 1]
-    right_SK = torch.cat(drafts) == due_SK
-    due_AK = due_SK[: kept - 1]
-    draft_AK = draft_SK[: kept - 1]
+    steps_K = torch.arange(depth, device=device)
+    draft_SK = torch.arange(len(extended), device=device)[:, None] + steps_K
+    text_SK = torch.tensor([*ids, *[-1] * depth], device=device)[draft_SK + anchors.start + 1]
+    right_SK = torch.cat(drafts) == text_SK
+    text_AK = text_SK[: tokens - 1]
     hits = {
-        PERFECT: torch.ones_like(due_AK, dtype=torch.bool),
-        VOCABULARY: drafter.vocab.to_draft(due_AK) >= 0,
-        # the first draft of the chain that begins k places further on
-        TRUE_FEATURES: right_SK[:, 0][draft_AK],
-        OWN_FEATURES: right_SK[: kept - 1],
+        PERFECT: torch.ones_like(text_AK, dtype=torch.bool),
+        VOCABULARY: drafter.vocab.to_draft(text_AK) >= 0,
+        # The draft at step k is the first one of the chain that begins k places further on.
+        TRUE_FEATURES: right_SK[:, 0][draft_SK[: tokens - 1]],
+        OWN_FEATURES: right_SK[: tokens - 1],
     }
-    most_A = torch.full((kept - 1,), depth, device=device)
-    # nothing is accepted behind an end token, which is a pass's last token
+    most_A = torch.full((tokens - 1,), depth, device=device)
+    # An end token is the last one of its pass: nothing is accepted behind it.
     if text.ids[-1] in target.eos_token_ids:
-        most_A = most_A.minimum(made - 1 - torch.arange(1, kept, device=device))
+        most_A = most_A.minimum(answer_tokens - 1 - torch.arange(1, tokens, device=device))
     accepted = {
         name: hit_AK.cumprod(1).sum(1).minimum(most_A).tolist() for name, hit_AK in hits.items()
     }
-    inputs_FR2 = read_inputs(target, drafter, ids[: text.prompt + kept], text.prompt)
+    inputs_FR2 = read_inputs(target, drafter, ids[: text.prompt + tokens], text.prompt)
     return MeasuredText(text.prompt_id, text.ids[: text.prompt], accepted, sums_FK2, inputs_FR2)
 
 
-def _at(accepted: dict[str, list[int]], name: str, begun: str) -> list[int]:
-    """What one level accepts at the passes of another."""
-    return [accepted[name][place] for place in passes(accepted[begun])]
+def _accepted_at_passes(accepted: dict[str, list[int]], name: str, passes_of: str) -> list[int]:
+    """Return the drafts that one level accepts at the passes of another."""
+    return [accepted[name][place] for place in pass_starts(accepted[passes_of])]
 
 
-def observed(
+def observed_passes(
     target: Target, drafter: Drafter, prompts: Sequence[list[int]], max_new_tokens: int, depth: int,
     advance: Callable[[int], object],
 ) -> list[list[int]]:  # fmt: skip
-    """Drafts that every pass of decoding with a chain accepts, by prompt."""
+    """Return the drafts that every pass of decoding with a chain accepts, by prompt."""
     batch = min(ANSWERS_SIDE_BY_SIDE, target.most_texts, len(prompts))
     decoder = SpeculativeDecoder(target, drafter, Chain(depth), batch=batch)
-    found: dict[int, list[int]] = {}
-    for number, made in decoder.generate_all(
-        [Request(ids, max_new_tokens) for ids in prompts], target.eos_token_ids
-    ):
-        found[number] = list(made.accepted)
+    requests = [Request(ids, max_new_tokens) for ids in prompts]
+    accepted: dict[int, list[int]] = {}
+    for number, answer in decoder.generate_all(requests, target.eos_token_ids):
+        accepted[number] = list(answer.accepted)
         advance(1)
-    return [found[number] for number in range(len(prompts))]
+    return [accepted[number] for number in range(len(prompts))]
 
 
 def waterfall(levels: Levels) -> dict[str, Any]:
-    """Levels, the bars between them, and whether they add up to what decoding accepts; JSON-ready.
+    """Return the levels, the bars between them, and whether they add up to what decoding accepts; JSON-ready.
 
-    ``levels`` are those of :data:`DOWN`, then ``observed``. ValueError if one has no target pass.
+    Args:
+        levels: those of :data:`DOWN`, then ``observed``.
+
+    Raises:
+        ValueError: a level has no target pass.
     """
-    own = levels[OWN_TOKENS]
-    decoded = levels[OBSERVED]
-    difference = _less(own, decoded)
-    mean, low, high = (difference[key] for key in ("mean", "low", "high"))
-    assert mean is not None
-    holds = mean == 0 if low is None or high is None else abs(mean) < INVISIBLE or low <= 0 <= high
-    alike = [pair for pair in zip(own, decoded, strict=True) if len(pair[0]) == len(pair[1])]
-    same = sum(a == b for one, two in alike for a, b in zip(one, two, strict=True))
-    check = {
-        "holds": holds,
-        "difference": difference,
-        "passes": sum(map(len, decoded)),
-        "same_passes": same,
-    }
-    told = []
+    rows = []
     for name, accepted in levels.items():
         sums_P2 = _sums(accepted)
-        committed, begun = sums_P2.astype(int).T.tolist()
+        committed, passes = sums_P2.astype(int).T.tolist()
         length = measured(sums_P2, bounds=LENGTH)
-        told.append(
-            {"name": name, "acceptance_length": length, "committed": committed, "passes": begun}
+        rows.append(
+            {"name": name, "acceptance_length": length, "committed": committed, "passes": passes}
         )
-    pairs = itertools.pairwise(DOWN)
-    bars = [{"from": one, "to": two, "loss": _less(levels[one], levels[two])} for one, two in pairs]
-    return {"levels": told, "bars": bars, "check": check}
+    bars = [
+        {"from": upper, "to": lower, "loss": _loss(levels[upper], levels[lower])}
+        for upper, lower in itertools.pairwise(DOWN)
+    ]
+    check = _check_sum(levels[OWN_TOKENS], levels[OBSERVED])
+    return {"levels": rows, "bars": bars, "check": check}
+
+
+def _check_sum(expected: list[list[int]], observed: list[list[int]]) -> dict[str, Any]:
+    """Return whether decoding accepts what the bars add up to, and in how many passes it accepts the same."""
+    difference = _loss(expected, observed)
+    mean, low, high = (difference[key] for key in ("mean", "low", "high"))
+    assert mean is not None
+    holds = mean == 0
+    if low is not None and high is not None:
+        holds = abs(mean) < INVISIBLE or low <= 0 <= high
+    same = 0
+    for passes, observed_passes in zip(expected, observed, strict=True):
+        if len(passes) == len(observed_passes):
+            same += sum(a == b for a, b in zip(passes, observed_passes, strict=True))
+    return {
+        "holds": holds,
+        "difference": difference,
+        "passes": sum(map(len, observed)),
+        "same_passes": same,
+    }
 
 
 def _sums(accepted: Sequence[Sequence[int]]) -> Array:
-    """Tokens committed, and passes, of every prompt, (P, 2)."""
-    return np.array([(sum(own) + len(own), len(own)) for own in accepted], dtype=np.float64)
+    """Return tokens committed, and passes, of every prompt, (P, 2)."""
+    sums = [(sum(passes) + len(passes), len(passes)) for passes in accepted]
+    return np.array(sums, dtype=np.float64)
 
 
-def _less(upper: list[list[int]], lower: list[list[int]]) -> Measured:
-    """One level's acceptance length less another's; of the prompts with a pass on both."""
+def _loss(upper: list[list[int]], lower: list[list[int]]) -> Measured:
+    """Return one level's acceptance length less another's, over the prompts with a pass on both."""
     sums_P4 = np.concatenate([_sums(upper), _sums(lower)], axis=1)
     both_P4 = sums_P4[(sums_P4[:, 1::2] > 0).all(1)]
-    found = measured(both_P4, less)
-    if found["mean"] is None:
+    loss = measured(both_P4, less)
+    if loss["mean"] is None:
         raise ValueError(
             "no target pass to measure on two levels: give prompts with longer answers"
         )
-    return found
+    return loss
 
 
-def waterfall_table(found: dict[str, Any], depth: int) -> ReportTable:
-    """Levels with what was lost to each."""
-    losses = {bar["to"]: bar["loss"] for bar in found["bars"]}
+def waterfall_table(result: dict[str, Any], depth: int) -> ReportTable:
+    """Return a table of the levels, with what was lost to each."""
+    losses = {bar["to"]: bar["loss"] for bar in result["bars"]}
     rows = []
-    for one in found["levels"]:
-        title, meaning = MEANINGS[one["name"]]
-        rows.append(
-            [title, _figure(one["acceptance_length"]), _figure(losses.get(one["name"])), meaning]
-        )
+    for level in result["levels"]:
+        title, meaning = MEANINGS[level["name"]]
+        loss = losses.get(level["name"])
+        rows.append([title, _figure(level["acceptance_length"]), _figure(loss), meaning])
     headings = ["Level", "Acceptance length", "Loss", "What it means"]
     return ReportTable(f"Where acceptance is lost: chains of {depth}", headings, rows)
 
 
 def _figure(value: Measured | None) -> str:
-    return shown(value, lambda each: f"{each:z.2f}")
+    return shown(value, lambda number: f"{number:z.2f}")
 
 
-def verdict(found: dict[str, Any]) -> str:
-    """Whether the bars add up to what decoding accepts, with the sum."""
-    check = found["check"]
-    levels = {level["name"]: level["acceptance_length"]["mean"] for level in found["levels"]}
-    parts = [levels[PERFECT], *(-bar["loss"]["mean"] for bar in found["bars"])]
-    total = (
-        " + ".join(f"{part:z.3f}" for part in parts).replace("+ -", "- ")
-        + f" = {levels[OWN_TOKENS]:.3f}"
-    )
+def waterfall_verdict(result: dict[str, Any]) -> str:
+    """Return whether the bars add up to what decoding accepts, with the sum."""
+    check = result["check"]
+    levels = {level["name"]: level["acceptance_length"]["mean"] for level in result["levels"]}
+    parts = [levels[PERFECT], *(-bar["loss"]["mean"] for bar in result["bars"])]
+    terms = " + ".join(f"{part:z.3f}" for part in parts).replace("+ -", "- ")
+    total = f"{terms} = {levels[OWN_TOKENS]:.3f}"
     passes = how_many(check["passes"], "pass")
     decoded = f"decoding accepts {levels[OBSERVED]:.3f}, {check['same_passes']} of {passes} alike"
     if check["holds"]:
@@ -266,42 +287,59 @@ def verdict(found: dict[str, Any]) -> str:
 
 
 def draw_waterfall(measured_by_drafter: Sequence[dict[str, Any]], axes: "Axes") -> None:
-    """Draw a bar for each step, hanging from the level above; a bar for each drafter, in its colour."""
+    """Draw a bar for each step, hanging from the level above; a bar for each drafter, in its color."""
     count = len(measured_by_drafter)
     longest = 1.2
-    for number, found in enumerate(measured_by_drafter):
-        lengths = {level["name"]: level["acceptance_length"] for level in found["levels"]}
-        rows = [(0.0, lengths[PERFECT])]  # where it hangs, what
-        rows += [(lengths[bar["from"]]["mean"], bar["loss"]) for bar in found["bars"]]
-        rows.append((0.0, lengths[OBSERVED]))
+    for number, result in enumerate(measured_by_drafter):
+        lengths = {level["name"]: level["acceptance_length"] for level in result["levels"]}
         longest = max(longest, *(length["mean"] for length in lengths.values()))
-        for row, (upper, one) in enumerate(rows):
+        # The level that a bar hangs from, and the bar's figure.
+        bars = [(0.0, lengths[PERFECT])]
+        bars += [(lengths[bar["from"]]["mean"], bar["loss"]) for bar in result["bars"]]
+        bars.append((0.0, lengths[OBSERVED]))
+        for row, (upper, figure) in enumerate(bars):
             y = row + 0.7 * ((number + 0.5) / count - 0.5)
-            # a loss leads down from the level above
-            end = upper - one["mean"] if upper else one["mean"]
-            below, above = whiskers(one)[:: -1 if upper else 1]
-            gained = "" if not upper or one["mean"] >= 0 else "////"
-            bar = {
-                "height": 0.7 / count,
-                "color": style(number)["color"],
-                "edgecolor": "black",
-                "hatch": gained,
-            }
-            axes.barh(y, end - upper, left=upper, linewidth=0.6, **bar)
-            axes.errorbar(
-                [end], [y], xerr=[[below], [above]], color="black", capsize=2, elinewidth=1
-            )
-            where: dict[str, Any] = {
-                "xytext": (6, 0),
-                "textcoords": "offset points",
-                "va": "center",
-            }
-            axes.annotate(
-                _figure(one), (max(end + above, upper), y), fontsize=max(5, 9 - count), **where
-            )
+            _draw_bar(axes, y, upper, figure, 0.7 / count, number, fontsize=max(5, 9 - count))
     axes.set(
         xlim=(1, longest + 0.4 * (longest - 1)), ylim=(len(DOWN) + 0.6, -0.6), xticks=range(1, int(longest) + 1),
         xlabel="tokens per target pass, bonus token included; hatched: gained", title="Where acceptance is lost",
     )  # fmt: skip
     axes.set_yticks(range(len(DOWN) + 1), [MEANINGS[name][0] for name in (*DOWN, OBSERVED)])
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_bar(
+    axes: "Axes",
+    y: float,
+    upper: float,
+    figure: Measured,
+    height: float,
+    number: int,
+    fontsize: int,
+) -> None:
+    """Draw a length from zero on, or a loss down from the level above, with its interval and number."""
+    mean = figure["mean"]
+    assert mean is not None
+    end = upper - mean if upper else mean
+    below, above = whiskers(figure)
+    if upper:
+        below, above = above, below
+    axes.barh(
+        y,
+        end - upper,
+        left=upper,
+        height=height,
+        color=style(number)["color"],
+        edgecolor="black",
+        linewidth=0.6,
+        hatch="////" if upper and mean < 0 else "",
+    )
+    axes.errorbar([end], [y], xerr=[[below], [above]], color="black", capsize=2, elinewidth=1)
+    axes.annotate(
+        _figure(figure),
+        (max(end + above, upper), y),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=fontsize,
+    )

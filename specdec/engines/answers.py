@@ -13,7 +13,7 @@ import torch
 from specdec.data.layouts import Message
 from specdec.data.template import template_of
 from specdec.decoding import PlainDecoder, Request, Sampling, check_length
-from specdec.engines.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, packed
+from specdec.engines.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, pack_ids
 from specdec.target import Target, TargetSource
 from specdec.utils.numbers import Count, Seed, Side, Tokens, check_numbers
 from specdec.utils.text import how_many
@@ -84,7 +84,7 @@ class RegenerateConfig:
         return Sampling(self.temperature, self.top_p, self.top_k)
 
     def seed_of(self, row: str, turn: int) -> int:
-        """Of one answer; 48 bits, which every reader of JSON keeps."""
+        """Return the seed of one answer: 48 bits, which every reader of JSON keeps."""
         return int.from_bytes(
             hashlib.blake2b(f"{self.seed} {turn} {row}".encode(), digest_size=6).digest()
         )
@@ -147,8 +147,8 @@ class InProcess:
                     message=self.message(generation.ids, row.tools),
                     finish=STOP if generation.ids[-1] in ends else LENGTH,
                     tokens=len(generation.ids),
-                    prompt_token_ids=packed(prompt),
-                    token_ids=packed(generation.ids),
+                    prompt_token_ids=pack_ids(prompt),
+                    token_ids=pack_ids(generation.ids),
                 )
         except torch.OutOfMemoryError as error:
             raise ValueError(

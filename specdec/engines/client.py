@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server as its clients see it: requests, streams, and vLLM's counters of drafts."""
+"""A client of OpenAI-compatible servers: requests, streams, and vLLM's counters of drafts."""
 
 import contextlib
 import functools
@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 from specdec.utils.text import printable
 
 KEY = "VLLM_API_KEY"  # vLLM's own variable
-PATIENCE = 600.0  # seconds for an answer, and for one piece of a stream
-STREAM = 6  # patiences for a whole stream
-# bytes at most: 16,000 tokens with a line each are 2**22
+TIMEOUT = 600.0  # seconds for an answer, and for one piece of a stream
+STREAM = 6  # timeouts for a whole stream
+# Bytes at most; 16,000 tokens with a line each take 2**22.
 BODY = 2**24
 LINE = 2**20
 STREAM_BODY = 2**26
@@ -47,39 +47,36 @@ class RequestError(ValueError):
 class Endpoint:
     """A server by its URL, with or without the final ``/v1``; its key, if it wants one, is in ``$VLLM_API_KEY``.
 
-    An answer may take ``patience`` seconds, however it comes; a stream several times as long, if it is never silent for
-    longer. Nothing that it sends is believed: an answer has a largest size, and is checked before it is handed on.
-    ValueError if it is no URL of http or https, or holds a user or password; RequestError from every method if the
-    server cannot be reached, refuses, or answers with something else.
+    An answer may take ``timeout`` seconds, however it comes; a stream several times as long, if it is never silent for
+    longer. Nothing that it sends is believed: an answer has a largest size, and is checked before it is returned.
+
+    Raises:
+        ValueError: this is no URL of http or https, or holds a user or password.
+        RequestError: from every method, if the server cannot be reached, refuses, or answers with something else.
     """
 
-    def __init__(self, url: str, patience: float = PATIENCE) -> None:
+    def __init__(self, url: str, timeout: float = TIMEOUT) -> None:
         try:
             parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
             sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:  # half an IPv6 address, a port that is none
             sound = False
-        if (
-            not sound
-            or re.search(r"[^!-~]", url)
-            or "@" in parts.netloc
-            or parts.query
-            or parts.fragment
-        ):
+        printable_ascii = re.fullmatch(r"[!-~]*", url)
+        if not sound or not printable_ascii or "@" in parts.netloc or parts.query or parts.fragment:
             raise ValueError(
                 f"no URL of a server: give one as http://127.0.0.1:8000, and its key in ${KEY}"
             )
         self.url = parts.geturl()
         self._parts = parts
-        self._patience = patience
+        self._timeout = timeout
 
     def text(self, path: str) -> str:
-        """What ``GET`` gives."""
+        """Return the body that ``GET`` gives."""
         with self._response("GET", path) as response:
             return self._body(path, response).decode("utf-8", errors="replace")
 
     def model(self) -> str:
-        """The name of the first model that it serves."""
+        """Return the name of the first model that it serves."""
         text = self.text("/v1/models")
         try:
             name = _parsed(text)["data"][0]["id"]
@@ -100,12 +97,12 @@ class Endpoint:
                 raise
 
     def complete(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The object that ``POST`` of a body gives."""
+        """Return the JSON object that ``POST`` of a body gives."""
         with self._response("POST", path, json.dumps(body)) as response:
             return self._object(path, self._body(path, response))
 
     def events(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The server-sent events that ``POST`` of a body with ``stream`` gives, each as it comes."""
+        """Yield the server-sent events that ``POST`` of a body with ``stream`` gives, each as it comes."""
         left = STREAM_BODY
         with self._response("POST", path, json.dumps(body), STREAM) as response:
             while line := response.readline(LINE + 1):
@@ -131,30 +128,27 @@ class Endpoint:
         body = response.read(BODY + 1)
         if len(body) > BODY:
             raise RequestError(f"{self.url}{path}: the answer has more than {BODY:,} bytes", 200)
-        if response.length:  # http.client tells of it only where no size is asked for
+        if response.length:  # http.client raises by itself only where no size is given
             raise http.client.IncompleteRead(body, response.length)
         return body
 
     def _object(self, path: str, data: bytes) -> dict[str, Any]:
         try:
-            found = _parsed(data)
+            value = _parsed(data)
         except ValueError as error:
             raise RequestError(
                 f"{self.url}{path}: the answer is no JSON object: {error}", 200
             ) from error
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise RequestError(f"{self.url}{path}: the answer is no JSON object", 200)
-        return found
+        return value
 
     @contextlib.contextmanager
     def _response(
-        self, method: str, path: str, body: str | None = None, patiences: int = 1
+        self, method: str, path: str, body: str | None = None, timeouts: int = 1
     ) -> Iterator[http.client.HTTPResponse]:
-        kind = (
-            http.client.HTTPSConnection
-            if self._parts.scheme == "https"
-            else http.client.HTTPConnection
-        )
+        secure = self._parts.scheme == "https"
+        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY):
             if re.search(r"[^!-~]", key):  # http.client would print it
@@ -162,10 +156,10 @@ class Endpoint:
                     f"${KEY} holds a space, a line break or another character that no key has"
                 )
             headers["Authorization"] = f"Bearer {key}"
-        end = time.monotonic() + patiences * self._patience
-        connection = kind(self._parts.netloc, timeout=self._patience)
-        hurried: Any = functools.partial(_Response, patience=self._patience, end=end)
-        connection.response_class = hurried
+        end = time.monotonic() + timeouts * self._timeout
+        connection = connect(self._parts.netloc, timeout=self._timeout)
+        response_class: Any = functools.partial(_Response, timeout=self._timeout, end=end)
+        connection.response_class = response_class
         try:
             connection.request(method, self._parts.path + path, body, headers)
             with connection.getresponse() as response:
@@ -182,23 +176,23 @@ class Endpoint:
 
 
 class _Response(http.client.HTTPResponse):
-    """An answer of which nothing can be read after its ``end``, in ``time.monotonic()``.
+    """An answer that cannot be read after its ``end``, in ``time.monotonic()``.
 
     A socket's own timeout begins anew with every byte.
     """
 
     def __init__(
-        self, sock: socket.socket, *args: Any, patience: float, end: float, **more: Any
+        self, sock: socket.socket, *args: Any, timeout: float, end: float, **options: Any
     ) -> None:
-        super().__init__(sock, *args, **more)
-        self.fp = io.BufferedReader(_UntilEnd(self.fp.detach(), sock, patience, end))
+        super().__init__(sock, *args, **options)
+        self.fp = io.BufferedReader(_UntilEnd(self.fp.detach(), sock, timeout, end))
 
 
 class _UntilEnd(io.RawIOBase):
-    def __init__(self, raw: Any, sock: socket.socket, patience: float, end: float) -> None:
+    def __init__(self, raw: Any, sock: socket.socket, timeout: float, end: float) -> None:
         self._raw = raw
         self._sock = sock
-        self._patience = patience
+        self._timeout = timeout
         self._end = end
 
     def readable(self) -> bool:
@@ -208,7 +202,7 @@ class _UntilEnd(io.RawIOBase):
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out: the answer never ended")
-        self._sock.settimeout(min(left, self._patience))
+        self._sock.settimeout(min(left, self._timeout))
         return self._raw.readinto(into)
 
     def close(self) -> None:
@@ -217,7 +211,7 @@ class _UntilEnd(io.RawIOBase):
 
 
 def _parsed(data: str | bytes) -> Any:
-    """JSON; ValueError if it is none, or nested so deeply that nobody meant it."""
+    """Parse JSON; ValueError if it is none, or nested too deeply."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no number of JSON")
@@ -229,7 +223,7 @@ def _parsed(data: str | bytes) -> Any:
 
 
 def _reason(body: bytes) -> str:
-    """The message of an error, however it is wrapped."""
+    """Return the message of an error, however it is wrapped."""
     text = body.decode("utf-8", errors="replace")
     with contextlib.suppress(ValueError):
         value = _parsed(text)
@@ -240,7 +234,7 @@ def _reason(body: bytes) -> str:
 
 
 class SpecDecodeCounters(NamedTuple):
-    """What vLLM counts since its start, over all its engines. A pass is a verification that had a draft to judge."""
+    """The counts of vLLM since its start, over all its engines. A pass is a verification of at least one draft."""
 
     generated: int  # tokens of answers
     passes: int
@@ -248,7 +242,7 @@ class SpecDecodeCounters(NamedTuple):
 
     @classmethod
     def read(cls, endpoint: Endpoint) -> Self:
-        """The server's counters now; ValueError if it has not even vLLM's of generated tokens, or cannot be reached."""
+        """Return the server's counters now; ValueError if it lacks vLLM's counter of tokens, or cannot be reached."""
         counts = Counter[str]()
         positions = set[str]()
         for name, labels, value in _METRIC.findall(endpoint.text("/metrics")):
@@ -269,23 +263,22 @@ class SpecDecodeCounters(NamedTuple):
             )
         return cls(counts["generation_tokens"], counts["spec_decode_num_drafts"], len(positions))
 
-    def increase(self, endpoint: Endpoint, tokens: int, patience: float = 5.0) -> Self:
-        """What came since these, once ``tokens`` generated ones are among it: the server counts a little late."""
-        end = time.monotonic() + patience
-        while (
-            now := self.read(endpoint)
-        ).generated - self.generated < tokens and time.monotonic() < end:
+    def increase(self, endpoint: Endpoint, tokens: int, timeout: float = 5.0) -> Self:
+        """Return the increase since these counters, once it has ``tokens`` generated ones: the server counts late."""
+        end = time.monotonic() + timeout
+        while True:
+            now = self.read(endpoint)
+            generated = now.generated - self.generated
+            if generated >= tokens or time.monotonic() >= end:
+                return now._replace(generated=generated, passes=now.passes - self.passes)
             time.sleep(0.05)
-        return now._replace(
-            generated=now.generated - self.generated, passes=now.passes - self.passes
-        )
 
 
 def streaming(model: str, max_new_tokens: int) -> dict[str, Any]:
-    """What a greedy, streamed request says beside its prompt; it goes on behind the end of a text."""
+    """Return the body of a greedy, streamed request without its prompt; it goes on behind the end of a text."""
     return {
         "model": model, "max_tokens": max_new_tokens, "temperature": 0.0, "ignore_eos": True,
-        # else a prompt that was asked before would be answered from a cache
+        # Without it a prompt that was asked before would be answered from a cache.
         "cache_salt": uuid.uuid4().hex,
         "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }  # fmt: skip

@@ -28,13 +28,13 @@ NOBODY = "no user's turn"
 FIRST = "the assistant speaks before any user does"
 
 
-def packed(ids: Sequence[int]) -> str:
+def pack_ids(ids: Sequence[int]) -> str:
     """Token ids as text: some six bytes of memory each, where a list of numbers takes 36."""
     return " ".join(map(str, ids))
 
 
-def unpacked(text: str) -> list[int]:
-    """The token ids of :func:`packed`."""
+def unpack_ids(text: str) -> list[int]:
+    """Return the token ids of :func:`pack_ids`."""
     return [int(word) for word in text.split()]
 
 
@@ -52,7 +52,7 @@ class TurnAnswer(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What it says beside thoughts and calls."""
+        """The answer's words, without thoughts and calls."""
         return str(self.message.get("content", ""))
 
     @property
@@ -238,32 +238,31 @@ class Dialogue:
         """
         if not readable(answer.calls):
             functions = [call["function"] for call in answer.calls if answer.token_ids is None]
-            words = [
-                answer.text,
-                *(f"{function['name']} {function['arguments']}" for function in functions),
-            ]
-            rest = {name: value for name, value in answer.message.items() if name != "tool_calls"}
-            return {**rest, "content": "\n".join(filter(None, words))}
+            calls_text = [f"{function['name']} {function['arguments']}" for function in functions]
+            message = {
+                **answer.message,
+                "content": "\n".join(filter(None, [answer.text, *calls_text])),
+            }
+            message.pop("tool_calls", None)
+            return message
         if not answer.calls or not same_calls(answer.calls, turn.calls):
             return answer.message
-        calls = [
-            {
-                name: value
-                for name, value in {**call, "id": recorded.get("id")}.items()
-                if value is not None
-            }
-            for call, recorded in zip(answer.calls, turn.calls, strict=True)
-        ]
+        calls = []
+        for call, recorded in zip(answer.calls, turn.calls, strict=True):
+            with_id = {**call, "id": recorded.get("id")}
+            calls.append({name: value for name, value in with_id.items() if value is not None})
         return {**answer.message, "tool_calls": calls}
 
     @staticmethod
     def _tokens(answer: TurnAnswer) -> dict[str, Any]:
-        """What training reads beside the words: token ids, and that an answer is not whole.
+        """Return the fields that training reads beside the words: token ids, and that an answer is not whole.
 
         Without ids nobody can tell the tokens of half an answer or of a broken call: those are not trained on.
         """
-        more: dict[str, Any] = {"finish_reason": LENGTH} if answer.finish == LENGTH else {}
+        fields: dict[str, Any] = {"finish_reason": LENGTH} if answer.finish == LENGTH else {}
         if answer.prompt_token_ids is not None and answer.token_ids is not None:
-            named = {"prompt_token_ids": answer.prompt_token_ids, "token_ids": answer.token_ids}
-            return more | {name: unpacked(text) for name, text in named.items()}
-        return more if answer.finish == STOP and readable(answer.calls) else more | {"weight": 0}
+            fields["prompt_token_ids"] = unpack_ids(answer.prompt_token_ids)
+            fields["token_ids"] = unpack_ids(answer.token_ids)
+        elif answer.finish != STOP or not readable(answer.calls):
+            fields["weight"] = 0
+        return fields

@@ -35,8 +35,12 @@ SPARE = 1.01  # keys and headers
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; ValueError if an argument, the data or the target is wrong, or the cache cannot be written."""
-    options, model, data = read(argv)
+    """Run the command.
+
+    Raises:
+        ValueError: an argument, the data or the target is wrong, or the cache cannot be written.
+    """
+    options, model, data = parse_options(argv)
     if model.target_source.parts and options.engine != "vllm":
         raise ValueError(
             "target.parts: specdec cache runs the target's layers: set it to false, or take --engine vllm"
@@ -44,27 +48,26 @@ def main(argv: list[str]) -> int:
     target = loaded(options.engine, model.target_source)
     data.prepare(target.tokenizer)
     data.check_vocabulary(target.vocab_size)
-    # all rows are stored under the name of all
-    first = (
-        None if (options.first_rows or 0) >= len(data.splits.train.ids_BT) else options.first_rows
-    )
+    # A cache of all rows has the same name whatever number was given.
+    first = options.first_rows
+    if first is not None and first >= len(data.splits.train.ids_BT):
+        first = None
     number, parts = options.part
-    # tokens of rows by their keys
-    tokens = {}
+    tokens_by_key = {}
     longest = 0
-    folder = part_folder(number, parts)
     for row in rows_of(data, first, number, parts):
-        tokens[row.key], longest = row.tokens, max([longest, *map(len, row.pieces())])
-    if not tokens:
+        tokens_by_key[row.key] = row.tokens
+        longest = max([longest, *map(len, row.pieces())])
+    if not tokens_by_key:
         raise ValueError(
             f"--part {number + 1}/{parts}: there are no more than {number} rows: make fewer parts"
         )
-    # every boundary that the design taps; the final state, which is always stored, is none
+    # Every boundary that the design reads. The final state is none, and is always stored.
     config = config_for(model.spec, target)
+    tapped = boundaries(target, config.aux_layers, config.fusion.final_norm)
+    layers = sorted({*tapped, *options.layers})
     directory = Path(options.out)
-    layers = sorted(
-        {*boundaries(target, config.aux_layers, config.fusion.final_norm), *options.layers}
-    )
+    folder = part_folder(number, parts)
     with running(
         options.engine,
         model.target_source,
@@ -76,86 +79,87 @@ def main(argv: list[str]) -> int:
     ) as engine:
         contract = Contract.of(target, data, layers, options.dtype, engine.name, first)
         check_beside(directory, folder, contract)
-        total = sum(tokens.values())
-        size = int(total * contract.token_bytes * SPARE)
-        written = sum(
-            file.stat().st_size for file in (directory / folder).glob("shard-*.safetensors")
-        )
-        there = next(
-            parent for parent in (directory, *directory.absolute().parents) if parent.exists()
-        )
-        free = shutil.disk_usage(there).free
-        sizes = f"{size / 1e9:,.1f} GB for {total:,} tokens, {written / 1e9:,.1f} written, {free / 1e9:,.1f} free"
-        if size > written + free:
-            raise ValueError(
-                f"{directory}: the disk cannot hold it: {sizes}; store fewer boundaries, --dtype bfloat16 or less data"
-            )
-        log.info(
-            "%s: boundaries %s and the final state: %s", directory, list(contract.layers), sizes
-        )
-        with CacheWriter.building(directory / folder, contract, SHARD_BYTES) as writer:
-            left = (
-                row for row in rows_of(data, first, number, parts) if row.key not in writer.known
-            )
-            done = sum(R for key, R in tokens.items() if key in writer.known)
-            with progress("features", "token", total, done) as advance:
-                for row, aux_RNH, final_RH in engine.states(left):
-                    writer.add(row, aux_RNH, final_RH)
-                    advance(row.tokens)
+        sizes = _check_space(directory, folder, sum(tokens_by_key.values()), contract)
+        boundaries_text = list(contract.layers)
+        log.info("%s: boundaries %s and the final state: %s", directory, boundaries_text, sizes)
+        rows = rows_of(data, first, number, parts)
+        _write_rows(directory / folder, contract, rows, tokens_by_key, engine)
     if folder != ".":
-        missing = merge(
-            directory, [part_folder(number, options.part[1]) for number in range(options.part[1])]
-        )
-        log.info(
-            "%s: %s",
-            directory,
-            f"parts still to come: {', '.join(missing)}" if missing else "all parts are there",
-        )
+        missing = merge(directory, [part_folder(n, parts) for n in range(parts)])
+        state = f"parts still to come: {', '.join(missing)}" if missing else "all parts are there"
+        log.info("%s: %s", directory, state)
     return 0
 
 
+def _check_space(directory: Path, folder: str, tokens: int, contract: Contract) -> str:
+    """Return the sizes in words; ValueError if the disk cannot hold the cache."""
+    size = int(tokens * contract.token_bytes * SPARE)
+    shards = (directory / folder).glob("shard-*.safetensors")
+    written = sum(file.stat().st_size for file in shards)
+    parents = (directory, *directory.absolute().parents)
+    free = shutil.disk_usage(next(parent for parent in parents if parent.exists())).free
+    sizes = f"{size / 1e9:,.1f} GB for {tokens:,} tokens, {written / 1e9:,.1f} written, {free / 1e9:,.1f} free"
+    if size > written + free:
+        raise ValueError(
+            f"{directory}: the disk cannot hold it: {sizes}; store fewer boundaries, --dtype bfloat16 or less data"
+        )
+    return sizes
+
+
+def _write_rows(
+    folder: Path, contract: Contract, rows: Iterator[PackedRow], tokens_by_key: dict[bytes, int], engine: Any
+) -> None:  # fmt: skip
+    """Store the states of the rows that the cache does not have yet."""
+    with CacheWriter.building(folder, contract, SHARD_BYTES) as writer:
+        new_rows = (row for row in rows if row.key not in writer.known)
+        done = sum(tokens for key, tokens in tokens_by_key.items() if key in writer.known)
+        with progress("features", "token", sum(tokens_by_key.values()), done) as advance:
+            for row, aux_RNH, final_RH in engine.states(new_rows):
+                writer.add(row, aux_RNH, final_RH)
+                advance(row.tokens)
+
+
 def part(text: str) -> tuple[int, int]:
-    """An option's value as ``2/8``, the second of eight."""
-    if not (found := re.fullmatch(r"([1-9]\d{0,3})/([1-9]\d{0,3})", text)) or int(found[1]) > int(
-        found[2]
-    ):
+    """Parse an option's value such as ``2/8``, the second of eight: its number from 0, and how many there are."""
+    match = re.fullmatch(r"([1-9]\d{0,3})/([1-9]\d{0,3})", text)
+    if not match or int(match[1]) > int(match[2]):
         raise argparse.ArgumentTypeError(
             f"{text!r:.40} is no part: give it as 2/8, the second of eight"
         )
-    return int(found[1]) - 1, int(found[2])
+    return int(match[1]) - 1, int(match[2])
 
 
-def read(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, TokenData]:
-    """The command's own options, and the model and data of ``specdec fit``'s; ValueError if one is wrong."""
+def parse_options(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, TokenData]:
+    """Return the command's own options, and the model and data of ``specdec fit``'s; ValueError if one is wrong."""
     parser = OwnOptions("cache", __doc__, "all other options are specdec fit's")
-    more = parser.add_argument
-    more(
+    add = parser.add_argument
+    add(
         "--out",
         required=True,
         metavar="DIR",
         help="the cache's directory; one that is not finished goes on",
     )
-    more(
+    add(
         "--layers",
         type=int,
         nargs="+",
         default=[],
         help="boundaries to store beside the drafter's own",
     )
-    more(
+    add(
         "--first_rows",
         type=int,
         help="store the training rows that an epoch draws first, so many; by default all",
     )
-    more("--part", type=part, default=(0, 1), metavar="I/N", help="store every N-th row, from the I-th on: N machines "
+    add("--part", type=part, default=(0, 1), metavar="I/N", help="store every N-th row, from the I-th on: N machines "
          "that share a disk, or one after another, make one cache; the last to end writes its index")  # fmt: skip
-    more("--dtype", choices=("target", *list(DTYPES)[1:]), default="target", help="of what is stored: "
+    add("--dtype", choices=("target", *list(DTYPES)[1:]), default="target", help="of what is stored: "
          "float8_e4m3fn keeps a scale for every token's state, which is rounded to 3 bits")  # fmt: skip
-    more("--rows", type=int, default=1, help="rows that transformers reads together: with one, the numbers are those "
+    add("--rows", type=int, default=1, help="rows that transformers reads together: with one, the numbers are those "
          "of OnTheFly(rows=1) to the last bit; more are faster on a GPU where rows are short")  # fmt: skip
-    more("--engine", choices=("transformers", "vllm"), default="transformers", help="what runs the target; vllm is "
+    add("--engine", choices=("transformers", "vllm"), default="transformers", help="what runs the target; vllm is "
          "the one of the Python that $SPECDEC_VLLM_PYTHON names, else of this environment")  # fmt: skip
-    more(
+    add(
         "--vllm_args",
         type=yaml_mapping,
         default={},
@@ -173,18 +177,22 @@ def read(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, TokenData]
 
 
 def yaml_mapping(text: str) -> dict[str, Any]:
-    """An option's value; ValueError if it is none."""
+    """Parse an option's value; ValueError if it is no mapping."""
     return dict(load_yaml(text, "--vllm_args"))
 
 
 def rows_of(
     data: TokenData, first: int | None = None, number: int = 0, parts: int = 1
 ) -> Iterator[PackedRow]:
-    """The rows of training, or of it those drawn first, and of validation, each once; of these every ``parts``-th, from
-    ``number`` on."""
-    found: set[bytes] = set()
+    """Yield the rows of training and of validation, each once.
+
+    Args:
+        first: only so many rows of training, those drawn first.
+        number: from 0; only every ``parts``-th row is given, from this one on.
+    """
+    keys: set[bytes] = set()
     for row in itertools.chain(each_row(data.first_rows(first)), each_row(data.splits.validation)):
-        if row.key not in found:
-            found.add(row.key)
-            if len(found) % parts == (number + 1) % parts:
+        if row.key not in keys:
+            keys.add(row.key)
+            if len(keys) % parts == (number + 1) % parts:
                 yield row

@@ -25,7 +25,7 @@ class RecordedPass(NamedTuple):
 
 
 class RecordedAnswer(NamedTuple):
-    """What an engine did with one prompt, end tokens ignored."""
+    """An engine's answer to one prompt, end tokens ignored, and its passes."""
 
     prompt: list[int]
     ids: list[int]  # generated

@@ -26,7 +26,7 @@ from specdec.utils.text import how_many
 log = logging.getLogger(__name__)
 
 FORMAT = "specdec.regenerate.v4"  # of the record and of the journal
-# what the answers depend on
+# The settings that the answers depend on.
 ASKING = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "thinking")
 MOST_FAILED = 0.1  # of the rows, for the exit status 0
 
@@ -43,44 +43,23 @@ def regenerate(config: RegenerateConfig) -> int:
     if out.suffix != ".jsonl":
         raise ValueError(f"--out {out}: name it FILE.jsonl; its record will be FILE.json")
     path = out.with_name(f"{out.name}.journal")
-    for place in (out, out.with_suffix(".json")):
-        if place.exists() and not path.exists():
+    for file in (out, out.with_suffix(".json")):
+        if file.exists() and not path.exists():
             raise ValueError(
-                f"{place} exists already, without {path.name}: choose another --out or remove it first"
+                f"{file} exists already, without {path.name}: choose another --out or remove it first"
             )
     hint = f"what is done is kept in {path}: the same command goes on"
-    answering: InProcess | Remote
     try:
         with stop_on_signals():
-            # the target is known by what the answers depend on, not by where it runs
-            if config.url is None:
-                target = config.target.load(config.device)
-                identity = {"engine": config.engine, **target.identity, "dtype": str(target.dtype)}
-                identity["template"] = template_digest(target.tokenizer)
-                answering = InProcess(target, config)
-            else:
-                endpoint = Endpoint(config.url)
-                model = config.model or endpoint.model()
-                identity = {"engine": config.engine, "model": model}
-                answering = Remote(endpoint, model, config)
-            left_out: list[str] | None = [] if config.broken == "drop" else None
-            conversations = read_conversations(config.data, config.layout, left_out)[: config.limit]
-            rows = list(map(Dialogue.of, conversations))
-            if left_out:
-                log.warning(
-                    "left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0]
-                )
-            dialogues = "".join(
-                json.dumps([row.id, row.turns, row.tools], sort_keys=True) for row in rows
-            )
+            answering, identity = _answering(config)
+            rows, left_out = _read_rows(config)
+            dialogues = [json.dumps([row.id, row.turns, row.tools], sort_keys=True) for row in rows]
+            digest = hashlib.sha256("".join(dialogues).encode()).hexdigest()
             about: dict[str, Any] = {
                 "format": FORMAT,
                 "target": identity,
                 "asking": {name: getattr(config, name) for name in ASKING},
-                "input": {
-                    "rows": len(rows),
-                    "sha256": hashlib.sha256(dialogues.encode()).hexdigest(),
-                },
+                "input": {"rows": len(rows), "sha256": digest},
             }
             with Journal(path, "specdec.regenerate", about) as journal:
                 try:
@@ -89,7 +68,7 @@ def regenerate(config: RegenerateConfig) -> int:
                     raise ValueError(f"{error}; {hint}") from error
             about |= {
                 "data": config.data,
-                "left_out": left_out or [],
+                "left_out": left_out,
                 "provenance": provenance(seed=config.seed),
             }
             counts = _write(rows, out, config.truncated, about)
@@ -107,8 +86,30 @@ def regenerate(config: RegenerateConfig) -> int:
     return 1 if not counts["written"] or counts["failed"] > most else 0
 
 
+def _answering(config: RegenerateConfig) -> tuple[InProcess | Remote, dict[str, Any]]:
+    """Return what answers, and the target's identity: what the answers depend on, not where it runs."""
+    if config.url is None:
+        target = config.target.load(config.device)
+        identity = {"engine": config.engine, **target.identity, "dtype": str(target.dtype)}
+        identity["template"] = template_digest(target.tokenizer)
+        return InProcess(target, config), identity
+    endpoint = Endpoint(config.url)
+    model = config.model or endpoint.model()
+    return Remote(endpoint, model, config), {"engine": config.engine, "model": model}
+
+
+def _read_rows(config: RegenerateConfig) -> tuple[list[Dialogue], list[str]]:
+    """Return the rows to answer, and the faults of broken rows that were left out."""
+    left_out: list[str] | None = [] if config.broken == "drop" else None
+    conversations = read_conversations(config.data, config.layout, left_out)[: config.limit]
+    rows = list(map(Dialogue.of, conversations))
+    if left_out:
+        log.warning("left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0])
+    return rows, left_out or []
+
+
 def _answer(rows: Sequence[Dialogue], answering: InProcess | Remote, journal: Journal) -> None:
-    """Take the journal's answers, ask what is left or failed, and keep it."""
+    """Take the journal's answers, ask for those that are missing or failed, and append them to the journal."""
     by_id = {row.id: row for row in rows}
     for answer in (TurnAnswer(**entry) for entry in journal.entries):
         if answer.failed is None:
@@ -117,27 +118,25 @@ def _answer(rows: Sequence[Dialogue], answering: InProcess | Remote, journal: Jo
     total = sum(not row.skipped for row in rows)
     with progress("answers", "row", total, total - len(left)) as advance:
         for answer in answering.answers(left):
-            journal.append(
-                {name: value for name, value in answer._asdict().items() if value is not None}
-            )
+            fields = answer._asdict()
+            journal.append({name: value for name, value in fields.items() if value is not None})
             advance(by_id[answer.row].ends_with(answer))
 
 
 def _write(
     rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str, Any]
 ) -> dict[str, int]:
-    """Write the data set, in the input's order, and then its record; the record's counts."""
+    """Write the data set, in the input's order, and then its record; return the record's counts."""
     due = [row for row in rows if not row.skipped]
     written = [row for row in due if not row.failed and (truncated == "keep" or not row.truncated)]
     sums = out.with_name(f"{out.name}.sha256")  # compared by whoever reads the rows
     sums.unlink(missing_ok=True)
     with staged(out) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for row in written:
-            tools = {"tools": row.tools} if row.tools else {}
-            messages = row.messages(ids=True)
-            stream.write(
-                json.dumps({"id": row.id, "messages": messages, **tools}, ensure_ascii=False) + "\n"
-            )
+            fields = {"id": row.id, "messages": row.messages(ids=True)}
+            if row.tools:
+                fields["tools"] = row.tools
+            stream.write(json.dumps(fields, ensure_ascii=False) + "\n")
     answers = [answer for row in due for answer in row.answers if not answer.failed]
     counts = {
         "rows": len(rows),
@@ -166,12 +165,12 @@ def _write(
 
 
 def _reasons(reasons: Iterable[str | None]) -> dict[str, int]:
-    """How often each is given, the most frequent first."""
+    """Count the reasons, the most frequent first."""
     return dict(Counter(reason for reason in reasons if reason).most_common())
 
 
 def _summary(rows: Sequence[Dialogue], out: Path, counts: dict[str, int]) -> str:
-    """What became of the rows, with the reason of every row that was not answered to its end."""
+    """Return the result in words, with the reasons of the rows that were not answered to their end."""
     tokens = how_many(counts["tokens"], "token")
     lines = [f"{out}: {counts['written']:,} of {how_many(counts['rows'], 'row')} written, {tokens}"]
     lines.append(f"{how_many(counts['complete'], 'row')} answered to the end")

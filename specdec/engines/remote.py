@@ -16,7 +16,7 @@ from specdec.data.form import SWITCHES
 from specdec.data.layouts import Message
 from specdec.engines.answers import QUESTION, RegenerateConfig
 from specdec.engines.client import Endpoint, RequestError
-from specdec.engines.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, packed
+from specdec.engines.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, pack_ids
 from specdec.utils.text import printable
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Remote:
                 turn.release()
 
     def _check_switch(self) -> None:
-        """ValueError if a vLLM makes the same prompt whether the target is to think or not; others do not tell."""
+        """Raise ValueError if a vLLM makes the same prompt with and without thinking; other servers do not tell."""
         if self.config.engine != "vllm":
             log.warning(
                 "--thinking is sent as chat_template_kwargs (%s): whether the server's chat template has such a switch "
@@ -121,7 +121,7 @@ class Remote:
             )
 
     def _complete(self, body: Mapping[str, Any], over: threading.Event) -> dict[str, Any]:
-        """The response, requested again where the server is busy or away, until it is ``over``; else RequestError."""
+        """Return the response, requested again while the server is busy or away, until ``over`` is set."""
         for number in itertools.count():
             try:
                 return self.endpoint.complete(PATH, body)
@@ -135,7 +135,7 @@ class Remote:
         raise AssertionError
 
     def _ask(self, row: Dialogue, over: threading.Event) -> TurnAnswer:
-        """The answer to the next turn. RequestError if the server is gone."""
+        """Return the answer to the next turn; RequestError if the server is gone."""
         while True:
             choice = "auto" if self._reads_calls or row.calls_tools else "none"
             try:
@@ -163,7 +163,7 @@ class Remote:
             self._reads_calls = False
 
     def _body(self, row: Dialogue, choice: str) -> dict[str, Any]:
-        """The request; the server renders the conversation with its own template."""
+        """Return the body of a request; the server renders the conversation with its own template."""
         config = self.config
         body = {
             "model": self.model, "max_tokens": config.max_new_tokens, "temperature": config.temperature,
@@ -187,7 +187,7 @@ class Remote:
         return body
 
     def _read(self, row: Dialogue, response: dict[str, Any]) -> TurnAnswer:
-        """What a response says, every field of it checked; one that is not as it should be is a failed answer."""
+        """Return the answer in a response, every field of it checked; a malformed response is a failed answer."""
         try:
             choice = response["choices"][0]
             tokens = (response.get("usage") or {}).get("completion_tokens") or 0
@@ -198,11 +198,14 @@ class Remote:
                 )
             if type(tokens) is not int or not 0 <= tokens < 2**31:
                 raise ValueError(f"completion_tokens is {str(tokens)[:100]}, no number of tokens")
-            fields: dict[str, Any] = {"message": canonical(choice["message"]), "tokens": tokens}
+            fields: dict[str, Any] = {
+                "message": canonical_message(choice["message"]),
+                "tokens": tokens,
+            }
             if self.config.engine == "vllm":
                 ids = token_ids(choice, "token_ids")
-                fields |= {"token_ids": packed(ids), "tokens": len(ids)}
-                fields["prompt_token_ids"] = packed(token_ids(response, "prompt_token_ids"))
+                fields |= {"token_ids": pack_ids(ids), "tokens": len(ids)}
+                fields["prompt_token_ids"] = pack_ids(token_ids(response, "prompt_token_ids"))
             # vLLM says that tools were called also where the tokens ended behind a whole call
             whole = finish == STOP or (
                 finish == CALLED and fields["tokens"] < self.config.max_new_tokens
@@ -214,7 +217,7 @@ class Remote:
 
 
 def token_ids(holder: Mapping[str, Any], name: str) -> list[int]:
-    """The token ids in a part of a response; ValueError if they are none."""
+    """Return the token ids in a part of a response; ValueError if they are none."""
     ids = holder.get(name)
     if not isinstance(ids, list) or not ids:
         raise ValueError(
@@ -225,8 +228,8 @@ def token_ids(holder: Mapping[str, Any], name: str) -> list[int]:
     return ids
 
 
-def canonical(message: Mapping[str, Any]) -> Message:
-    """A server's message, as its own parsers made it of the tokens; ValueError or TypeError if it is malformed."""
+def canonical_message(message: Mapping[str, Any]) -> Message:
+    """Return a server's message in our form; ValueError or TypeError if it is malformed."""
     out: Message = {"role": "assistant", "content": message.get("content") or ""}
     if reasoning := message.get("reasoning") or message.get("reasoning_content"):
         out["reasoning_content"] = reasoning
@@ -238,7 +241,7 @@ def canonical(message: Mapping[str, Any]) -> Message:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's call; whether its arguments can be read is for others to tell."""
+    """Return a server's call in our form; its arguments are not parsed."""
     name = call["function"]["name"]
     arguments = call["function"].get("arguments") or "{}"
     if not isinstance(arguments, str):
@@ -256,7 +259,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_sent(messages: Sequence[Message]) -> list[Message]:
-    """Messages as OpenAI's API has them: arguments are text, and every call has an id, to which its result refers."""
+    """Return messages as OpenAI's API has them: arguments are text, and results refer to the ids of their calls."""
     out: list[Message] = []
     waiting: list[str] = []  # ids of calls without a result so far
     number = itertools.count()

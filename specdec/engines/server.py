@@ -19,8 +19,8 @@ from typing import NamedTuple
 from specdec.drafter import DrafterConfig, load_drafter
 from specdec.engines.client import Endpoint, RequestError
 from specdec.export import FORMATS, export_drafter
+from specdec.export.checkpoint import OURS, check_unchanged
 from specdec.export.formats import DrafterCheckpoint, vllm_arguments
-from specdec.export.read import OURS, check_unchanged
 from specdec.export.switches import VLLM
 from specdec.target import TargetSource, load_config
 from specdec.utils import supervise
@@ -30,29 +30,20 @@ from specdec.utils.text import printable
 
 log = logging.getLogger(__name__)
 
-# flags that are not passed on: what specdec says itself, of which vLLM would take the last; what others would see
-REFUSED = dict.fromkeys(
-    (
-        "--speculative-config",
-        "-sc",
-        "--spec-method",
-        "--spec-model",
-        "--spec-tokens",
-        "--model",
-        "--host",
-        "--port",
-    ),
-    "specdec gives it to vLLM itself",
-) | {
+# Flags that are not passed on: vLLM would take the last of two, and others would see keys on the command line.
+_SPECDECS = (
+    "--speculative-config -sc --spec-method --spec-model --spec-tokens --model --host --port"
+)
+REFUSED = dict.fromkeys(_SPECDECS.split(), "specdec gives it to vLLM itself") | {
     "--api-key": "set VLLM_API_KEY in the environment",
     "--hf-token": "set HF_TOKEN in the environment",
 }
-# the last of them: an engine's processes pass an error on, the first of them with a hint at the real one
+# An engine's processes pass an error on, and the first to do so only hints at the real one.
 _ERROR = re.compile(r"(?:\w+Error|Value error)[:,] (?!.*See root cause above).+")
 
 TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
 GRACE = 20.0  # seconds to end by itself
-# the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
+# Seconds to end before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer.
 HURRY = 2.0
 POLL = 0.1
 LOG_EVERY = 300  # polls between two lines about a server that starts
@@ -60,7 +51,7 @@ LOG_EVERY = 300  # polls between two lines about a server that starts
 
 @dataclass(frozen=True)
 class VllmLaunch:
-    """How vLLM is started for a target; ValueError if a flag in ``extra`` is specdec's, or a number out of range."""
+    """The way that vLLM is started for a target; ValueError for a flag that specdec gives, or a number out of range."""
 
     vllm: Sequence[str]  # the command, see :func:`find_vllm`
     target: TargetSource
@@ -77,38 +68,42 @@ class VllmLaunch:
     def server(
         self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True
     ) -> "contextlib.AbstractContextManager[Server]":
-        """The server, to be entered; without ``caching``, prefixes are cached only if a flag of ``extra`` says so."""
+        """Return the server, to be entered.
+
+        Args:
+            caching: whether prefixes are cached, unless a flag of ``extra`` says otherwise.
+        """
         drafts = drafter.drafts(self.draft_tokens) if drafter else 0
         port = self.port or free_port(self.host)
         arguments = vllm_arguments(self.target, drafter, drafts, self.vllm[0])
         arguments += ["--host", self.host, "--port", str(port)]
-        # the last of two flags counts
-        arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]
-        return running([*self.vllm, *arguments], self.host, port, log, self.timeout)
+        if not caching:
+            arguments.append("--no-enable-prefix-caching")
+        arguments += self.extra  # the last of two flags counts
+        return running_server([*self.vllm, *arguments], self.host, port, log, self.timeout)
 
 
 def check_flags(words: Sequence[str]) -> None:
-    """ValueError for a flag of ``vllm serve`` that is not passed on, and why."""
+    """Raise ValueError for a flag of ``vllm serve`` that is not passed on; the message says why."""
     for flag in map(flag_of, words):
         if flag in REFUSED:
             raise ValueError(f"{flag} after -- is not passed on: {REFUSED[flag]}")
 
 
 def flag_of(word: str) -> str:
-    """The flag that a word of a command line gives, however vLLM lets it be written; else some other word."""
+    """Return the flag that a word of a command line gives, however it is written; of another word something else."""
     return re.split("[=.]", word)[0].replace("_", "-")  # --speculative-config.method is one, too
 
 
 def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> DrafterCheckpoint:
-    """The export that ``directory`` is, or that is made of the drafter in it at ``scratch``, a new directory.
+    """Return the export in ``directory``, or export the drafter in it to ``scratch``, a new directory.
 
-    ValueError if there is neither, it is damaged, or vLLM cannot serve it with this target.
+    Raises:
+        ValueError: there is neither, it is damaged, or vLLM cannot serve it with this target.
     """
     if not (directory / OURS).is_file():
-        made = export_drafter(
-            load_drafter(directory, dtype=None), target.load(), scratch, served=target
-        )
-        return made.checkpoint
+        drafter = load_drafter(directory, dtype=None)
+        return export_drafter(drafter, target.load(), scratch, served=target).checkpoint
     check_unchanged(directory)  # before anything in it is believed
     record = read_json(directory / OURS)
     chosen = FORMATS.get(str(record.get("exported_as")))
@@ -116,23 +111,24 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
         raise ValueError(
             f"{directory}: exported for {record.get('engine')}: export it again with --format vllm"
         )
-    # of a target of another shape, vLLM may load it and draft nonsense
+    # With a target of another shape, vLLM may load it and draft nonsense.
     config = load_config(target.directory(), target.revision, target.trust_remote_code)
     shape = {
         "target_hidden_size": "hidden_size",
         "vocab_size": "vocab_size",
         "num_target_layers": "num_hidden_layers",
     }
-    for ours, theirs in shape.items():
-        here = record["drafter"].get(ours)
-        there = getattr(config, theirs)
-        if here != there:
+    for field, key in shape.items():
+        size = record["drafter"].get(field)
+        target_size = getattr(config, key)
+        if size != target_size:
             raise ValueError(
-                f"the export is for a target of {theirs} {here}, {target.source} has {there}"
+                f"the export is for a target of {key} {size}, {target.source} has {target_size}"
             )
-    named = str(record["method"]), str(record["target"].get("architecture"))
+    method = str(record["method"])
+    architecture = str(record["target"].get("architecture"))
     masks = DrafterConfig.from_json(record["drafter"], str(directory)).drafting.fixed_drafts
-    return DrafterCheckpoint(directory, *named, bool(record.get("parallel")), masks)
+    return DrafterCheckpoint(directory, method, architecture, bool(record.get("parallel")), masks)
 
 
 class ServerError(ValueError):
@@ -153,22 +149,27 @@ class Server(NamedTuple):
 
     def check(self) -> None:
         """Raise ServerError if it has ended by itself."""
-        if (status := self.process.poll()) is not None:
+        status = self.process.poll()
+        if status is not None:
             raise ServerError(
                 f"vLLM ended by itself with status {status}: {failure_reason(self.log)}"
             )
 
 
 @contextlib.contextmanager
-def running(
+def running_server(
     command: Sequence[str], host: str, port: int, log_file: Path, timeout: float = TIMEOUT
 ) -> Iterator[Server]:
-    """A server for the length of a block; it and all processes that it started end with this one, however that ends.
+    """Run a server for the length of a block.
 
-    ServerError if it ends, or does not answer at ``host`` and ``port`` after ``timeout`` seconds; nothing of it is left
-    then. ValueError if the port is taken, or the log exists or cannot be written.
+    It and all processes that it started end with this process, however that ends.
+
+    Raises:
+        ServerError: it ends, or does not answer at ``host`` and ``port`` after ``timeout`` seconds; nothing of it is
+            left then.
+        ValueError: the port is taken, or the log exists or cannot be written.
     """
-    try:  # whoever answers at a taken port would pass for our server
+    try:  # another server at a taken port would pass for ours
         socket.create_server((host, port)).close()
     except (OSError, OverflowError) as error:
         raise ValueError(
@@ -185,16 +186,16 @@ def running(
             start_new_session=True,  # a terminal's Ctrl-C goes to us alone
             env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
         )
-    server = Server(
-        f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", log_file, process
-    )
+    address = "127.0.0.1" if host == "0.0.0.0" else host
+    server = Server(f"http://{address}:{port}", log_file, process)
     grace = HURRY
     try:
         _wait_until_healthy(server, timeout)
         grace = GRACE
         yield server
     except ServerError:
-        sys.stderr.write("".join(f"  {printable(line)}\n" for line in _lines(log_file)[-40:]))
+        for line in _lines(log_file)[-40:]:
+            sys.stderr.write(f"  {printable(line)}\n")
         raise
     finally:
         assert process.stdin is not None
@@ -210,7 +211,7 @@ def _wait_until_healthy(server: Server, timeout: float) -> None:
     while not healthy(server.url):
         server.check()
         seconds = time.monotonic() - begin
-        polls = polls + 1
+        polls += 1
         if seconds > timeout:
             raise ServerError(
                 f"vLLM was not healthy after {timeout:g} s: {failure_reason(server.log)}"
@@ -221,34 +222,31 @@ def _wait_until_healthy(server: Server, timeout: float) -> None:
 
 
 def healthy(url: str) -> bool:
-    """Whether ``GET /health`` is answered with 200."""
+    """Return whether ``GET /health`` is answered with 200."""
     with contextlib.suppress(RequestError):
-        Endpoint(url, patience=2.0).text("/health")
+        Endpoint(url, timeout=2.0).text("/health")
         return True
     return False
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server((host, 0)) as found:
-        return int(found.getsockname()[1])
+    """Return a port that nobody listens on now."""
+    with socket.create_server((host, 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def failure_reason(path: Path) -> str:
-    """The last error that a log tells of, else its last line."""
+    """Return the last error in a log, else its last line."""
     lines = _lines(path) or ["it said nothing"]
-    errors = [
-        found[0] for line in lines if " WARNING " not in line and (found := _ERROR.search(line))
-    ]
+    matches = [_ERROR.search(line) for line in lines if " WARNING " not in line]
+    errors = [match[0] for match in matches if match]
     return (errors or lines)[-1].strip()[:400]
 
 
 def _lines(path: Path) -> list[str]:
-    """Of a log, those that are not empty."""
-    with contextlib.suppress(OSError):
-        return [
-            line
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
-            if line.strip()
-        ]
-    return []
+    """Return the lines of a log that are not empty."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line.strip()]

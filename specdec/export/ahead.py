@@ -1,11 +1,13 @@
-"""What engines will not serve of a drafter, told from its config before it is trained."""
+"""The reasons why engines will not serve a drafter, known from its config before it is trained."""
 
 from typing import Any
 
 from specdec.drafter import GQA, DrafterConfig, Narrow, TargetLayer
-from specdec.export.switches import ENGINES, Subject, lint, target_facts
+from specdec.export.engine_targets import target_facts
+from specdec.export.subject import Subject
+from specdec.export.switches import ENGINES, lint
 
-# head widths that vLLM 0.32 declares for a CPU (vllm/v1/attention/backends/cpu_attn.py) and does not check; on a GPU
+# Head widths that vLLM 0.32 declares for a CPU (vllm/v1/attention/backends/cpu_attn.py) and does not check; on a GPU
 # FlashAttention takes multiples of 8 to 256, Triton any from 32 on, FlexAttention every one (their supports_head_size)
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -13,7 +15,7 @@ CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 def planned_subject(
     config: DrafterConfig, hf_config: Any, train_embed: bool, train_head: bool
 ) -> Subject:
-    """What engines will be given of a drafter once it is trained.
+    """Return the subject that engines will be given once a drafter is trained.
 
     Args:
         hf_config: the target's transformers config of its text model.
@@ -32,26 +34,27 @@ def planned_subject(
 
 
 def unserved(subject: Subject) -> dict[str, str]:
-    """By engine, the switches that it does not honour, each with the reason; engines that honour all are left out.
+    """Return, by engine, the switches that it does not honor, with the reasons; engines that honor all are left out.
 
     A target's own module (MTP) is refused by none: ``export --format mtp`` puts it into the target.
     """
     if type(subject.config.attention) is TargetLayer:
         return {}
-    reasons = {
-        engine: "; ".join(f"{switch.name}: {reason}" for switch, reason in lint(subject, engine))
-        for engine in ENGINES
-    }
-    return {engine: text for engine, text in reasons.items() if text}
+    reasons = {}
+    for engine in ENGINES:
+        lacks = [f"{switch.name}: {reason}" for switch, reason in lint(subject, engine)]
+        if lacks:
+            reasons[engine] = "; ".join(lacks)
+    return reasons
 
 
 def served(reasons: dict[str, str]) -> bool:
-    """Whether there is an engine that :func:`unserved` gives no reasons of."""
+    """Return whether :func:`unserved` gives no reasons for at least one engine."""
     return len(reasons) < len(ENGINES)
 
 
 def missing_kernels(config: DrafterConfig) -> str:
-    """What to know of the width of the drafter's heads before it is served; nothing where every device has kernels."""
+    """Return a warning about the width of the drafter's heads; empty if every device has kernels for it."""
     width = config.head_dim
     if type(config.attention) is not GQA or width in CPU_HEADS:
         return ""

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from specdec.drafter import MLA, Drafter, PostNorm
 from specdec.export import keys, tensors
-from specdec.export.switches import EMBEDDING, SGLANG, SWITCHES, VLLM, Subject, lint, target_flags
+from specdec.export.engine_targets import target_flags
+from specdec.export.subject import EMBEDDING, Subject
+from specdec.export.switches import SGLANG, SWITCHES, VLLM, lint
 from specdec.target import NotServable, TargetSource
 from specdec.utils.vllm import configured_python
 
@@ -24,17 +26,17 @@ DRAFT_TOKENS = 3  # a pass, where nobody says
 
 
 class DrafterCheckpoint(NamedTuple):
-    """A checkpoint for vLLM."""
+    """A checkpoint for vLLM, and what vLLM has to be told about it."""
 
     directory: Path | str
     method: str  # eagle, eagle3 or dflash
     architecture: str  # the target's, as its config.json names the class
-    parallel: bool = False  # whether its drafts come of one call
-    masks: int = 0  # of a block drafter, which an engine must run all
+    parallel: bool = False  # whether one call makes all drafts of a pass
+    masks: int = 0  # of a block drafter; an engine must run all
 
     @classmethod
     def of(cls, directory: Path | str, subject: Subject) -> Self:
-        """That of a drafter's export."""
+        """Return the checkpoint of a drafter's export."""
         return cls(
             directory,
             subject.method,
@@ -44,14 +46,16 @@ class DrafterCheckpoint(NamedTuple):
         )
 
     def drafts(self, asked: int | None) -> int:
-        """The drafts of a pass; see :func:`drafts_of`."""
+        """Return the drafts of a pass; see :func:`drafts_of`."""
         return drafts_of(self.masks, asked)
 
 
 def drafts_of(masks: int, asked: int | None) -> int:
-    """How many tokens an engine is told to draft: those asked for, else a block drafter's masks or three.
+    """Return how many tokens an engine is told to draft: as many as asked for, else a block drafter's masks or three.
 
-    ValueError for another number than its masks: they see each other, and it has learned with as many.
+    Raises:
+        ValueError: a block drafter is asked for another number than its masks. They see each other, and it has
+            learned with so many.
     """
     if masks and asked not in (None, masks):
         raise ValueError(
@@ -68,99 +72,83 @@ class Format:
 
     name: ClassVar[str] = "vllm"
     engine: ClassVar[str] = VLLM
-    # of EAGLE-3, in the spelling that most versions of the engine know
+    # The prefix of EAGLE-3's first layer that most versions of the engine know.
     first_layer: ClassVar[str] = "midlayer."
 
     def check(self, subject: Subject) -> None:
         """Raise NotServable for what the engine cannot express, with each switch and why."""
-        if found := "; ".join(
-            f"{switch.name}: {reason}" for switch, reason in lint(subject, self.engine)
-        ):
-            raise NotServable(f"{self.engine} cannot serve this drafter: {found}")
+        reasons = [f"{switch.name}: {reason}" for switch, reason in lint(subject, self.engine)]
+        if reasons:
+            raise NotServable(f"{self.engine} cannot serve this drafter: {'; '.join(reasons)}")
 
     def needs(self, subject: Subject) -> str | None:
-        """The engine's oldest release that has every switch in use, as far as that is known."""
-        found = {switch.cell(self.engine).since for switch in SWITCHES if switch.used(subject)} - {
-            ""
-        }
-        return max(
-            found, key=lambda version: [int(part) for part in version.split(".")], default=None
-        )
+        """Return the engine's oldest release that has every switch in use, as far as that is known."""
+        releases = {switch.cell(self.engine).since for switch in SWITCHES if switch.used(subject)}
+        releases.discard("")
+        return max(releases, key=lambda release: [*map(int, release.split("."))], default=None)
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
-        """The whole ``config.json``; some formats name the target in it and the drafts a pass."""
-        written = keys.write(
-            subject.config,
-            subject.method,
-            unbounded=subject.narrowed,
-            own_rope=subject.rope_is_changed,
-        )
-        # EAGLE's own code then reads the target's embedding, if this key is absent
+        """Return the whole ``config.json``; some formats name the target and the drafts a pass in it."""
+        written = _keys(subject)
+        # Without this key EAGLE's own code reads the target's embedding.
         if EMBEDDING in subject.shared:
             written.pop("target_hidden_size")
         return {"architectures": self.architectures(subject), **written}
 
     def architectures(self, subject: Subject) -> list[str]:
-        """The classes that the engine looks for.
+        """Return the names of the classes that the engine looks for.
 
-        A name that SGLang knows only where it drafts the same: else it would load the drafter all the same.
+        SGLang loads every drafter whose class it knows, so a name that it knows is written only where it drafts the
+        same.
         """
+        config = subject.config
+        for_sglang = not any(lint(subject, SGLANG))
         if subject.method == "eagle":
             return ["EagleLlamaForCausalLM"]
         if subject.method == "dflash":
             return ["DFlashDraftModel"]
         if type(subject.config.attention) is MLA:
-            return [f"Eagle3DeepseekV{3 if any(lint(subject, SGLANG)) else 2}ForCausalLM"]
+            return [f"Eagle3DeepseekV{2 if for_sglang else 3}ForCausalLM"]
         if subject.config.norms.query_key:
             return ["Eagle3Qwen3ForCausalLM"]
-        config = subject.config  # of a window, SGLang would know by a flag alone
-        shared = (
-            not any(lint(subject, SGLANG))
-            and config.num_layers == 1
-            and config.attention_window == "full"
-        )
-        return ["LlamaForCausalLMEagle3" if shared else "Eagle3LlamaForCausalLM"]
+        # SGLang knows of a window only by a flag of its server.
+        if for_sglang and config.num_layers == 1 and config.attention_window == "full":
+            return ["LlamaForCausalLMEagle3"]
+        return ["Eagle3LlamaForCausalLM"]
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
-        """The checkpoint's tensors, contiguous, in the drafter's dtype; vocabulary maps int64 and bool."""
-        rows = tensors.table(subject.config)
-        made: dict[str, Tensor] = {}
-        for name, value in tensors.published(drafter.state_dict(), subject.config).items():
-            if name == VOCABULARY or name in subject.shared:
+        """Return the checkpoint's tensors, contiguous, in the drafter's dtype; vocabulary maps are int64 and bool."""
+        names = tensors.name_table(subject.config)
+        weights: dict[str, Tensor] = {}
+        for published, value in tensors.published(drafter.state_dict(), subject.config).items():
+            if published == VOCABULARY or published in subject.shared:
                 continue
-            theirs = tensors.translate(name, rows)
-            if theirs is None:
+            name = tensors.translate(published, names)
+            if name is None:
                 raise NotServable(
-                    f"{self.engine} cannot serve this drafter: it has no place for the weights {name}"
+                    f"{self.engine} cannot serve this drafter: it has no place for the weights {published}"
                 )
-            if theirs == tensors.MASK:
-                theirs = theirs.removesuffix(".weight")
+            if name == tensors.MASK:
+                name = name.removesuffix(".weight")
                 value = value.reshape(1, 1, -1)
-            made[
-                theirs.replace("layers.0.", self.first_layer)
-                if subject.method == "eagle3"
-                else theirs
-            ] = value
-        if (
-            subject.config.attention_bias == "qkv"
-            and subject.method != "eagle"
-            and not _is_qwen3(subject)
-        ):
-            outputs = [name for name in made if name.endswith("self_attn.o_proj.weight")]
-            made |= {
-                name.replace(".weight", ".bias"): made[name].new_zeros(len(made[name]))
-                for name in outputs
-            }
+            if subject.method == "eagle3":
+                name = name.replace("layers.0.", self.first_layer)
+            weights[name] = value
+        if subject.config.attention_bias == "qkv" and _builds_output_bias(subject):
+            for name in [*weights]:
+                if name.endswith("self_attn.o_proj.weight"):
+                    bias = weights[name].new_zeros(len(weights[name]))
+                    weights[name.replace(".weight", ".bias")] = bias
         if not drafter.vocab.complete:
             ids_D = drafter.vocab.target_ids_D
-            made[tensors.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
-            made[tensors.TARGET_TO_DRAFT] = drafter.vocab.draft_ids_V >= 0
-        return {name: value.detach().cpu().contiguous() for name, value in made.items()}
+            weights[tensors.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
+            weights[tensors.TARGET_TO_DRAFT] = drafter.vocab.draft_ids_V >= 0
+        return {name: value.detach().cpu().contiguous() for name, value in weights.items()}
 
     def command(
         self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int
     ) -> str:
-        """The line that serves the target with the drafter, a chain of drafts a pass.
+        """Return the line that serves the target with the drafter, a chain of drafts a pass.
 
         vLLM's second model runner hands every drafter of method eagle3 fused states, whatever its config says.
         """
@@ -173,14 +161,27 @@ class Format:
         return f"VLLM_USE_V2_MODEL_RUNNER=0 {line}" if last_state else line
 
 
-def _is_qwen3(subject: Subject) -> bool:
-    """Whether the engine's class is Qwen3's of method eagle3, which builds no bias on the attention's output; the
-    others of ``attention_bias`` build four, and leave at random what a file lacks."""
-    return subject.method == "eagle3" and bool(subject.config.norms.query_key)
+def _keys(subject: Subject) -> dict[str, Any]:
+    return keys.config_to_keys(
+        subject.config,
+        subject.method,
+        unbounded=subject.narrowed,
+        own_rope=subject.rope_is_changed,
+    )
+
+
+def _builds_output_bias(subject: Subject) -> bool:
+    """Return whether the engine's class builds a bias on the attention's output wherever it builds one on queries.
+
+    It leaves at random what a file lacks. EAGLE-1's class and Qwen3's of method eagle3 build none.
+    """
+    if subject.method == "eagle":
+        return False
+    return subject.method != "eagle3" or not subject.config.norms.query_key
 
 
 def from_anywhere(target: TargetSource) -> TargetSource:
-    """A target by a name that holds in every working directory."""
+    """Return a target by a name that holds in every working directory."""
     place = Path(target.directory())
     return replace(target, source=str(place.resolve())) if place.exists() else target
 
@@ -191,108 +192,107 @@ def vllm_arguments(
     draft_tokens: int = 0,
     python: str | None = None,
 ) -> list[str]:
-    """The arguments of ``vllm`` for a target, alone or with a drafter, whose method it would guess from the path; with
-    one, what the target's architecture needs for that, as the vLLM of ``python`` has it."""
+    """Return the arguments of ``vllm`` for a target, alone or with a drafter.
+
+    Args:
+        python: the interpreter whose vLLM will serve, which decides the flags that the target's architecture needs.
+    """
     arguments = ["serve", target.servable()]
     if drafter is not None:
-        speculative: dict[str, Any] = {"method": drafter.method, "model": str(drafter.directory)}
-        speculative["num_speculative_tokens"] = draft_tokens
+        speculative: dict[str, Any] = {
+            "method": drafter.method,  # else vLLM guesses it from the path
+            "model": str(drafter.directory),
+            "num_speculative_tokens": draft_tokens,
+        }
         if drafter.parallel:
             speculative["parallel_drafting"] = True
         arguments += ["--speculative-config", json.dumps(speculative)]
     if target.revision is not None:
         arguments += ["--revision", target.revision, "--tokenizer-revision", target.revision]
-    arguments += ["--trust-remote-code"] if target.trust_remote_code else []
+    if target.trust_remote_code:
+        arguments.append("--trust-remote-code")
     if drafter is not None:
         arguments += target_flags(drafter.architecture, drafter.method, python)
     return arguments
 
 
 class SglangFormat(Format):
-    """``--format sglang``, which vLLM reads too. What SGLang does not find it leaves at random: more is written."""
+    """``--format sglang``, which vLLM reads too. More is written, as SGLang leaves at random what it does not find."""
 
     name: ClassVar[str] = "sglang"
     engine: ClassVar[str] = SGLANG
 
     def architectures(self, subject: Subject) -> list[str]:
-        """SGLang's class first; of two vLLM takes the one that it knows."""
+        """Return SGLang's class first; vLLM takes the first one that it knows."""
         if subject.method == "eagle":
             return ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
-        return [
-            "Eagle3DeepseekV2ForCausalLM"
-            if type(subject.config.attention) is MLA
-            else "LlamaForCausalLMEagle3"
-        ]
+        if type(subject.config.attention) is MLA:
+            return ["Eagle3DeepseekV2ForCausalLM"]
+        return ["LlamaForCausalLMEagle3"]
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
-        """EAGLE-1's bias, a zero one too; further layers' input norms under both engines' names."""
-        made = super().tensors(drafter, subject)
+        """Return the base's tensors, EAGLE-1's bias even if zero, and both engines' names of further input norms."""
+        weights = super().tensors(drafter, subject)
         if subject.method == "eagle":
-            made.setdefault(
-                "fc.bias", torch.zeros(subject.config.hidden_size, dtype=made["fc.weight"].dtype)
-            )
-            return made
+            fc = weights["fc.weight"]
+            weights.setdefault("fc.bias", torch.zeros(subject.config.hidden_size, dtype=fc.dtype))
+            return weights
         for i in range(1, subject.config.num_layers):
-            made[f"layers.{i}.hidden_norm.weight"] = made[
-                f"layers.{i}.input_layernorm.weight"
-            ].clone()
-        return made
+            norm = weights[f"layers.{i}.input_layernorm.weight"]
+            weights[f"layers.{i}.hidden_norm.weight"] = norm.clone()
+        return weights
 
     def command(
         self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int
     ) -> str:
-        """A chain, which is what vLLM drafts too; a larger ``--speculative-eagle-topk`` makes it a tree."""
-        arguments = {
+        """Return the line that serves a chain, as vLLM's does; a larger ``--speculative-eagle-topk`` makes a tree."""
+        arguments: dict[str, Any] = {
             "model-path": from_anywhere(target).servable(),
             "speculative-algorithm": subject.method.upper(),
             "speculative-draft-model-path": directory,
             "speculative-num-steps": draft_tokens,
             "speculative-eagle-topk": 1,
             "speculative-num-draft-tokens": draft_tokens + 1,
-        } | ({"revision": target.revision} if target.revision is not None else {})
+        }
+        if target.revision is not None:
+            arguments["revision"] = target.revision
         if subject.config.attention_window != "full":
             arguments["speculative-draft-window-size"] = subject.config.attention_window
-        line = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in arguments.items())
-        return (
-            f"python -m sglang.launch_server {line}"
-            + " --trust-remote-code" * target.trust_remote_code
-        )
+        line = "python -m sglang.launch_server"
+        for name, value in arguments.items():
+            line += f" --{name} {shlex.quote(str(value))}"
+        return f"{line} --trust-remote-code" if target.trust_remote_code else line
 
 
 LAYER = "transformer_layer_config"
 SPECULATORS_VERSION = "0.9.0"
-# of the flat keys, those that stand at the top in the speculators format; the others describe the layer
+# The flat keys that stand at the top in the speculators format; the others describe the layer.
 TOP = {
-    "draft_vocab_size",
-    "target_hidden_size",
-    "norm_before_residual",
-    "norm_before_fc",
-    "fc_norm",
-    "norm_output",
-}
-TOP |= {keys.IDS, keys.AUX, "tie_word_embeddings", "mask_token_id", "block_size"}
+    "draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
+    keys.IDS, keys.AUX, "tie_word_embeddings", "mask_token_id", "block_size",
+}  # fmt: skip
 
 
 class SpeculatorsFormat(Format):
-    """``--format speculators``: of vLLM's library, which ``vllm serve`` takes without further arguments."""
+    """``--format speculators``: the format of vLLM's library, which ``vllm serve`` takes without further arguments."""
 
     name: ClassVar[str] = "speculators"
     first_layer: ClassVar[str] = "layers.0."  # the library's layers are all numbered
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
-        """As the base; and the token embedding, which the library would leave uninitialised."""
+        """Return the base's tensors and the token embedding, which the library would leave uninitialized."""
         return super().tensors(drafter, subject) | {
             EMBEDDING: drafter.embed_tokens.weight.detach().cpu().contiguous()
         }
 
     def needs(self, subject: Subject) -> str | None:
-        """As the base; earlier releases drop fc_norm and norm_output from this format without a word."""
+        """Return the base's release, or 0.25.0 for switches that earlier ones ignore in this format."""
         config = subject.config
         dropped = config.norms.aux == "each" or type(config.recurrence) is PostNorm
         return "0.25.0" if dropped and not subject.parallel else super().needs(subject)
 
     def check(self, subject: Subject) -> None:
-        """As the base; and EAGLE-1 is no speculator any more."""
+        """Raise NotServable for what the engine, or this format, cannot express."""
         super().check(subject)
         lacks = {
             "method eagle": subject.method == "eagle",
@@ -305,32 +305,36 @@ class SpeculatorsFormat(Format):
             )
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
-        """The layer's config apart, the drafter's switches at the top, and the target by name."""
-        flat = keys.write(
-            subject.config,
-            subject.method,
-            unbounded=subject.narrowed,
-            own_rope=subject.rope_is_changed,
-        )
-        kind, name = (
-            ("peagle", "PEagleSpeculator") if subject.parallel else ("eagle3", "Eagle3Speculator")
-        )
+        """Return the layer's config in a block, the drafter's switches at the top, and the target by name."""
+        flat = _keys(subject)
         top = {key: value for key, value in flat.items() if key in TOP}
+        kind = "eagle3"
+        architecture = "Eagle3Speculator"
         if subject.method == "dflash":
             kind = "dflash"
-            name = "DFlashSpeculator"
-            ids = list(subject.config.aux_layers)
-            token = flat.pop("dflash_config")["mask_token_id"]
-            top |= {keys.AUX: ids, "mask_token_id": token}
-        # SGLang's
-        layer = {key: value for key, value in flat.items() if key not in TOP | {"eagle_config"}}
-        # vLLM 0.32 hands these on from the layer alone, the library reads them at the top
+            architecture = "DFlashSpeculator"
+            top[keys.AUX] = list(subject.config.aux_layers)
+            top["mask_token_id"] = flat.pop("dflash_config")["mask_token_id"]
+        elif subject.parallel:
+            kind = "peagle"
+            architecture = "PEagleSpeculator"
+        layer = {key: value for key, value in flat.items() if key not in TOP}
+        layer.pop("eagle_config", None)  # SGLang's
         if subject.parallel:
+            # vLLM 0.32 passes these on from the layer alone, the library reads them at the top.
             layer |= {key: flat[key] for key in ("fc_norm", "norm_output")}
-        proposal = {"proposal_type": "greedy", "speculative_tokens": draft_tokens}
-        proposal |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
+        proposal = {
+            "proposal_type": "greedy",
+            "speculative_tokens": draft_tokens,
+            "verifier_accept_k": 1,
+            "accept_tolerance": 0.0,
+        }
+        verifier = {
+            "name_or_path": str(Path(target).resolve()) if Path(target).is_dir() else target,
+            "architectures": [subject.architecture],
+        }
         return {
-            "architectures": [name],
+            "architectures": [architecture],
             "speculators_model_type": kind,
             "speculators_version": SPECULATORS_VERSION,
             LAYER: layer | {"tie_word_embeddings": False},
@@ -339,36 +343,31 @@ class SpeculatorsFormat(Format):
                 "algorithm": kind,
                 "default_proposal_method": "greedy",
                 "proposal_methods": [proposal],
-                "verifier": {
-                    "name_or_path": str(Path(target).resolve())
-                    if Path(target).is_dir()
-                    else target,
-                    "architectures": [subject.architecture],
-                },
+                "verifier": verifier,
             },
         }
 
     def command(
         self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int
     ) -> str:
-        """The checkpoint names target, method and number of drafts itself."""
-        return shlex.join(
-            [
-                "vllm",
-                "serve",
-                directory,
-                *target_flags(subject.architecture, subject.method, configured_python()),
-            ]
-        )
+        """Return the line that serves the checkpoint, which names target, method and number of drafts itself."""
+        flags = target_flags(subject.architecture, subject.method, configured_python())
+        return shlex.join(["vllm", "serve", directory, *flags])
 
 
 FORMATS: dict[str, Format] = {
-    each.name: each for each in (Format(), SpeculatorsFormat(), SglangFormat())
+    "vllm": Format(),
+    "speculators": SpeculatorsFormat(),
+    "sglang": SglangFormat(),
 }
 
 
 def flat(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keys of a ``config.json`` without nesting, which only speculators has; ValueError if that is incomplete."""
+    """Return the keys of a ``config.json`` without nesting, which only speculators has.
+
+    Raises:
+        ValueError: a key that tells how to read the nested ones is missing.
+    """
     if "speculators_config" not in raw and "speculators_model_type" not in raw:
         return raw
     kind = raw.get("speculators_model_type")

@@ -25,7 +25,7 @@ from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PostNorm, PreNo
 from specdec.drafter.io import FLOATS, check_finite, measure
 from specdec.drafter.model import ROUTER_BIAS, skeleton_of
 from specdec.export import tensors as named
-from specdec.export.switches import EMBEDDING, HEAD, Subject
+from specdec.export.subject import EMBEDDING, HEAD, Subject
 from specdec.target import NotServable, Target, TargetSource
 from specdec.target.files import weight_files
 from specdec.training.building import config_for
@@ -37,17 +37,17 @@ from specdec.utils.text import how_many, tensor_fault
 log = logging.getLogger(__name__)
 
 FORMAT = "mtp"
-# of a repository on the Hub
+# The files of a repository on the Hub that are copied.
 COPIED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md")
 LAYER = "layers.layers.0.block."
 EXPERTS = re.compile(r"(.*mlp\.experts)\.(gate_up|down)_proj")
-SHARED = {"vocab.target_ids_D", EMBEDDING, HEAD}  # what a module has not
-# what a checkpoint has beside it, and no engine reads
+SHARED = {"vocab.target_ids_D", EMBEDDING, HEAD}  # a module has none of these
+# Engines do not read these, which some checkpoints have beside the module.
 DOUBLES = {"embed_tokens.weight", "shared_head.head.weight"}
 
 
 class Family(NamedTuple):
-    """How a family's checkpoints call the module's parts, and what vLLM 0.32 feeds back."""
+    """The names of the module's parts in a family's checkpoints, and what vLLM 0.32 feeds back."""
 
     prefix: str  # with {} for the number of the target's layers
     layer: str  # of the decoder layer, after the prefix
@@ -74,7 +74,7 @@ FAMILIES = {  # by the target's class
 }
 
 
-# why another family's module is not read, by the target's class
+# Why another family's module is not read, by the target's class.
 UNREAD = {
     "MiMoForCausalLM": (
         "it reads [state; embedding], where every drafter here reads [embedding; state], and transformers has no class "
@@ -85,14 +85,14 @@ OF_A_MODULE = re.compile(r"(model\.)?mtp(_layers|_block)?\.|.*\.(eh_proj|enorm)\
 
 
 def class_of(directory: Path) -> str:
-    """The first class that a directory's config.json names, or nothing."""
+    """Return the first class that a directory's config.json names, or an empty text."""
     raw = read_json(directory / "config.json")
-    kinds = raw.get("architectures") if isinstance(raw, dict) else None
-    return str(kinds[0]) if isinstance(kinds, list) and kinds else ""
+    architectures = raw.get("architectures") if isinstance(raw, dict) else None
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
 
 def family_of(directory: Path) -> Family | None:
-    """Whose module a directory may hold; None if it is no checkpoint of a family whose modules are known.
+    """Return the family whose module a directory may hold; None if it is no checkpoint of a known family.
 
     Raises:
         ValueError: it holds another family's module, which is not read; the message says why.
@@ -120,86 +120,75 @@ class Place(NamedTuple):
     theirs: str
 
 
-def places(ours: Mapping[str, Tensor], family: Family, layers: int) -> Iterator[Place]:
-    """Every tensor of the module in the checkpoint, where experts are apart and gates are not beside what they gate."""
+def module_places(ours: Mapping[str, Tensor], family: Family, layers: int) -> Iterator[Place]:
+    """Yield where every tensor of the module stands in the checkpoint.
+
+    There each expert has a tensor of its own, and gates do not stand beside what they gate.
+    """
     prefix = family.prefix.format(layers)
     for name, value in ours.items():
         module, _, kind = name.rpartition(".")
         if module in family.names:
             yield Place(name, ..., f"{prefix}{family.names[module]}.{kind}")
             continue
-        theirs = f"{prefix}{family.layer}{name.removeprefix(LAYER)}"
-        if (experts := EXPERTS.fullmatch(theirs)) is None:
-            yield Place(name, ..., theirs)
+        published = f"{prefix}{family.layer}{name.removeprefix(LAYER)}"
+        experts = EXPERTS.fullmatch(published)
+        if experts is None:
+            yield Place(name, ..., published)
             continue
-        half = value.shape[1] // 2
-        parts = (
-            {"down": slice(None)}
-            if experts[2] == "down"
-            else {"gate": slice(half), "up": slice(half, None)}
-        )
-        for e in range(len(value)):
+        parts = {"down": slice(None)}
+        if experts[2] == "gate_up":
+            half = value.shape[1] // 2
+            parts = {"gate": slice(half), "up": slice(half, None)}
+        for expert in range(len(value)):
             for part, rows in parts.items():
-                yield Place(name, (e, rows), f"{experts[1]}.{e}.{part}_proj.weight")
+                yield Place(name, (expert, rows), f"{experts[1]}.{expert}.{part}_proj.weight")
 
 
-def _own(state: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
+def _module_state(state: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
+    """Return a drafter's state without what the target gives it, by published names."""
     return named.published(
         {name: value for name, value in state.items() if name not in SHARED}, config
     )
 
 
 def read_module(directory: Path, family: Family, target: Target) -> Drafter:
-    """The module in a checkpoint of the target's as a drafter, in a dtype that holds all of it.
+    """Return the module in a checkpoint of the target's as a drafter, in a dtype that holds all of it.
 
     Raises:
         ValueError: there is none, or more than one, or it is not of this target's shape, not finite, or quantized
             otherwise than to FP8.
     """
     raw = read_json(directory / "config.json")
-    said = raw | (raw["text_config"] if isinstance(raw.get("text_config"), dict) else {})
-    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
-        if (modules := said.get(key, 1)) != 1:
-            raise ValueError(f"{directory}: {key} is {modules!r:.60}: a drafter is one such module")
+    _check_number_of_modules(directory, raw)
     config = config_for(
         dataclasses.replace(DrafterSpec.preset("mtp"), recurrence=family.recurrence), target
     )
     skeleton = skeleton_of(config).state_dict()
+    shapes = _module_state(skeleton, config)
     prefix = family.prefix.format(target.num_layers)
-    shapes = _own(skeleton, config)
-    wanted = {place.theirs: place for place in places(shapes, family, target.num_layers)}
-    tensors: dict[str, Tensor] = {}
-    for file in weight_files(str(directory)):
-        headers = {name: each for name, each in measure(file).items() if name.startswith(prefix)}
-        own = [name for name in headers if name.removeprefix(prefix) not in DOUBLES]
-        if odd := {headers[name].dtype for name in own} - {*FLOATS, *named.FP8.values()}:
-            raise ValueError(
-                f"{file}: the module has weights of {odd.pop()}: only floats and FP8 can be read"
-            )
-        with safe_open(file, framework="pt") as opened:
-            tensors |= {name: opened.get_tensor(name) for name in own}
+    places = {place.theirs: place for place in module_places(shapes, family, target.num_layers)}
+    tensors = _read_tensors(directory, prefix)
     try:
         tensors = named.dequantized(tensors, named.fp8_block(raw))
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
-    sizes = {name: list(shapes[at.ours][at.index].shape) for name, at in wanted.items()}
+    sizes = {name: list(shapes[at.ours][at.index].shape) for name, at in places.items()}
     if fault := tensor_fault({name: value.shape for name, value in tensors.items()}, sizes):
         raise ValueError(f"{directory}: of a module of multi-token prediction {fault}")
     check_finite(tensors)
-    dtype = reduce(
-        torch.promote_types,
-        {value.dtype for name, value in tensors.items() if not name.endswith(ROUTER_BIAS)},
-    )
+    dtypes = {value.dtype for name, value in tensors.items() if not name.endswith(ROUTER_BIAS)}
+    dtype = reduce(torch.promote_types, dtypes)
     ours = {
         name: torch.empty(value.shape, dtype=torch.float32 if name.endswith(ROUTER_BIAS) else dtype)
         for name, value in shapes.items()
     }
-    for name, at in wanted.items():
+    for name, at in places.items():
         ours[at.ours][at.index] = tensors[name].to(ours[at.ours].dtype)
     drafter = Drafter(config, torch.arange(config.vocab_size)).to(dtype)
-    made = named.merged([name for name in skeleton if name not in SHARED], ours, config)
+    state = named.merged([name for name in skeleton if name not in SHARED], ours, config)
     shared = {EMBEDDING: target.embedding_weight(), HEAD: target.head_weight()}
-    drafter.load_state_dict(drafter.state_dict() | shared | made)
+    drafter.load_state_dict(drafter.state_dict() | shared | state)
     number = how_many(len(tensors), "tensor")
     log.info(
         "a module of multi-token prediction: %s %s*; embedding and head are the target's",
@@ -207,6 +196,34 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
         prefix,
     )
     return drafter.eval().requires_grad_(False)
+
+
+def _check_number_of_modules(directory: Path, raw: dict[str, Any]) -> None:
+    text_config = raw.get("text_config")
+    config = raw | text_config if isinstance(text_config, dict) else raw
+    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        modules = config.get(key, 1)
+        if modules != 1:
+            raise ValueError(f"{directory}: {key} is {modules!r:.60}: a drafter is one such module")
+
+
+def _read_tensors(directory: Path, prefix: str) -> dict[str, Tensor]:
+    """Return the module's tensors in a checkpoint's files, without the doubles of the target's."""
+    tensors: dict[str, Tensor] = {}
+    for file in weight_files(str(directory)):
+        headers = {
+            name: header
+            for name, header in measure(file).items()
+            if name.startswith(prefix) and name.removeprefix(prefix) not in DOUBLES
+        }
+        dtypes = {header.dtype for header in headers.values()}
+        if unreadable := dtypes - {*FLOATS, *named.FP8.values()}:
+            raise ValueError(
+                f"{file}: the module has weights of {unreadable.pop()}: only floats and FP8 can be read"
+            )
+        with safe_open(file, framework="pt") as opened:
+            tensors |= {name: opened.get_tensor(name) for name in headers}
+    return tensors
 
 
 def stitch(
@@ -225,16 +242,18 @@ def stitch(
             not written.
         ValueError: a weight is not finite, or a directory is missing, exists or cannot be written.
     """
-    place = served.servable()
-    source = Path(place) if Path(place).is_dir() else hub.fetch(place, served.revision, COPIED)
-    if (family := family_of(source)) is None:
+    source = Path(served.servable())
+    if not source.is_dir():
+        source = hub.fetch(served.servable(), served.revision, COPIED)
+    family = family_of(source)
+    if family is None:
         raise NotServable(
             f"{served.source}: --format mtp is for a target with a module: {', '.join(FAMILIES)}"
         )
-    before = read_module(source, family, target)
-    one = drafter.config.to_json()
-    two = before.config.to_json()
-    if differing := [key for key in one if key != "target" and one[key] != two[key]]:
+    config = drafter.config.to_json()
+    module_config = read_module(source, family, target).config.to_json()
+    differing = [key for key in config if key != "target" and config[key] != module_config[key]]
+    if differing:
         raise NotServable(
             f"vLLM serves the target's module as it is designed; the drafter differs in {differing}"
         )
@@ -242,22 +261,23 @@ def stitch(
         raise NotServable(
             "engines give the module the target's embedding and head, and the drafter has others"
         )
-    ours = _own(drafter.state_dict(), drafter.config)
+    ours = _module_state(drafter.state_dict(), drafter.config)
     check_finite(ours)
-    theirs = {at.theirs: ours[at.ours][at.index] for at in places(ours, family, target.num_layers)}
-    there = {
-        name: each.dtype
-        for file in weight_files(str(source))
-        for name, each in measure(file).items()
+    module = {
+        place.theirs: ours[place.ours][place.index]
+        for place in module_places(ours, family, target.num_layers)
     }
-    if any(there[name] in named.FP8.values() for name in theirs):
+    headers: dict[str, Any] = {}
+    for file in weight_files(str(source)):
+        headers |= measure(file)
+    if any(headers[name].dtype in named.FP8.values() for name in module):
         raise NotServable(
             f"{served.source} has its module in FP8, and weights are not quantized here"
         )
     with staged_directory(directory) as temporary:
         shutil.copytree(
             source, temporary, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", SUMS),
-            copy_function=partial(_copy, theirs),
+            copy_function=partial(_copy, module),
         )  # fmt: skip
     speculative = json.dumps({"method": "mtp", "num_speculative_tokens": draft_tokens})
     return shlex.join(
@@ -265,28 +285,26 @@ def stitch(
     )
 
 
-def _copy(theirs: Mapping[str, Tensor], source: str, copied: str) -> None:
-    """A file as it is, or a shard with these tensors in place of its own; read back, to the last bit."""
-    here = (
-        theirs.keys() & measure(Path(source)).keys() if source.endswith(".safetensors") else set()
-    )
-    if not here:
+def _copy(module: Mapping[str, Tensor], source: str, copied: str) -> None:
+    """Copy a file, or write a shard with the module's tensors in place of its own and read it back."""
+    names = set()
+    if source.endswith(".safetensors"):
+        names = module.keys() & measure(Path(source)).keys()
+    if not names:
         shutil.copyfile(source, copied)
         return
     with safe_open(source, framework="pt") as opened:
         metadata = opened.metadata()
     tensors = load_file(source)
-    tensors |= {
-        name: theirs[name].detach().to("cpu", tensors[name].dtype).contiguous() for name in here
-    }
+    for name in names:
+        tensors[name] = module[name].detach().to("cpu", tensors[name].dtype).contiguous()
     save_file(tensors, copied, metadata=metadata)
-    again = load_file(copied)
-    if lost := [
-        name for name, value in tensors.items() if not torch.equal(_bits(again[name]), _bits(value))
-    ]:
-        raise ValueError(f"{copied}: {lost[0]} reads back otherwise than it was written")
+    written = load_file(copied)
+    for name, value in tensors.items():
+        if not torch.equal(_bits(written[name]), _bits(value)):
+            raise ValueError(f"{copied}: {name} reads back otherwise than it was written")
 
 
 def _bits(x: Tensor) -> Tensor:
-    """Of any dtype."""
+    """Return the bytes of a tensor of any dtype."""
     return x.contiguous().flatten().view(torch.uint8)

@@ -13,7 +13,8 @@ from huggingface_hub.utils import validate_repo_id
 
 from specdec import __version__
 from specdec.drafter import load_drafter
-from specdec.export import card, read
+from specdec.export import card, checkpoint
+from specdec.export.card_text import hub_id
 from specdec.utils.hub import reached
 from specdec.utils.reading import DOCUMENTS, SUMS, read_json
 
@@ -56,36 +57,38 @@ def push(
         ValueError: the directory is no drafter or damaged, there is no token, or the Hub refuses or cannot be reached.
     """
     check_repository(repo, needs_token=not dry_run)
-    files, record = _opened(drafter)
-    kept = drafter / card.README
-    own = kept.read_text(encoding="utf-8") if kept.is_file() else ""
-    if own.strip() and card.MARK not in own:
-        if evaluation or license or base_model:
-            raise ValueError(
-                f"{kept} is your own card, which is kept: write that into it, or remove it for a new one"
-            )
-        text = own
-    else:
-        record["evaluations"] = (
-            card.evaluations(drafter, record, evaluation) or record["evaluations"]
-        )
-        text = str(card.card(record, repo, license, base_model))
+    files, record = _files_and_record(drafter)
+    text = _own_card(drafter)
+    if text is None:
+        evaluations = card.evaluations(drafter, record, evaluation)
+        record["evaluations"] = evaluations or record["evaluations"]
+        text = str(card.model_card(record, repo, license, base_model))
         _say_what_is_missing(record, license, base_model)
-    operations = [CommitOperationAdd(file.name, file) for file in files]
-    operations.append(CommitOperationAdd(card.README, text.encode()))
-    sizes = {one.path_in_repo: one.upload_info.size for one in operations}
-    listed = ", ".join(f"{name} ({size / 1e6:,.2f} MB)" for name, size in sizes.items())
-    log.info("%s to %s: %s", "this would be uploaded" if dry_run else "uploading", repo, listed)
+    elif evaluation or license or base_model:
+        raise ValueError(
+            f"{drafter / card.README} is your own card, which is kept: write that into it, or remove it for a new one"
+        )
+    additions = [CommitOperationAdd(file.name, file) for file in files]
+    additions.append(CommitOperationAdd(card.README, text.encode()))
+    sizes = [f"{add.path_in_repo} ({add.upload_info.size / 1e6:,.2f} MB)" for add in additions]
+    doing = "this would be uploaded" if dry_run else "uploading"
+    log.info("%s to %s: %s", doing, repo, ", ".join(sizes))
     if dry_run:
         sys.stdout.write(text)
         return
-    sys.stdout.write(
-        f"{_commit(operations, repo, private, revision, overwrite, record['drafter_sha256'])}\n"
-    )
+    url = _commit(additions, repo, private, revision, overwrite, record["drafter_sha256"])
+    sys.stdout.write(f"{url}\n")
+
+
+def _own_card(directory: Path) -> str | None:
+    """Return the text of a card that somebody wrote; None if there is no card, or one that specdec made."""
+    file = directory / card.README
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return text if text.strip() and card.MARK not in text else None
 
 
 def check_repository(repo: str, needs_token: bool = True) -> None:
-    """ValueError if that cannot be a repository's name on the Hub, or there is no token to write to it."""
+    """Raise ValueError if this cannot be a repository's name on the Hub, or there is no token to write to it."""
     validate_repo_id(repo)
     if "/" not in repo:
         raise ValueError(f"{repo}: name the repository with its owner, as USER/{repo}")
@@ -96,24 +99,24 @@ def check_repository(repo: str, needs_token: bool = True) -> None:
         )
 
 
-def _opened(directory: Path) -> tuple[list[Path], dict[str, Any]]:
-    """The files that go, and the card's record, of a directory whose files are whole."""
+def _files_and_record(directory: Path) -> tuple[list[Path], dict[str, Any]]:
+    """Return the files to upload and the card's record; ValueError if a file is damaged."""
     if not directory.is_dir():
         raise ValueError(f"{directory}: no such directory")
-    if not (directory / read.CONFIG).exists() and (directory / "drafter").is_dir():
+    if not (directory / checkpoint.CONFIG).exists() and (directory / "drafter").is_dir():
         raise ValueError(f"{directory} is a run: push its drafter, {directory / 'drafter'}")
-    names = [read.CONFIG, read.WEIGHTS, read.OURS, SUMS]
-    if (directory / read.OURS).is_file():
-        record = read.read_checkpoint(directory).ours or {}
-        if record.get("format") != read.FORMAT or "evaluations" not in record:
+    names = [checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.OURS, SUMS]
+    if (directory / checkpoint.OURS).is_file():
+        record = checkpoint.read_checkpoint(directory).ours or {}
+        if record.get("format") != checkpoint.FORMAT or "evaluations" not in record:
             raise ValueError(
-                f"{directory / read.OURS}: not the record of an export of this version: export it again"
+                f"{directory / checkpoint.OURS}: not the record of an export of this version: export it again"
             )
     else:
         config = load_drafter(directory, dtype=None).config
         about = {name: config.target.get(name) for name in ("source", "revision", "fingerprint")}
         record = {
-            "drafter": config.to_json(), "drafter_sha256": read_json(directory / read.CONFIG)["weights_sha256"],
+            "drafter": config.to_json(), "drafter_sha256": read_json(directory / checkpoint.CONFIG)["weights_sha256"],
             "target": {**about, "trust_remote_code": False}, "training": card.trained(directory), "evaluations": [],
         }  # fmt: skip
     documents = (
@@ -128,10 +131,10 @@ def _opened(directory: Path) -> tuple[list[Path], dict[str, Any]]:
 def _say_what_is_missing(
     record: dict[str, Any], license: str | None, base_model: str | None
 ) -> None:
-    """Tell what the card leaves out, and how to give it."""
+    """Warn of what the card leaves out, and say how to give it."""
     if license is None:
         log.warning("the card names no license: --license NAME, as apache-2.0")
-    if base_model is None and card.hub_id(record["target"]["source"]) is None:
+    if base_model is None and hub_id(record["target"]["source"]) is None:
         log.warning(
             "the card names no base_model, the target being no model on the Hub: --base_model USER/NAME"
         )
@@ -147,60 +150,56 @@ def _commit(
     overwrite: bool,
     sha: str,
 ) -> str:
-    """Upload in one commit, of which nobody sees a part, onto the state that was looked at; the URL."""
+    """Upload in one commit, of which nobody sees a part, onto the state that was looked at; return the URL."""
     api = HfApi(library_name="specdec", library_version=__version__)
     with reached(repo):
-        there = _there(api, repo, private, revision)
-        if private and there.private is False:
+        info = _repository_info(api, repo, private, revision)
+        if private and info.private is False:
             raise ValueError(
                 f"{repo} is there already and public: make it private on the Hub, or leave out --private"
             )
-        old = {one.rfilename: one for one in there.siblings or ()}
-        names = {one.path_in_repo for one in additions}
-        differing = [
-            one.path_in_repo for one in additions if not _same(one, old.get(one.path_in_repo))
-        ]
-        differing = [name for name in differing if name in old]
+        old_files = {file.rfilename: file for file in info.siblings or ()}
+        differing = []
+        for new in additions:
+            old = old_files.pop(new.path_in_repo, None)
+            if old is not None and not _same_bytes(new, old):
+                differing.append(new.path_in_repo)
         differing += [
-            name for name in old.keys() - names if name.endswith(WEIGHTS) or name == read.OURS
+            name for name in old_files if name.endswith(WEIGHTS) or name == checkpoint.OURS
         ]
         if differing and not overwrite:
             raise ValueError(
                 f"{repo} holds other files than these, {', '.join(sorted(differing))}: nothing was uploaded; choose "
                 "another repository, or replace them with --overwrite true (the old ones stay in its history)"
             )
-        # of an export before
-        stale = [CommitOperationDelete(read.OURS)] if read.OURS in old.keys() - names else []
+        # The record of an earlier export would contradict a drafter.
+        deletions = [CommitOperationDelete(checkpoint.OURS)] if checkpoint.OURS in old_files else []
         api.create_commit(
-            repo, [*additions, *stale], commit_message=f"specdec push: drafter {sha[:12]}", parent_commit=there.sha,
-            revision=revision,
+            repo, [*additions, *deletions], commit_message=f"specdec push: drafter {sha[:12]}",
+            parent_commit=info.sha, revision=revision,
         )  # fmt: skip
     return f"{api.endpoint}/{repo}" + ("" if revision is None else f"/tree/{revision}")
 
 
-def _there(api: HfApi, repo: str, private: bool, revision: str | None) -> ModelInfo:
-    """What the repository holds; it and its branch are made if they are not there."""
+def _repository_info(api: HfApi, repo: str, private: bool, revision: str | None) -> ModelInfo:
+    """Return what the repository holds; it and its branch are created if they are not there."""
     try:
         return api.model_info(repo, revision=revision, files_metadata=True)
     except RevisionNotFoundError:
         pass
     except RepositoryNotFoundError:
-        # also of a token that the Hub does not know, which then may not make one
+        # The Hub says the same of a token that it does not know, which then may not create one.
         api.create_repo(repo, private=private or None, exist_ok=True)
     if revision is not None:
         api.create_branch(repo, branch=revision, exist_ok=True)
     return api.model_info(repo, revision=revision, files_metadata=True)
 
 
-def _same(new: CommitOperationAdd, old: RepoSibling | None) -> bool:
-    """Whether a file in the repository has the same bytes, by the hash that git or git-lfs knows it by."""
-    if old is None:
-        return False
+def _same_bytes(new: CommitOperationAdd, old: RepoSibling) -> bool:
+    """Return whether a file in the repository has the same bytes, by the hash that git or git-lfs knows it by."""
     if old.lfs is not None:
         return old.lfs.sha256 == new.upload_info.sha256.hex()
     with new.as_file() as file:
         content = file.read()
-    return (
-        old.blob_id
-        == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-    )
+    blob = b"blob %d\0" % len(content) + content
+    return old.blob_id == hashlib.sha1(blob, usedforsecurity=False).hexdigest()

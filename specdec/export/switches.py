@@ -1,7 +1,9 @@
-"""The engine matrix: what of a drafter which engine honours. The exporter refuses by it and the docs show it."""
+"""The engine matrix says which engine honors which property of a drafter. The exporter refuses by it and the docs
+show it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypedDict
+from functools import partial
+from typing import NamedTuple, TypedDict
 
 from specdec.drafter import (
     GQA,
@@ -20,11 +22,12 @@ from specdec.drafter import (
     TargetNorm,
     Wide,
 )
-from specdec.utils.vllm import hands_over_states
+from specdec.export import engine_targets as targets
+from specdec.export.subject import Subject
 
 VLLM = "vLLM 0.32.0"
 SGLANG = "SGLang 0.5.23"
-ENGINES = (VLLM, SGLANG)  # that exports are written for, and refused by
+ENGINES = (VLLM, SGLANG)  # Exports are written for these.
 VLLM_NEXT = "vLLM 0.33.0"
 LLAMA_CPP = "llama.cpp (llama-cpp-python 0.3.36)"
 OPENVINO = "OpenVINO GenAI 2026.4.1"
@@ -32,253 +35,49 @@ MLX_VLM = "mlx-vlm 0.7.10"
 LMDEPLOY = "LMDeploy 0.18"
 TENSORRT = "TensorRT-LLM"
 TRANSFORMERS = "transformers 5.24"
-# that users load exports with
+# Users load exports with these too.
 OTHERS = (VLLM_NEXT, LLAMA_CPP, OPENVINO, MLX_VLM, LMDEPLOY, TENSORRT, TRANSFORMERS)
 
-LATENT_WIDTHS = (320, 512, 576)  # that vLLM's kernels of latent attention know
-EMBEDDING = "embed_tokens.weight"
-HEAD = "lm_head.weight"
-
-# of vLLM 0.32.0's own classes: those that hand states to method eagle3, and those without a head that method eagle
-# can share; where its class lacks what is needed, vLLM's Transformers backend runs the model instead. The first list is
-# what specdec.utils.vllm.hands_over_states says of every architecture in that version's registry, of text or images
-_STATES = (
-    "Afmoe Apertus Cohere2Moe Deepseek DeepseekV2 DeepseekV3 DeepseekV32 DeepseekV4 DeepseekV41 Ernie4_5 Gemma4 "
-    "Glm5Next GlmMoeDsa GptOss Granite GraniteSWA IQuestCoder InternLM3 K2Horizon KimiLinear LLaMA Laguna Llama "
-    "Llama4 MiMo MiMoV2 MiMoV2Flash MiMoV2Omni MiniCPM MiniCPM3 MiniMaxM2 MiniMaxM3Sparse Ministral3 Mistral "
-    "MistralLarge3 MuseGlimmer NemotronH NemotronHPuzzle Phi3 Plamo3 Qwen2 Qwen3 Qwen3Moe Qwen3Next Qwen3_5 "
-    "Qwen3_5Moe SarvamMLA Step1 TeleChat2 TeleChat3 TeleFLM"
-)
-_IMAGES = (
-    "CohereCompass Cosmos3 DeepseekV4 Exaone4_5_ Gemma4 Gemma4Unified Glm5Next InternS1Pro InternS2Mobius "
-    "InternS2Preview KimiK25 KimiK3 LightOnOCR Llama4 Llava MiniCPMV4_6 MiniCPMV4_7 MiniMaxM3Sparse Mistral3 "
-    "MuseGlimmer OpenCUA Pixtral Qwen2_5_VL Qwen3ASR Qwen3OmniMoe Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp"
-)
-EAGLE3_TARGETS = {f"{name}ForCausalLM" for name in _STATES.split()}
-EAGLE3_TARGETS |= {f"{name}ForConditionalGeneration" for name in _IMAGES.split()}
-EAGLE3_TARGETS |= {f"NemotronH_{name}_Reasoning_V3" for name in ("Nano_Omni", "Super_Omni")}
-EAGLE3_TARGETS |= {
-    "NemotronH_Nano_VL_V2",
-    "NemotronH_Omni_Reasoning_V3",
-    "Qwen3ASRRealtimeGeneration",
-}
-# of SGLang 0.5.23's classes, those that have set_eagle3_layers_to_capture, and those without it that have
-# get_embed_and_head, which every method asks for: found by walking srt/models/*.py with ast, inheritance included
-_SGLANG_STATES = (
-    "Apertus BailingMoE BailingMoe BailingMoeV2 DeepseekV2 DeepseekV3 DeepseekV32 ExaoneMoE ExaoneMoe Gemma3 Gemma4 "
-    "Glm4Moe Glm4MoeLite GlmMoeDsa GptOss IQuestCoder InternLM3 Llama Llama4 LongcatFlash Mellum MiniMaxM2 "
-    "MiniMaxM3Sparse Ministral3 Mistral MistralLarge3 Phi3 Qwen2 Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe SarvamMoE "
-    "TeleFLM"
-)
-_SGLANG_IMAGES = (
-    "Cosmos3 Gemma3 Gemma4 Gemma4Unified Glm5Next InternS1Pro InternS2Mobius InternS2Preview KimiK25 Llama4 "
-    "MiniMaxM3Sparse Qwen2_5_VL Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp"
-)
-_SGLANG_HEADS = (
-    "BailingMoeV2_5 BailingMoeV3 DeepseekV4 Dots3Note DotsOCR Ernie4_5_ Ernie4_5_Moe Exaone4 FalconH1 GigaChat35 Glm4 "
-    "HYV3 HYV4 IQuestQ1 Laguna LlavaLlama LlavaMistral LlavaQwen MiMo MiMoV2 MiMoV2ASR MiMoV2Flash Nanbeige NemotronH "
-    "NemotronHPuzzle OPT Spark2_5 Step3p5 YiVL"
-)
-_SGLANG_IMAGE_HEADS = (
-    "Glm4v Glm4vMoe GlmOcr Inkling LightOnOCR Llava Mistral3 PaddleOCRVL Pixtral Step3p7"
-)
-SGLANG_EAGLE3_TARGETS = {f"{name}ForCausalLM" for name in _SGLANG_STATES.split()}
-SGLANG_EAGLE3_TARGETS |= {f"{name}ForConditionalGeneration" for name in _SGLANG_IMAGES.split()}
-SGLANG_EAGLE_TARGETS = SGLANG_EAGLE3_TARGETS | {
-    f"{name}ForCausalLM" for name in _SGLANG_HEADS.split()
-}
-SGLANG_EAGLE_TARGETS |= {f"{name}ForConditionalGeneration" for name in _SGLANG_IMAGE_HEADS.split()}
-# those that number otherwise: ids are of layers' outputs only if the first id is 1
-_SHIFTED = "DeepseekV2 DeepseekV3 DeepseekV32 Glm4MoeLite GlmMoeDsa MistralLarge3"
-SGLANG_SHIFTED = {f"{name}ForCausalLM" for name in _SHIFTED.split()} | {
-    "KimiK25ForConditionalGeneration"
-}
-# those that reach the state after their last layer
-SGLANG_LAST = {"GptOssForCausalLM", "MiniMaxM3SparseForCausalLM"}
-HEADLESS_TARGETS = {
-    f"{name}ForCausalLM" for name in ("Cohere", "Cohere2", "Cohere2Moe", "Gemma2", "Gemma3n")
-}
-# classes of vLLM that set is_neox_style=False on what get_rope keeps for all who ask by the same parameters
-ROPE_CHANGED = {"Ernie4_5ForCausalLM"}
-THROUGH_TRANSFORMERS = ["--model-impl", "transformers"]
-# classes of transformers whose embedding module multiplies what it looks up; vLLM's own classes do so outside of it
-SCALED_EMBEDDINGS = {
-    f"{name}{kind}" for name in ("Gemma", "Gemma2", "Gemma3", "Gemma3n", "VaultGemma", "MiniCPM3")
-    for kind in ("ForCausalLM", "ForConditionalGeneration")
-}  # fmt: skip
+LATENT_WIDTHS = (320, 512, 576)  # vLLM has kernels of latent attention for these.
 
 
-class Subject(NamedTuple):
-    """What is to be served, as far as engines differ in it."""
-
-    config: DrafterConfig
-    own_embedding: bool  # whether the token embedding is another than the target's
-    own_head: bool  # whether the head knows fewer tokens than the target's, or has other weights
-    entry_bias: bool  # whether a narrow entry adds a bias that is not zero
-    architecture: str = ""  # of the target, as its config.json names the class
-    # of a target whose every layer slides; see :func:`window_of_all_layers`
-    target_window: int | None = None
-    # of a target of several kinds of layers; see :func:`heads_of_mixed`
-    mixed_heads: tuple[int, int] | None = None
-
-    @property
-    def method(self) -> str:
-        """What engines call the drafter's kind: ``eagle`` is EAGLE-1 and 2, ``eagle3`` EAGLE-3 to 3.1, P-EAGLE too."""
-        if method := self.config.drafting.engine_method:
-            return method
-        wide = isinstance(self.config.entry, Wide)
-        return "eagle" if isinstance(self.config.fusion, LastLayer) and not wide else "eagle3"
-
-    @property
-    def fused(self) -> bool:
-        """Whether it is a drafter of method eagle3 that reads the states at its boundaries, and not the last one."""
-        return self.method == "eagle3" and self.config.fusion.mixes
-
-    @property
-    def parallel(self) -> bool:
-        """Whether its drafts come of one call, which engines are told of method eagle3."""
-        return self.config.drafting.one_call and self.method == "eagle3"
-
-    @property
-    def narrowed(self) -> bool:
-        """Whether vLLM would give the target's window to a drafter that attends to everything: its layers take what
-        ``cache_config.sliding_window`` says if they name none, but for MLA's."""
-        sees_all = self.config.attention_window == "full" and type(self.config.attention) is not MLA
-        return self.target_window is not None and sees_all
-
-    @property
-    def through_transformers(self) -> bool:
-        """Whether vLLM runs the target through its Transformers backend for this drafter."""
-        return (
-            bool(self.architecture)
-            and target_flags(self.architecture, self.method) == THROUGH_TRANSFORMERS
-        )
-
-    @property
-    def spread(self) -> bool:
-        """Whether vLLM may put the drafter's layers into several groups of its cache, which it does not draft with."""
-        heads = self.config.num_key_value_heads, self.config.head_dim
-        return self.config.num_layers > 1 and self.mixed_heads == heads
-
-    @property
-    def embedding_is_scaled(self) -> bool:
-        """Whether vLLM would hand the drafter the target's embedding with a scale in it, and no norm takes that out."""
-        shared = self.method != "eagle3" and not self.own_embedding
-        return shared and self.architecture in SCALED_EMBEDDINGS and self.through_transformers
-
-    @property
-    def rope_is_changed(self) -> bool:
-        """Whether vLLM's class of the target changes its rope, which a drafter with equal parameters is given too."""
-        return self.architecture in ROPE_CHANGED
-
-    @property
-    def shared(self) -> tuple[str, ...]:
-        """Weights that are the target's and stay with it."""
-        left = self.method == "eagle" or (self.method == "dflash" and not self.own_head)
-        return (() if self.own_embedding else (EMBEDDING,)) + ((HEAD,) if left else ())
-
-
-def window_of_all_layers(hf_config: Any) -> int | None:
-    """The window that vLLM puts into its cache's config, where every layer of a target slides; None otherwise.
-
-    Args:
-        hf_config: the target's transformers config of its text model.
-
-    Source: vLLM 0.32.0, ``engine/arg_utils.py``, ``create_engine_config``; 0 is no window to ``config/model.py``.
-    """
-    kinds = getattr(hf_config, "layer_types", None)
-    all_slide = kinds is None or all(kind == "sliding_attention" for kind in kinds)
-    return (getattr(hf_config, "sliding_window", None) or None) if all_slide else None
-
-
-def heads_of_mixed(hf_config: Any) -> tuple[int, int] | None:
-    """Key heads and head size of a target whose layers keep their past in several ways (sliding, full, recurrent).
-
-    vLLM 0.32.0 divides layers with equal caches into groups of one size, and refuses drafters of several layers that
-    come to lie in different groups (``validate_same_kv_cache_group``). A drafter with other heads has a group alone.
-
-    Args:
-        hf_config: the target's transformers config of its text model.
-    """
-    kinds = (
-        getattr(hf_config, "layer_types", None)
-        or getattr(hf_config, "layers_block_type", None)
-        or ()
-    )
-    if len(set(kinds) - {"mlp", "moe"}) < 2:
-        return None
-    heads = hf_config.num_attention_heads
-    head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads
-    return getattr(hf_config, "num_key_value_heads", None) or heads, head_dim
-
-
-def target_facts(hf_config: Any, architecture: str) -> dict[str, Any]:
-    """The fields of :class:`Subject` that are the target's.
-
-    Args:
-        hf_config: the target's transformers config of its text model.
-        architecture: as its ``config.json`` names the class.
-    """
-    return {
-        "architecture": architecture,
-        "target_window": window_of_all_layers(hf_config),
-        "mixed_heads": heads_of_mixed(hf_config),
-    }
-
-
-def target_flags(architecture: str, method: str, python: str | None = None) -> list[str]:
-    """The flags of ``vllm serve`` without which a target of this class would not be drafted for.
-
-    Args:
-        architecture: of the target, as its ``config.json`` names the class.
-        method: the drafter's, as engines call it.
-        python: whose vLLM will serve; its source is asked, where it tells, in place of the table of vLLM 0.32.0.
-    """
-    if method == "eagle":
-        return THROUGH_TRANSFORMERS if architecture in HEADLESS_TARGETS else []
-    native = hands_over_states(python, architecture) if python else None
-    if native is None:
-        native = architecture in EAGLE3_TARGETS
-    return [] if native else THROUGH_TRANSFORMERS
-
-
-# the evidence of a cell
+# The evidence of a cell.
 RUN = "run"
 SOURCE = "source"
 UNCHECKED = "not checked"
 
 
 class EngineCell(NamedTuple):
-    """What an engine's version makes of a switch."""
+    """How an engine's version treats a switch."""
 
-    lacks: str = ""  # why it does not honour the switch; nothing if it does
-    # the first release whose source has it, where earlier ones were seen to lack it
-    since: str = ""
+    lacks: str = ""  # why the engine does not honor the switch; empty if it does
+    since: str = ""  # the first release whose source has it, if earlier ones were seen to lack it
     evidence: str = SOURCE
-    # whether it loads such a drafter all the same, and drafts otherwise without a word
-    silent: bool = False
-    # where it honours the switch after all
-    but: Callable[["Subject"], bool] = lambda subject: False
+    silent: bool = False  # whether the engine loads such a drafter and drafts differently
+    # drafters for which it honors the switch all the same
+    but: Callable[[Subject], bool] = lambda subject: False
 
     @property
     def words(self) -> str:
-        """For a table."""
-        if self.evidence == UNCHECKED and not self.lacks:
-            return UNCHECKED
-        verdict = "**dropped in silence**" if self.silent else "**no**" if self.lacks else "yes"
+        """The cell's text in a table."""
+        if not self.lacks:
+            if self.evidence == UNCHECKED:
+                return UNCHECKED
+            since = f", since {self.since}" if self.since else ""
+            return f"yes{since} ({self.evidence})"
+        verdict = "**dropped in silence**" if self.silent else "**no**"
         lacks = self.lacks.replace("{architecture}", "the target")
-        reason = f": {lacks}" if lacks else f", since {self.since}" if self.since else ""
-        return f"{verdict}{reason} ({self.evidence})"
+        return f"{verdict}: {lacks} ({self.evidence})"
 
 
 NOT_CHECKED = EngineCell(evidence=UNCHECKED)
 
 
 class Switch(NamedTuple):
-    """One row of the matrix: a drafter's property, and what engines make of it.
+    """One row of the matrix: a property of drafters, and how engines treat it.
 
-    The first two engines' cells are written in short: an empty text says that the engine honours the switch, any other
-    why it does not. What they say was read in the version's source if it was not run.
+    ``vllm`` and ``sglang`` are empty if the engine honors the switch, and otherwise say why it does not. The evidence
+    is the version's source, unless ``ran`` is set.
     """
 
     name: str
@@ -288,11 +87,11 @@ class Switch(NamedTuple):
     vllm_since: str = ""
     sglang_since: str = ""
     ran: bool = False  # whether a real vLLM of that version proposed what the drafter says
-    checked: bool = True  # whether SGLang's cell was; where not, it is refused
+    checked: bool = True  # whether SGLang's source was read; it refuses what was not checked
     others: Mapping[str, EngineCell] = {}
 
     def cell(self, engine: str) -> EngineCell:
-        """What an engine makes of it."""
+        """Return how an engine treats the switch."""
         if engine == VLLM:
             return EngineCell(self.vllm, self.vllm_since, RUN if self.ran else SOURCE)
         if engine == SGLANG:
@@ -321,27 +120,26 @@ def _both(reason: str) -> _Both:
     return {"vllm": reason, "sglang": reason}
 
 
-def _eagle(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
-    return lambda s: s.method == "eagle" and bool(used(s.config))
+Uses = Callable[[DrafterConfig], object]
 
 
-def _eagle3(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
-    return lambda s: s.method == "eagle3" and bool(used(s.config))
+def _with(method: str, uses: Uses) -> Callable[[Subject], bool]:
+    return lambda s: s.method == method and bool(uses(s.config))
 
 
-def _fused(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
-    return lambda s: s.fused and bool(used(s.config))
+_eagle = partial(_with, "eagle")
+_eagle3 = partial(_with, "eagle3")
+_dflash = partial(_with, "dflash")
 
 
-def _dflash(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
-    return lambda s: s.method == "dflash" and bool(used(s.config))
+def _fused(uses: Uses) -> Callable[[Subject], bool]:
+    return lambda s: s.fused and bool(uses(s.config))
 
 
-def _any(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
-    return lambda s: bool(used(s.config))
+def _any(uses: Uses) -> Callable[[Subject], bool]:
+    return lambda s: bool(uses(s.config))
 
 
-# by rope_type, why vLLM and why SGLang do not honour it; nothing if they do
 _NO_EAGLE = "its generate has no EAGLE"
 _LMDEPLOY = {
     LMDEPLOY: EngineCell(
@@ -351,6 +149,7 @@ _LMDEPLOY = {
     )
 }
 _UNKNOWN = "its frequencies are not known to be ours"
+# By rope_type, why vLLM and why SGLang do not honor it; empty if they do.
 ROPE_KINDS = dict.fromkeys(("default", "linear", "llama3", "yarn"), ("", "")) | {
     "dynamic": ("", _UNKNOWN),
     "longrope": ("the short or long factors are chosen by the server's max_model_len", _UNKNOWN),
@@ -367,7 +166,7 @@ SWITCHES = (
     Switch("method eagle: fusion LastLayer, entry Narrow", lambda s: s.method == "eagle", ran=True,
            others=_has(VLLM_NEXT) | _no(_NO_EAGLE, TRANSFORMERS)),
     Switch("method eagle, target of a class without get_embed_and_head in SGLang",
-           lambda s: s.method == "eagle" and bool(s.architecture) and s.architecture not in SGLANG_EAGLE_TARGETS,
+           lambda s: s.method == "eagle" and s.architecture not in ("", *targets.SGLANG_EAGLE_TARGETS),
            sglang="its class for {architecture} hands over no head, and the server ends at start: use --format vllm",
            ran=True),
     Switch("entry.bias=true, the bias not zero", lambda s: s.method == "eagle" and s.entry_bias,
@@ -384,7 +183,7 @@ SWITCHES = (
            _eagle3(lambda c: type(c.fusion) is LastLayer), sglang="what it makes of such a config was not compared",
            ran=True, checked=False),
     Switch("method eagle3, target of a class without set_eagle3_layers_to_capture in SGLang",
-           lambda s: s.method == "eagle3" and bool(s.architecture) and s.architecture not in SGLANG_EAGLE3_TARGETS,
+           lambda s: s.method == "eagle3" and s.architecture not in ("", *targets.SGLANG_EAGLE3_TARGETS),
            sglang="its class for {architecture} has no set_eagle3_layers_to_capture, and the server ends at start: "
            "use --format vllm", ran=True),
     Switch("fusion ScalarMix", _any(lambda c: type(c.fusion) is ScalarMix),
@@ -421,10 +220,10 @@ SWITCHES = (
            sglang="its ids are of layers' outputs: the embeddings have none", ran=True),
     Switch("the last boundary in aux_layers, target other than GPT-OSS and MiniMax-M3",
            lambda s: s.fused and s.config.aux_layers[-1] == s.config.num_target_layers
-           and s.architecture not in SGLANG_LAST,
+           and s.architecture not in targets.SGLANG_LAST,
            sglang="it captures before a layer: the state after the last one is not reached", ran=True),
     Switch("aux_layers not starting at 2, target of DeepSeek's, Kimi's or Mistral-Large-3's class",
-           lambda s: s.fused and s.architecture in SGLANG_SHIFTED and s.config.aux_layers[0] != 2,
+           lambda s: s.fused and s.architecture in targets.SGLANG_SHIFTED and s.config.aux_layers[0] != 2,
            sglang="its ids are shifted for this family only if the first is 1"),
     Switch("aux states as wide together as the drafter",
            _fused(lambda c: len(c.aux_layers) * c.target_hidden_size == c.hidden_size),
@@ -528,14 +327,14 @@ def _stock(config: DrafterConfig) -> bool:
 
 
 def lint(subject: Subject, engine: str) -> Iterator[tuple[Switch, str]]:
-    """Every switch in use that the engine does not honour, and why."""
+    """Yield every switch in use that the engine does not honor, and why."""
     for switch in SWITCHES:
         if switch.used(subject) and (reason := switch.cell(engine).lacks):
             yield switch, reason.format(architecture=subject.architecture)
 
 
 def dropped(subject: Subject) -> dict[str, list[str]]:
-    """By engine, the switches in use that it drops in silence: it loads the drafter and drafts otherwise."""
+    """Return, by engine, the switches in use that it ignores: it loads the drafter and drafts differently."""
     names: dict[str, list[str]] = {}
     for engine in OTHERS:
         for switch in SWITCHES:

@@ -28,45 +28,46 @@ class TensorBlock(NamedTuple):
 
 
 def published(ours: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
-    """One matrix for each projection, of a drafter's parameters or state; gradients flow back."""
-    made: dict[str, list[Tensor]] = defaultdict(list)
+    """Return one matrix for each projection, from a drafter's parameters or state; gradients flow back."""
+    parts: dict[str, list[Tensor]] = defaultdict(list)
     for block in blocks(ours, config):
-        made[block.published].append(ours[block.ours][block.rows])
-    return {
-        name: parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        for name, parts in made.items()
-    }
+        parts[block.published].append(ours[block.ours][block.rows])
+    return _concatenated(parts, dim=-1)
 
 
 def merged(
     names: Iterable[str], weights: Mapping[str, Tensor], config: DrafterConfig
 ) -> dict[str, Tensor]:
-    """The inverse: what a drafter calls ``names``, of published weights.
+    """Return a drafter's tensors ``names`` from published weights; the inverse of :func:`published`.
 
     Raises:
         ValueError: a weight is missing.
     """
-    made: dict[str, list[Tensor]] = defaultdict(list)
+    parts: dict[str, list[Tensor]] = defaultdict(list)
     for block in blocks(names, config):
         if block.published not in weights:
             raise ValueError(f"the weights lack {block.published}")
-        made[block.ours].append(weights[block.published][..., block.columns])
+        parts[block.ours].append(weights[block.published][..., block.columns])
+    return _concatenated(parts, dim=0)
+
+
+def _concatenated(parts: Mapping[str, list[Tensor]], dim: int) -> dict[str, Tensor]:
     return {
-        name: parts[0] if len(parts) == 1 else torch.cat(parts, dim=0)
-        for name, parts in made.items()
+        name: tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
+        for name, tensors in parts.items()
     }
 
 
 def blocks(names: Iterable[str], config: DrafterConfig) -> Iterator[TensorBlock]:
-    """The table, for the drafter's tensors ``names``: blocks of one matrix stand in the order of its rows, or columns.
+    """Yield the table's rows for the drafter's tensors ``names``.
 
-    The embedding's half precedes the feature's.
+    Blocks of one matrix come in the order of its rows or columns, the embedding's half before the feature's.
     """
     halves = slice(0, config.hidden_size), slice(config.hidden_size, 2 * config.hidden_size)
     projections = config.attention.projections(config)
     names = list(names)
     wide = "entry.token_qkv_proj.weight" in names
-    # the embedding's half first, which then opens every matrix that it goes into
+    # The embedding's half comes first, and so opens every matrix that it goes into.
     for name in sorted(names, key=lambda name: not name.startswith("entry.token_")):
         module, _, kind = name.rpartition(".")
         at, _, last = module.rpartition(".")
@@ -99,11 +100,11 @@ def _stacked(sizes: Mapping[str, int]) -> Iterator[tuple[str, slice]]:
 
 
 MASK = "mask_hidden.weight"  # P-EAGLE's learned state, whose published name has no second half
-# and as safetensors calls them
+# FP8 dtypes, and the names that safetensors has for them.
 FP8 = {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
 MAPS = DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
 
-# of a layer, after `layers.layers.{i}.` and `layers.{i}.`
+# The parts of a layer, after `layers.layers.{i}.` and `layers.{i}.`.
 ATTENTION = [
     "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm",
     "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj",
@@ -123,7 +124,7 @@ ELSEWHERE = {
     "recurrence.hidden": "mask_hidden",
 }
 
-# what others write for the same
+# Spellings of others for the same names.
 SPELLINGS = (
     (r"^(model\.)+", ""),
     (r"^midlayer\.(\d+)\.", r"layers.\1."),  # NVIDIA's of several layers
@@ -135,56 +136,55 @@ SPELLINGS = (
 )
 
 
-def table(config: DrafterConfig) -> dict[str, str]:
-    """Published name (see :func:`published`) to the checkpoint's, for every module that may be there."""
-    rows = ELSEWHERE | {"fusion.fc" if isinstance(config.fusion, Concat) else "entry.fc": "fc"}
+def name_table(config: DrafterConfig) -> dict[str, str]:
+    """Return the checkpoint's name by published name (see :func:`published`), for every module that may be there."""
+    fc = "fusion.fc" if isinstance(config.fusion, Concat) else "entry.fc"
+    rows = ELSEWHERE | {fc: "fc"}
     rows |= {f"norms.aux.{n}": f"fc_norm.{n}" for n in range(len(config.aux_layers))}
     rows |= {"norms.hidden": "hidden_norm"} if isinstance(config.entry, KVInjection) else {}
-    # of the layers with an input norm among those of the layers
+    # The number of the first layer whose input norm is its own.
     first = 0 if isinstance(config.entry, KVInjection) else 1
     for i in range(config.num_layers):
-        rows |= {
-            f"layers.layers.{i}.{ours}": f"layers.{i}.{theirs}" for ours, theirs in LAYER.items()
-        }
+        for module, published_module in LAYER.items():
+            rows[f"layers.layers.{i}.{module}"] = f"layers.{i}.{published_module}"
         if i >= first:
             rows[f"layers.input_norms.{i - first}"] = f"layers.{i}.input_layernorm"
     return rows
 
 
 def translate(name: str, names: Mapping[str, str]) -> str | None:
-    """A tensor's name by the table or its inverse; None if it has none."""
+    """Return a tensor's name by the table or its inverse; None if it has none."""
     module, _, kind = name.rpartition(".")
     return f"{names[module]}.{kind}" if module in names else None
 
 
 def fp8_block(raw: Mapping[str, Any]) -> tuple[int, int]:
-    """Rows and columns that share a scale by a ``config.json``, DeepSeek's 128 by 128 if it has none.
+    """Return the rows and columns that share a scale by a ``config.json``, DeepSeek's 128 by 128 if it has none.
 
-    ValueError if what stands there are no two whole numbers.
+    Raises:
+        ValueError: it names no two whole numbers.
     """
-    found = raw.get("quantization_config")
-    found = found if isinstance(found, Mapping) else {}
-    edges = found.get("weight_block_size")
-    groups = found.get("config_groups")  # of compressed-tensors
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        edges = edges or (weights.get("block_structure") if isinstance(weights, Mapping) else None)
-    edges = edges or [128, 128]
-    if not (
-        isinstance(edges, list)
-        and len(edges) == 2
-        and all(type(edge) is int and edge > 0 for edge in edges)
-    ):
+    quantization = _mapping(raw.get("quantization_config"))
+    block = quantization.get("weight_block_size")
+    for group in _mapping(quantization.get("config_groups")).values():  # compressed-tensors
+        block = block or _mapping(_mapping(group).get("weights")).get("block_structure")
+    block = block or [128, 128]
+    whole = isinstance(block, list) and all(type(size) is int and size > 0 for size in block)
+    if not whole or len(block) != 2:
         raise ValueError(
-            f"quantization_config: a block is {edges!r:.60}, wanted two whole numbers above 0"
+            f"quantization_config: a block is {block!r:.60}, wanted two whole numbers above 0"
         )
-    return edges[0], edges[1]
+    return block[0], block[1]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def dequantized(
     tensors: Mapping[str, Tensor], block: tuple[int, int] = (128, 128)
 ) -> dict[str, Tensor]:
-    """FP8 weights times their scales, in bfloat16, and the other tensors as they are.
+    """Return FP8 weights times their scales, in bfloat16, and the other tensors as they are.
 
     Scales are those of DeepSeek (https://arxiv.org/abs/2412.19437), one for each block, ``weight_scale_inv``, or of
     compressed-tensors, one for each row or for all, ``weight_scale``.
@@ -195,41 +195,44 @@ def dequantized(
     Raises:
         ValueError: a weight's scales are missing, or do not fit its shape.
     """
-    # of activations
-    made = {name: value for name, value in tensors.items() if not name.endswith(".input_scale")}
-    for name in [name for name, value in made.items() if value.dtype in FP8]:
-        weight = made[name].float()
-        kind = str(made[name].dtype).removeprefix("torch.")
-        scale = next(
-            (
-                made.pop(name + end).float()
-                for end in ("_scale_inv", "_scale")
-                if name + end in made
-            ),
-            None,
-        )
+    # Scales of activations have no use here.
+    plain = {name: value for name, value in tensors.items() if not name.endswith(".input_scale")}
+    for name in [name for name, value in plain.items() if value.dtype in FP8]:
+        weight = plain[name]
+        scale = plain.pop(f"{name}_scale_inv", None)
+        if scale is None:
+            scale = plain.pop(f"{name}_scale", None)
         if scale is None or weight.ndim != 2:
+            kind = str(weight.dtype).removeprefix("torch.")
             raise ValueError(
                 f"{name} is {kind} of shape {list(weight.shape)}, without {name}_scale_inv or {name}_scale"
             )
-        rows, columns = weight.shape
-        tiles = [-(-size // edge) for size, edge in zip(weight.shape, block, strict=True)]
-        if list(scale.shape) == tiles:
-            scale = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[
-                :, :columns
-            ]
-        elif list(scale.shape) in ([rows], [rows, 1]):
-            scale = scale.reshape(-1, 1)
-        elif scale.numel() > 1:
-            raise ValueError(
-                f"{name}: scales of shape {list(scale.shape)} fit neither its rows nor its blocks of {block}"
-            )
-        made[name] = (weight * scale).to(torch.bfloat16)
-    return made
+        try:
+            scale = _spread_scale(scale.float(), weight, block)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        plain[name] = (weight.float() * scale).to(torch.bfloat16)
+    return plain
 
 
-def canonical(name: str) -> str | None:
-    """A checkpoint's name in the spelling of the table; None for what carries nothing of its own."""
+def _spread_scale(scale: Tensor, weight: Tensor, block: tuple[int, int]) -> Tensor:
+    """Return the scales of a weight's blocks, of its rows or of all of it, in a shape that multiplies the weight."""
+    rows, columns = weight.shape
+    block_rows, block_columns = block
+    if list(scale.shape) == [-(-rows // block_rows), -(-columns // block_columns)]:
+        scale = scale.repeat_interleave(block_rows, 0).repeat_interleave(block_columns, 1)
+        return scale[:rows, :columns]
+    if list(scale.shape) in ([rows], [rows, 1]):
+        return scale.reshape(-1, 1)
+    if scale.numel() > 1:
+        raise ValueError(
+            f"scales of shape {list(scale.shape)} fit neither its rows nor its blocks of {block}"
+        )
+    return scale
+
+
+def normalize_name(name: str) -> str | None:
+    """Return a checkpoint's name in the spelling of the table; None for what carries nothing of its own."""
     if name.endswith("rotary_emb.inv_freq"):
         return None
     for pattern, spelling in SPELLINGS:

@@ -12,14 +12,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.decoding import warn_unless_made_for
-from specdec.drafter import Drafter, Narrow, load_drafter
+from specdec.drafter import Drafter, DrafterConfig, Narrow, load_drafter
 from specdec.drafter.io import check_finite, located, weights_sha256
-from specdec.export import card, keys, mtp, read
+from specdec.export import card, keys, mtp
 from specdec.export.ahead import missing_kernels
-from specdec.export.formats import FORMATS, DrafterCheckpoint, drafts_of
+from specdec.export.checkpoint import CONFIG, FORMAT, OURS, WEIGHTS, read_checkpoint
+from specdec.export.engine_targets import target_facts
+from specdec.export.formats import FORMATS, DrafterCheckpoint, Format, drafts_of
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
-from specdec.export.switches import EMBEDDING, HEAD, Subject, dropped, target_facts
+from specdec.export.read import config_of_checkpoint, contradictions, import_checkpoint
+from specdec.export.subject import EMBEDDING, HEAD, Subject
+from specdec.export.switches import dropped
+from specdec.export.weights import same_numbers
 from specdec.target import NotServable, Target, TargetSource
 from specdec.utils.files import staged_directory, write_json, write_text
 from specdec.utils.machine import provenance
@@ -29,7 +34,7 @@ from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
-# what a target is loaded in, beside float64
+# The dtypes that a target is loaded in, beside float64.
 ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -79,10 +84,10 @@ def export(
 
 
 class Exported(NamedTuple):
-    """What an export leaves."""
+    """The result of an export."""
 
     directory: Path
-    checkpoint: DrafterCheckpoint  # how engines are told of it
+    checkpoint: DrafterCheckpoint  # what engines are told about it
     command: str  # the line that serves it
 
 
@@ -106,16 +111,13 @@ def export_drafter(
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
         ValueError: the drafter is of another target, or the directory exists or cannot be written.
     """
-    if format not in (known := (*FORMATS, mtp.FORMAT)):
+    known = (*FORMATS, mtp.FORMAT)
+    if format not in known:
         raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
     check_numbers(export_drafter, {"draft_tokens": draft_tokens})
     directory = Path(directory)
     config = drafter.config
-    of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
-    of_target = target.vocab_size, target.hidden_size, target.num_layers
-    if of_drafter != of_target:
-        sizes = f"is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has {of_target}"
-        raise ValueError(f"the drafter {sizes}")
+    _check_sizes(config, target)
     made_for = warn_unless_made_for(target, drafter)
     drafts = drafts_of(config.drafting.fixed_drafts, draft_tokens)
     subject = subject_of(drafter, target)
@@ -123,33 +125,70 @@ def export_drafter(
     served = served or TargetSource(target.source)
     if format == mtp.FORMAT:
         line = mtp.stitch(drafter, target, subject, served, directory, drafts)
-        return Exported(
-            directory, DrafterCheckpoint(directory, mtp.FORMAT, subject.architecture), line
-        )
+        module = DrafterCheckpoint(directory, mtp.FORMAT, subject.architecture)
+        return Exported(directory, module, line)
     chosen = FORMATS[format]
     chosen.check(subject)
     line = chosen.command(str(directory.resolve()), subject, served, drafts)
-    own = target.identity["fingerprint"]  # which parts of a target do not know
-    which = own or (config.target.get("fingerprint") if made_for else None)
-    loaded_by = {
-        "source": served.source,
-        "revision": served.revision,
-        "trust_remote_code": served.trust_remote_code,
-    }
-    record: dict[str, Any] = {
-        "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,
+    record = _record(drafter, subject, chosen, served, drafts, line)
+    # A target that was put together from parts does not know its fingerprint.
+    fingerprint = target.identity["fingerprint"]
+    if not fingerprint and made_for:
+        fingerprint = config.target.get("fingerprint")
+    record["target"]["fingerprint"] = fingerprint
+    record["training"] = card.trained(run) if run else None
+    record["evaluations"] = []
+    if run or evaluation:
+        record["evaluations"] = card.evaluations(run or directory, record, evaluation)
+    _warn_before_serving(drafter, target, subject)
+    tensors = chosen.tensors(drafter, subject)
+    check_finite(tensors)
+    number = how_many(len(tensors), "tensor")
+    log.info("writing %s for %s, method %s", number, chosen.engine, subject.method)
+    with staged_directory(directory) as temporary:
+        try:
+            save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
+        write_json(temporary / CONFIG, chosen.config(subject, served.directory(), drafts))
+        record["weights_sha256"] = sha256(temporary / WEIGHTS)
+        write_json(temporary / OURS, record)
+        write_text(temporary / card.README, str(card.model_card(record, str(directory.resolve()))))
+        log.info("reading it back, to the last bit")
+        _verify(temporary, drafter, target, subject)
+    return Exported(directory, DrafterCheckpoint.of(directory, subject), line)
+
+
+def _check_sizes(config: DrafterConfig, target: Target) -> None:
+    """Raise ValueError for a drafter of another target's sizes."""
+    of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
+    of_target = target.vocab_size, target.hidden_size, target.num_layers
+    if of_drafter != of_target:
+        sizes = f"is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has {of_target}"
+        raise ValueError(f"the drafter {sizes}")
+
+
+def _record(
+    drafter: Drafter, subject: Subject, chosen: Format, served: TargetSource, drafts: int, line: str
+) -> dict[str, Any]:
+    """Return what an export records of itself; see :mod:`specdec.export.card`."""
+    return {
+        "format": FORMAT, "exported_as": chosen.name, "engine": chosen.engine, "method": subject.method,
         "parallel": subject.parallel,
         "needs": chosen.needs(subject), "draft_tokens": drafts, "serve": line, "drafter": subject.config.to_json(),
         "drafter_sha256": weights_sha256(drafter), "provenance": provenance(),
-        "target": {**loaded_by, "architecture": subject.architecture, "fingerprint": which},
-        "training": card.trained(run) if run else None,
+        "target": {
+            "source": served.source, "revision": served.revision, "trust_remote_code": served.trust_remote_code,
+            "architecture": subject.architecture,
+        },
     }  # fmt: skip
-    record["evaluations"] = (
-        card.evaluations(run or directory, record, evaluation) if run or evaluation else []
-    )
+
+
+def _warn_before_serving(drafter: Drafter, target: Target, subject: Subject) -> None:
+    """Warn of everything that makes an engine draft differently from this drafter."""
     warn_if_rounded(drafter, target, subject)
     warn_of_engines(subject)
-    if kernels := missing_kernels(config):
+    if kernels := missing_kernels(drafter.config):
         log.warning("%s", kernels)
     if target.recurrent:
         log.warning(
@@ -157,108 +196,89 @@ def export_drafter(
             "on a CPU does not put back its convolutions', and says other text then: check yours with specdec parity "
             "--engine vllm"
         )
-    tensors = chosen.tensors(drafter, subject)
-    check_finite(tensors)
-    log.info(
-        "writing %s for %s, method %s",
-        how_many(len(tensors), "tensor"),
-        chosen.engine,
-        subject.method,
-    )
-    with staged_directory(directory) as temporary:
-        file = temporary / read.WEIGHTS
-        try:
-            save_file(tensors, file, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
-        write_json(temporary / read.CONFIG, chosen.config(subject, served.directory(), drafts))
-        record["weights_sha256"] = sha256(file)
-        write_json(temporary / read.OURS, record)
-        write_text(temporary / card.README, str(card.card(record, str(directory.resolve()))))
-        log.info("reading it back, to the last bit")
-        _verify(temporary, drafter, target, subject)
-    return Exported(directory, DrafterCheckpoint.of(directory, subject), line)
 
 
 def _check_positions(subject: Subject, target: Target) -> None:
     """Raise NotServable for a rope that engines would change by raising its length to the server's."""
-    own = subject.config.max_position_embeddings
+    positions = subject.config.max_position_embeddings
     longest = target.config.max_position_embeddings
-    if own < longest:
+    if positions < longest:
         raise NotServable(
-            f"the drafter's max_position_embeddings is {own:,} and the target's {longest:,}: engines raise it to the "
-            f"server's length, and its rope {subject.config.rope['rope_type']} then rotates otherwise than in "
+            f"the drafter's max_position_embeddings is {positions:,} and the target's {longest:,}: engines raise it to "
+            f"the server's length, and its rope {subject.config.rope['rope_type']} then rotates otherwise than in "
             "training: give --model.drafter.rope_theta for a rope of its own"
         )
 
 
 def subject_of(drafter: Drafter, target: Target) -> Subject:
-    """What engines differ in, of a drafter, its positions raised to the target's, and that target."""
+    """Return the properties that engines differ in, of a drafter with its positions raised to the target's."""
     config = keys.reaching(drafter.config, target.config.max_position_embeddings)
     state = drafter.state_dict()
     bias = state.get("entry.feature_fc.bias")
+    architectures = target.model.config.architectures or [type(target.model).__name__]
     return Subject(
         config,
         own_embedding=not is_targets(state[EMBEDDING], target.embedding_weight()),
         own_head=not is_targets(state[HEAD], target.head_weight()),
         entry_bias=type(config.entry) is Narrow and bias is not None and bool(bias.any()),
-        **target_facts(
-            target.config, (target.model.config.architectures or [type(target.model).__name__])[0]
-        ),
+        **target_facts(target.config, architectures[0]),
     )
 
 
 def _verify(directory: Path, drafter: Drafter, target: Target, subject: Subject) -> None:
-    """Read the checkpoint back as if anyone had written it: to the last bit the drafter, or what the target has."""
-    checkpoint = read.read_checkpoint(directory)
-    if lost := read.contradictions(subject.config, read.described(checkpoint, target)):
+    """Read the checkpoint back as a stranger's, and compare it with the drafter to the last bit."""
+    checkpoint = read_checkpoint(directory)
+    lost = contradictions(subject.config, config_of_checkpoint(checkpoint, target))
+    if lost:
         raise NotServable(
             f"the checkpoint does not say all of the drafter: {', '.join(lost)} read back otherwise"
         )
     state = drafter.state_dict()
-    theirs = _weights(target)
-    for name, value in read.import_checkpoint(checkpoint, target).state_dict().items():
-        left = name in subject.shared and name not in checkpoint.tensors
-        wanted = theirs[name].to(state[name].dtype) if left else state[name]
+    target_state = _weights(target)
+    for name, value in import_checkpoint(checkpoint, target).state_dict().items():
+        wanted = state[name]
+        if name in subject.shared and name not in checkpoint.tensors:
+            wanted = target_state[name].to(wanted.dtype)
         if not torch.equal(value, wanted.cpu()) or value.dtype != wanted.dtype:
             raise ValueError(
                 f"{directory}: {name} reads back otherwise than it was written: nothing was exported"
             )
 
 
-def is_targets(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether weights are the target's, though one of the two was rounded to another dtype, as a whole.
+def is_targets(weight: Tensor, target_weight: Tensor) -> bool:
+    """Return whether a drafter's weight is the target's, though one of the two may be rounded to another dtype.
 
     A float32 checkpoint loaded in bfloat16 is the same target. A drafter copies what it was trained with, and may be
-    stored wider or exported with the target in another dtype. Of trained weights, not all numbers are such roundings.
+    stored wider or exported with the target in another dtype. Trained weights are not such roundings everywhere.
     """
-    if ours.shape != theirs.shape:
+    if weight.shape != target_weight.shape:
         return False
-    ours = ours.detach().cpu()
-    theirs = theirs.detach().cpu()
-    return _rounding(ours, theirs) is not None or read.same_numbers(ours.to(theirs.dtype), theirs)
+    weight = weight.detach().cpu()
+    target_weight = target_weight.detach().cpu()
+    if _rounding(weight, target_weight) is not None:
+        return True
+    return same_numbers(weight.to(target_weight.dtype), target_weight)
 
 
 def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
-    """Warn of what stays with the target but is rounded in the drafter: it is not served as it was in training."""
+    """Warn of weights that are left to the target and rounded in the drafter, which trained with the rounded ones."""
     state = drafter.state_dict()
-    theirs = _weights(target)
-    dtypes = {name: _rounding(state[name].cpu(), theirs[name].cpu()) for name in subject.shared}
-    rounded = {
-        name: dtype for name, dtype in dtypes.items() if dtype not in (None, theirs[name].dtype)
-    }
+    target_state = _weights(target)
+    rounded = []
+    for name in subject.shared:
+        dtype = _rounding(state[name].cpu(), target_state[name].cpu())
+        if dtype not in (None, target_state[name].dtype):
+            rounded.append(f"{name} to {str(dtype).removeprefix('torch.')}")
     if rounded:
         log.warning(
             "this drafter has weights of the target rounded, %s: an engine reads them as the target has them, and "
             "close drafts may fall otherwise than in training; specdec parity --target.dtype compares in that dtype",
-            " and ".join(
-                f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in rounded.items()
-            ),
+            " and ".join(rounded),
         )
 
 
 def warn_of_engines(subject: Subject) -> None:
-    """Warn of engines that would load the drafter and draft otherwise, by name."""
+    """Warn of engines that would load the drafter and draft differently, by name."""
     if subject.method == "dflash" and subject.config.num_layers > 1:
         log.warning(
             "the drafter has several layers, and vLLM 0.32's build for CPUs norms the context's keys of all by the "
@@ -278,13 +298,13 @@ def warn_of_engines(subject: Subject) -> None:
 
 
 def _weights(target: Target) -> dict[str, Tensor]:
-    """The target's, by the drafter's names."""
+    """Return the target's embedding and head under the drafter's names."""
     return {EMBEDDING: target.embedding_weight(), HEAD: target.head_weight()}
 
 
-def _rounding(ours: Tensor, theirs: Tensor) -> torch.dtype | None:
-    """The dtype in which theirs are ours, their own if nothing is rounded; None if there is none."""
-    return next(
-        (dtype for dtype in (theirs.dtype, *ROUNDED) if read.same_numbers(ours, theirs.to(dtype))),
-        None,
-    )
+def _rounding(weight: Tensor, target_weight: Tensor) -> torch.dtype | None:
+    """Return the dtype to which the target's weight was rounded, its own if it was not, None if the two differ."""
+    for dtype in (target_weight.dtype, *ROUNDED):
+        if same_numbers(weight, target_weight.to(dtype)):
+            return dtype
+    return None

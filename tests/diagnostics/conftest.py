@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.diagnostics import doctor_model, doctor_setup
+from specdec.diagnostics import doctor_overfit, doctor_setup
 from specdec.drafter import DrafterSpec, save_drafter
 from specdec.export import export_drafter
 from specdec.target import Target
@@ -36,7 +36,7 @@ def line(target_directory: Path, tmp_path: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less text, and less patience."""
-    monkeypatch.setattr(doctor_model, "PATIENCE", 50)
-    monkeypatch.setattr(doctor_model, "ANSWER", 24)
-    monkeypatch.setattr(doctor_model, "PROMPTS", 2)
+    monkeypatch.setattr(doctor_overfit, "PATIENCE", 50)
+    monkeypatch.setattr(doctor_overfit, "ANSWER", 24)
+    monkeypatch.setattr(doctor_overfit, "PROMPTS", 2)
     monkeypatch.setattr(doctor_setup, "SAMPLE", 48)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
-from specdec.diagnostics.parity_compare import Compared, compare
+from specdec.diagnostics.parity_compare import Compared, compare_drafting
 from specdec.drafter import Drafter, DrafterSpec, LastLayer, Norms
 from specdec.export import export_drafter, subject_of
 from specdec.target import Target
@@ -83,7 +83,7 @@ def compared(name: str, directory: Path | None, dtype: torch.dtype = torch.float
     """The command's comparison, on the tiny target."""
     own = drafter(name, dtype)
     method = subject_of(own, target(dtype)).method
-    return compare(target(dtype), own, texts(dtype), DEPTH, directory, method)
+    return compare_drafting(target(dtype), own, texts(dtype), DEPTH, directory, method)
 
 
 def holds(found: Compared) -> bool:

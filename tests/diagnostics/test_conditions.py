@@ -19,7 +19,7 @@ from specdec.diagnostics.conditions import (
     parse_conditions,
     with_first_words,
 )
-from specdec.diagnostics.robustness import CLEAN, SAME, plan
+from specdec.diagnostics.robustness import CLEAN, SAME, plan_run
 from specdec.evaluation.prompts import Prompt
 from specdec.nn.view import View
 from tests.diagnostics.chat_target import (
@@ -86,11 +86,13 @@ FILLER = DOCUMENTS[0][:100]  # of bytes, a token is a letter
         ("noise_hidden:alpha=0.5", RAW, "<s>the grass is"),
     ],
 )  # fmt: skip
-def test_what_is_asked(chat: ChatPair, text: str, prompt: Prompt, expected: str) -> None:
+def test_first_turns_under_each_condition(
+    chat: ChatPair, text: str, prompt: Prompt, expected: str
+) -> None:
     assert asked(one(text), prompt, clean_run(chat.target, [CHAT, OWN, RAW])) == expected
 
 
-def test_later_turns_are_asked_so_too(chat: ChatPair) -> None:
+def test_later_turns_under_each_condition(chat: ChatPair) -> None:
     for text, expected in (
         ("no_bos", f"[user]{QUESTION}[assistant]four</s>[user]and three?[assistant]"),
         ("no_template", f"<s>{QUESTION}\n\nfour\n\nand three?"),
@@ -118,17 +120,17 @@ def test_what_cannot_be_measured_says_why(
     text: str, template: Any, prompt: Prompt, reason: str
 ) -> None:
     clean = clean_run(pair(template=template).target, [prompt], documents=["short"])
-    made = plan(one(text), clean)
+    made = plan_run(one(text), clean)
     assert reason in str(made.skipped) and not made.prompts
 
 
 def test_raw_prompts_and_too_long_ones_are_left_out(chat: ChatPair, base: ChatPair) -> None:
-    both = plan(one("no_template"), clean_run(chat.target, [RAW, CHAT]))
+    both = plan_run(one("no_template"), clean_run(chat.target, [RAW, CHAT]))
     assert [prompt.prompt_id for prompt in both.prompts] == ["chat"] and both.left_out == {
         "raw": SAME
     }
     assert "exceed the target's 512 positions" in str(
-        plan(Condition("context", 500), clean_run(base.target, [RAW])).skipped
+        plan_run(Condition("context", 500), clean_run(base.target, [RAW])).skipped
     )
     spoilt = clean_run(
         base.target, [RAW], documents=["", "xx the grass is xx" * 40, "import re\n" * 90]
@@ -146,10 +148,10 @@ def test_the_clean_run(chat: ChatPair) -> None:
     assert letters.filler(5, without="x") == "äö"  # the third letter's first byte is left out
     assert letters.filler(4, without="ä") == "othe"
     huge = Prompt("huge", None, None, None, "x" * 5000)
-    made = plan(CLEAN, clean_run(chat.target, [huge, RAW]))
+    made = plan_run(CLEAN, clean_run(chat.target, [huge, RAW]))
     assert made.prompts == [RAW] and "positions" in made.left_out["huge"]
     with pytest.raises(ValueError, match=r"prompt huge: .*positions; none of 1 can be decoded"):
-        plan(CLEAN, clean_run(chat.target, [huge]))
+        plan_run(CLEAN, clean_run(chat.target, [huge]))
 
 
 def test_the_first_words_are_found_and_replaced() -> None:
@@ -195,7 +197,7 @@ def test_names_lead_back_to_the_conditions() -> None:
         ("noise_hidden:beta=1", "alpha=NUMBER"),
     ],
 )
-def test_what_is_refused(text: str, message: str) -> None:
+def test_unknown_conditions_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_conditions([text])
 
@@ -212,7 +214,7 @@ def test_the_noise_is_standard_normal() -> None:
     assert abs((z[:, :-1] * z[:, 1:]).mean()) < 0.01 and abs((z[:-1] * z[1:]).mean()) < 0.01
 
 
-def test_it_depends_on_seed_stream_token_and_place_alone() -> None:
+def test_noise_depends_on_seed_stream_token_and_place_alone() -> None:
     z = gaussian(1, IDS, PLACES, HIDDEN, 8)
     # the order of the batch
     assert torch.equal(gaussian(1, IDS.flip(0), PLACES, HIDDEN, 8), z.flip(0))

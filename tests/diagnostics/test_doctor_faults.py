@@ -93,7 +93,7 @@ def test_a_shifted_mask_of_text(tmp_path: Path, monkeypatch: Patch) -> None:
         (lambda out: TargetOutput(out.aux_BTNH * float("nan"), out.final_BTH), 0, "not finite"),
     ],
 )
-def test_features(
+def test_faulty_features_are_found(
     change: Callable[[TargetOutput], TargetOutput],
     by: int,
     cause: str,
@@ -207,7 +207,7 @@ def boundary_left_out(drafter: Any) -> None:
         ),
     ],
 )
-def test_drafters(
+def test_faulty_drafters_are_found(
     change: Callable[[Any], None], check: str, causes: list[str], tmp_path: Path
 ) -> None:
     checked = subject(text(tmp_path))
@@ -237,7 +237,7 @@ BACKWARD = nn_layers._norm_backward
         (FeedNormed, "forward", lambda self, out, normed: torch.zeros_like(out), {"inputs": "hands on zeros"}),
     ],
 )  # fmt: skip
-def test_code(
+def test_faulty_code_is_found(
     where: Any,
     name: str,
     wrong: Callable[..., Any],

@@ -74,7 +74,7 @@ def test_it_reads_a_training_run_s_config(
     assert "packed rows" in shown and "training document" not in shown
 
 
-def test_text_is_looked_at_too(
+def test_samples_of_plain_text(
     tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in "ab":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.diagnostics import doctor_model as model_checks
+from specdec.diagnostics import doctor_overfit
 from specdec.diagnostics.doctor import CHECKS, run_check
 from specdec.diagnostics.doctor_setup import CheckResult, SetUp
 from specdec.features import Cached
@@ -49,7 +49,7 @@ def test_every_shipped_design(name: str, tmp_path: Path) -> None:
     assert sum(one.result is CheckResult.SOUND for one in found) >= 9, "most of it can be checked"
 
 
-def test_chats(tmp_path: Path) -> None:
+def test_a_sound_set_up_of_chats(tmp_path: Path) -> None:
     """Also where the drafter's parts are frozen on purpose, and loss and weights are held constant."""
     held = learner(train_embed=True, train_head=False, loss=LKLambda(), step_weights=DPACE())
     checked = subject(chats(tmp_path), held)
@@ -99,7 +99,7 @@ def test_what_one_sample_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = run_check("overfit", checked)
     assert found[-1].result is CheckResult.UNCHECKED and "the time was over" in found[-1].note
     spec = dataclasses.replace(design("eagle3"), draft_vocab_size=2)
-    monkeypatch.setattr(model_checks, "PROMPTS", 1)
+    monkeypatch.setattr(doctor_overfit, "PROMPTS", 1)
     (found_,) = run_check("overfit", subject(chats(tmp_path), learner(spec)))
     assert found_.result is CheckResult.UNCHECKED and "over and over" in found_.note
 
@@ -109,13 +109,13 @@ def test_where_a_chain_rounds_to_another_text(
     place: int, wanted: CheckResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In 16 bits it may: what follows was not learnt, and counts for nothing."""
-    own = model_checks._sample
+    own = doctor_overfit._sample
 
     def parts(setup: SetUp) -> tuple[int, list[int], list[int], list[bool]]:
         telling, prompt, answer, known = own(setup)
         return telling, prompt, [*answer[:place], *reversed(answer[place:])], known
 
-    monkeypatch.setattr(model_checks, "_sample", parts)
+    monkeypatch.setattr(doctor_overfit, "_sample", parts)
     (found,) = run_check("overfit", subject(chats(tmp_path), learner(ttt_steps=2)))
     assert found.result is wanted, found
     assert wanted is CheckResult.SOUND or "the answer is another from its token" in found.note

@@ -40,7 +40,7 @@ def line(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> lis
     ]
 
 
-def test_the_command(
+def test_the_drift_command(
     line: list[str],
     target_directory: Path,
     drafter_directory: Path,
@@ -131,7 +131,7 @@ def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
         assert level["committed"] == [
             sum(answer.accepted) + len(answer.accepted) for answer in answers
         ]
-    monkeypatch.setattr(waterfall, "observed", lambda *args: [[2] * 5 for _ in args[2]])
+    monkeypatch.setattr(waterfall, "observed_passes", lambda *args: [[2] * 5 for _ in args[2]])
     assert main([*line, "--limit", "1", "--out", str(tmp_path / "other")]) == 1
     assert "THE BARS DO NOT ADD UP" in capsys.readouterr().out
     assert "THE BARS DO NOT ADD UP" in (tmp_path / "other" / "report.md").read_text()

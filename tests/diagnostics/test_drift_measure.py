@@ -17,10 +17,10 @@ from specdec.diagnostics.drift_measure import (
     FED_BACK,
     INPUTS,
     SERIES,
-    document,
     drafted,
+    drift_document,
+    drift_summary,
     read_inputs,
-    summary,
 )
 from specdec.drafter import Drafter
 from specdec.nn.cache import StaticCache
@@ -170,11 +170,11 @@ def test_a_block_feeds_nothing_back() -> None:
     sums_FK2 = measure(target(), tiny_drafter(SPECS["dflash"]), texts()[1], 7)
     assert {name for name, row in zip(SERIES, sums_FK2, strict=True) if not row.any()} == FED_BACK
     inputs = torch.ones(len(INPUTS), 3, 2, dtype=torch.float64)
-    found = document(["a", "b"], [sums_FK2] * 2, [inputs] * 2, (2, 3), 7, 7)
+    found = drift_document(["a", "b"], [sums_FK2] * 2, [inputs] * 2, (2, 3), 7, 7)
     assert found["series"]["cosine"]["mean"] == [None] * 7
     assert (
-        summary(found)["state_rms_growth"]["mean"] is None
-        and summary(found)["out_rms_growth"]["mean"] > 0
+        drift_summary(found)["state_rms_growth"]["mean"] is None
+        and drift_summary(found)["out_rms_growth"]["mean"] > 0
     )
 
 

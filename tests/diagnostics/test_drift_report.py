@@ -9,16 +9,16 @@ import torch
 from matplotlib import image
 from torch import Tensor
 
-from specdec.diagnostics.drift import names_of, plot_drift, report_tables
 from specdec.diagnostics.drift_measure import (
     INPUTS,
     SERIES,
     Document,
-    document,
+    drift_document,
     drift_figures,
-    summary,
+    drift_summary,
     sums_of,
 )
+from specdec.diagnostics.drift_report import drafter_names, drift_tables, plot_drift
 from specdec.diagnostics.waterfall import DOWN, OBSERVED, waterfall
 from specdec.report.statistics import POSITIVE, interval
 from specdec.report.tables import write_report
@@ -44,7 +44,7 @@ ALL = [sums([1, 2, 4], [4, 3, 2]), sums([2, 2, 2], [4, 1, 0]), sums([3, 5, 6], [
 
 
 def made(all_sums: list[Tensor] = ALL, trained: int | None = 2) -> Document:
-    return document(
+    return drift_document(
         NAMES,
         all_sums,
         [torch.full((len(INPUTS), 5, 2), 1.0 + n) for n in range(3)],
@@ -87,8 +87,8 @@ def test_every_prompts_values_are_kept() -> None:
         made([empty] * 3)
 
 
-def test_the_summary() -> None:
-    found = summary(made())
+def test_the_drift_summary() -> None:
+    found = drift_summary(made())
     assert found["state_rms_growth"]["mean"] == pytest.approx(12 / 6)
     assert found["state_rms_growth"]["low"] <= 2 <= found["state_rms_growth"]["high"]
     assert found["acceptance_change"]["mean"] == pytest.approx(2 / 4 - 13 / 19)
@@ -96,19 +96,19 @@ def test_the_summary() -> None:
     assert found["acceptance_beyond"]["mean"] == pytest.approx(2 / 4)
     # where a share ends
     assert found["acceptance_beyond"]["high"] <= 1 and found["acceptance"]["high"] <= 1
-    wide = summary(made([sums([1, 1, 9], [4, 4, 4]), sums([9, 9, 1], [4, 1, 1]), ALL[2]]))
+    wide = drift_summary(made([sums([1, 1, 9], [4, 4, 4]), sums([9, 9, 1], [4, 1, 1]), ALL[2]]))
     assert wide["state_rms_growth"]["low"] == 0 and wide["acceptance_beyond"]["high"] == 1
     assert [one.name for one in drift_figures(K, None)][-1] == "acceptance"
-    assert "acceptance_change" not in summary(made(trained=3))
+    assert "acceptance_change" not in drift_summary(made(trained=3))
 
 
 @pytest.mark.parametrize("trained", [2, None])
 def test_the_report_and_the_picture(trained: int | None, tmp_path: Path) -> None:
     found = made(trained=trained)
     levels = {name: [[2, 1], [0]] for name in (*DOWN, OBSERVED)}
-    found |= {"summary": summary(found), "waterfall": waterfall(levels)}
+    found |= {"summary": drift_summary(found), "waterfall": waterfall(levels)}
     found["drafter"] = {"label": "drafter", "directory": "runs/a/drafter"}
-    tables = report_tables(found)
+    tables = drift_tables(found)
     write_report(tmp_path / "report.md", "Drift", ["About."], "drift.png", tables, {"a": 1})
     text = (tmp_path / "report.md").read_text()
     assert (
@@ -119,9 +119,9 @@ def test_the_report_and_the_picture(trained: int | None, tmp_path: Path) -> None
     assert f"| 1 | 2 | {'3*' if trained else '3'} |" in text and "| layer 3 |" in text
     rows = dict(tables[1].rows)
     assert rows["RMS of the state fed back, step 3 over step 1"].startswith("2.00 [")
-    assert names_of([found]) == ["drafter"]
+    assert drafter_names([found]) == ["drafter"]
     other = found | {"drafter": {"label": "drafter", "directory": "runs/b/drafter"}}
     # labels that are alike tell nothing
-    assert names_of([found, other]) == ["runs/a/drafter", "runs/b/drafter"]
+    assert drafter_names([found, other]) == ["runs/a/drafter", "runs/b/drafter"]
     plot_drift([found, other], tmp_path / "drift.png")
     assert image.imread(tmp_path / "drift.png").shape[1] > 1000

@@ -12,14 +12,14 @@ from specdec.decoding import Proposer
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
 from specdec.diagnostics.parity_compare import (
     DECODED,
-    EACH,
     EXPORTED,
+    SLOTS,
     TOLERANCE,
     DraftOutputs,
     ParityRow,
-    compare,
+    compare_drafting,
     compare_outputs,
-    places,
+    compared_slots,
     rounding,
     spaced,
 )
@@ -92,9 +92,9 @@ def test_scaled_ropes(rope: dict[str, Any], tmp_path: Path) -> None:
     own = sharp(made_drafter(SPECS["eagle3_1"], scaled))
     export_drafter(own, scaled, tmp_path / "out")
     asked = answered_texts(scaled, [("a", [3, 9, 4] * 9)], 12, to_end=False)
-    assert holds(compare(scaled, own, asked, 2, tmp_path / "out"))
+    assert holds(compare_drafting(scaled, own, asked, 2, tmp_path / "out"))
     edit(tmp_path / "out", lambda raw: raw["rope_parameters"].update(factor=3.0), None)
-    assert not holds(compare(scaled, own, asked, 2, tmp_path / "out"))
+    assert not holds(compare_drafting(scaled, own, asked, 2, tmp_path / "out"))
 
 
 def test_a_mistake_that_training_and_decoding_share(
@@ -223,7 +223,7 @@ def test_another_implementation_rounds_as_our_own_two_do(
 def test_every_place_has_its_tokens() -> None:
     """Slot t at depth k reads token t + 1 + k."""
     text = AnsweredText("a", list(range(40)), 20)
-    assert places(text, 7) == [0, 6, 11, 17, 18, 19, 20, 21, 24, 28, 31]
+    assert compared_slots(text, 7) == [0, 6, 11, 17, 18, 19, 20, 21, 24, 28, 31]
     assert spaced(range(3, 3)) == [] and spaced(range(3, 7)) == [3, 4, 5, 6]
-    assert spaced(range(100)) == [0, 33, 66, 99] and len(spaced(range(5, 1000))) == EACH
-    assert places(AnsweredText("b", [0] * 11, 1), 7) == [0, 1, 2]
+    assert spaced(range(100)) == [0, 33, 66, 99] and len(spaced(range(5, 1000))) == SLOTS
+    assert compared_slots(AnsweredText("b", [0] * 11, 1), 7) == [0, 1, 2]

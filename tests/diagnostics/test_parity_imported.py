@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.diagnostics.parity_compare import EXPORTED, compare
+from specdec.diagnostics.parity_compare import EXPORTED, compare_drafting
 from specdec.export import import_checkpoint, read_checkpoint
 from specdec.target import Target
 from tests.diagnostics.parity_made import DEPTH, holds, target, texts
@@ -91,14 +91,14 @@ def test_the_import_says_what_the_reference_reads(name: str, tmp_path: Path) -> 
             {name.removeprefix("model."): x for name, x in tensors.items()},
             directory / "model.safetensors",
         )
-    found = compare(of, drafter, texts(), DEPTH, directory, method)
+    found = compare_drafting(of, drafter, texts(), DEPTH, directory, method)
     assert holds(found), [row.verdict for row in found.rows if not row.equal]
     compared = [row for row in found.rows if row.pair == EXPORTED]
     assert {row.depth for row in compared} == set(range(DEPTH + 1)) and all(
         row.slots for row in compared
     )
     other = _swapped(of, drafter, name)
-    assert not holds(compare(other, drafter, texts(), DEPTH, directory, method))
+    assert not holds(compare_drafting(other, drafter, texts(), DEPTH, directory, method))
 
 
 def _swapped(of: Target, drafter: Any, name: str) -> Target:

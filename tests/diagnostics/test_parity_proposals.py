@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.loud import loud_drafter, loud_spec
+from specdec.diagnostics.parity_files import Files, read_files
+from specdec.diagnostics.parity_probes import CONTEXT, Rounding
 from specdec.diagnostics.parity_proposals import (
-    CONTEXT,
     LEAST_BY_CONTEXT,
     LEAST_PROPOSALS,
     ProposalComparison,
-    Rounding,
     compare_proposals,
-    shortfall,
 )
+from specdec.diagnostics.parity_readings import shortfall
 from specdec.diagnostics.planted import FAULTS, planted
 from specdec.drafter import Drafter, DrafterSpec
 from specdec.engines.proposals import RecordedAnswer, RecordedPass
@@ -168,13 +167,13 @@ WITHOUT = {
 
 
 @pytest.fixture(scope="module")
-def files(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, reference.Files]:
+def files(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
     """Exports of loud drafters, by preset."""
     exports = {}
     for name in ("eagle1", "eagle3", "eagle3_1", "qwen3", "nvidia", "sliding_window"):
         directory = tmp_path_factory.mktemp("exports") / name
         export_drafter(loud_drafter(target, loud_spec(target, name)), target, directory)
-        exports[name] = reference.read_files(directory)
+        exports[name] = read_files(directory)
     return exports
 
 
@@ -187,7 +186,7 @@ def files(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     ],
 )
 def test_a_loud_drafter_shows_every_fault_that_it_has_a_place_for(
-    name: str, target: Target, files: dict[str, reference.Files]
+    name: str, target: Target, files: dict[str, Files]
 ) -> None:
     drafter = loud_drafter(target, loud_spec(target, name))
     answers = recorded_answers(target, drafter, PROMPTS, TOKENS, DRAFTS)
@@ -205,9 +204,7 @@ def test_a_loud_drafter_shows_every_fault_that_it_has_a_place_for(
     assert comparison.rounding == (0, 0)
 
 
-def test_every_fault_is_planted_somewhere(
-    target: Target, files: dict[str, reference.Files]
-) -> None:
+def test_every_fault_is_planted_somewhere(target: Target, files: dict[str, Files]) -> None:
     """And none changes the files that it was given."""
     before = {
         name: (repr(raw), {k: w.clone() for k, w in weights.items()})
@@ -230,7 +227,7 @@ def test_a_drafter_that_looks_at_the_last_token_alone_gets_no_verdict(tmp_path: 
     drafter = perfect_drafter(lawful, spec)
     export_drafter(drafter, lawful, tmp_path / "served")
     answers = recorded_answers(lawful, drafter, PROMPTS, TOKENS, DRAFTS)
-    exported = reference.read_files(tmp_path / "served")
+    exported = read_files(tmp_path / "served")
     comparison = compare_proposals(lawful, drafter, answers, SHARE, exported)
     assert comparison.fault is None
     assert f"and {LEAST_BY_CONTEXT} are needed" in str(comparison.too_weak)
@@ -260,9 +257,9 @@ def test_more_near_ties_than_an_independent_implementation_has_are_no_verdict() 
 
 
 def test_long_answers_are_probed_at_some_of_their_passes(
-    target: Target, files: dict[str, reference.Files], monkeypatch: pytest.MonkeyPatch
+    target: Target, files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdec.diagnostics.parity_proposals.MOST_PROBED", 12)
+    monkeypatch.setattr("specdec.diagnostics.parity_probes.MOST_PROBED", 12)
     drafter = loud_drafter(target, loud_spec(target, "eagle3_1"))
     answers = recorded_answers(target, drafter, PROMPTS, TOKENS, DRAFTS)
     comparison = compare_proposals(target, drafter, answers, SHARE, files["eagle3_1"])
@@ -274,7 +271,7 @@ def test_long_answers_are_probed_at_some_of_their_passes(
 
 
 def test_a_fault_that_makes_near_ties_alone_counts_as_unseen(
-    target: Target, files: dict[str, reference.Files]
+    target: Target, files: dict[str, Files]
 ) -> None:
     """The probes go by the margin that the verdict goes by."""
     drafter = loud_drafter(target, loud_spec(target, "eagle3_1"))

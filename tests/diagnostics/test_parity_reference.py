@@ -9,8 +9,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from specdec.diagnostics import parity_reference as reference
-from specdec.diagnostics.parity_reference import rotary, rotate, settings
+from specdec.diagnostics import parity_files, parity_reference, parity_settings
+from specdec.diagnostics.parity_reference import rotate
+from specdec.diagnostics.parity_settings import Misread, read_settings, rotary
 from tests.export.test_round_trip import ROPES
 
 RAW: dict[str, Any] = {
@@ -30,14 +31,17 @@ RAW: dict[str, Any] = {
 
 
 def test_it_imports_nothing_of_the_drafter() -> None:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(Path(reference.__file__).read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module is not None
-            found.add(node.module)
-    others = {name.split(".")[0] for name in found}
+    files = parity_files, parity_reference, parity_settings
+    imported: set[str] = set()
+    for module in files:
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0 and node.module is not None
+                imported.add(node.module)
+    imported -= {module.__name__ for module in files}
+    others = {name.split(".")[0] for name in imported}
     assert others == {
         "collections",
         "json",
@@ -89,25 +93,27 @@ def test_both_spellings_of_a_rope_and_which_wins() -> None:
 
 
 def test_what_an_engine_assumes_of_absent_keys() -> None:
-    read = settings(RAW, "eagle3")
+    read = read_settings(RAW, "eagle3")
     assert read.aux_ids == (2, 3, 4)  # sorted, whatever the file says
     assert (read.drafts, read.target_width, read.head, read.logit_scale) == (61, 32, 8, 1.0)
     switches = (read.norm_before_residual, read.norm_before_fc, read.fc_norm, read.norm_output)
     assert not any(switches) and not read.head_norms and read.windows == (None,)
     nested = {"eagle_config": {"norm_before_fc": True}, "norm_before_fc": False}
-    assert settings(RAW | nested, "eagle3").norm_before_fc  # the nested one wins
-    assert settings(
+    assert read_settings(RAW | nested, "eagle3").norm_before_fc  # the nested one wins
+    assert read_settings(
         RAW | {"layer_types": ["sliding_attention"], "sliding_window": 16}, "eagle3"
     ).windows == (16,)
     qwen3 = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}
-    assert settings(RAW | qwen3, "eagle3").head_norms
+    assert read_settings(RAW | qwen3, "eagle3").head_norms
 
 
 def test_eagle_one_knows_no_states_and_no_vocabulary_of_its_own() -> None:
-    read = settings(RAW | {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 40}, "eagle")
+    read = read_settings(
+        RAW | {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 40}, "eagle"
+    )
     assert read.aux_ids == () and read.drafts == 61
-    with pytest.raises(reference.Misread, match="name no class"):
-        settings(RAW | {"architectures": ["Qwen3ForCausalLM"]}, "eagle")
+    with pytest.raises(Misread, match="name no class"):
+        read_settings(RAW | {"architectures": ["Qwen3ForCausalLM"]}, "eagle")
 
 
 def test_the_speculators_format_has_defaults_of_its_own() -> None:
@@ -119,12 +125,12 @@ def test_the_speculators_format_has_defaults_of_its_own() -> None:
         "speculators_config": {},
         "transformer_layer_config": layer,
     }
-    assert settings(top, "eagle3").norm_before_residual
-    assert not settings(top | {"norm_before_residual": False}, "eagle3").norm_before_residual
-    with pytest.raises(reference.Misread, match="a model_type at the top"):
-        settings(top | {"model_type": "llama"}, "eagle3")
+    assert read_settings(top, "eagle3").norm_before_residual
+    assert not read_settings(top | {"norm_before_residual": False}, "eagle3").norm_before_residual
+    with pytest.raises(Misread, match="a model_type at the top"):
+        read_settings(top | {"model_type": "llama"}, "eagle3")
     four = top | {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4], "num_aux_hidden_states": 4}
-    with pytest.raises(reference.Misread, match="fc is made for 3"):
-        settings(four, "eagle3")  # the top-level number is not handed on
+    with pytest.raises(Misread, match="fc is made for 3"):
+        read_settings(four, "eagle3")  # the top-level number is not handed on
     four["transformer_layer_config"] = layer | {"num_aux_hidden_states": 4}
-    assert settings(four, "eagle3").aux_ids == (1, 2, 3, 4)
+    assert read_settings(four, "eagle3").aux_ids == (1, 2, 3, 4)

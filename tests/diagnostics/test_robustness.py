@@ -13,7 +13,15 @@ from specdec.decoding import Chain
 from specdec.diagnostics import robustness as module
 from specdec.diagnostics.conditions import CleanRun, parse_conditions
 from specdec.diagnostics.robustness import CLEAN as UNDISTURBED
-from specdec.diagnostics.robustness import ConditionRun, Counts, counts, kept, measure, plan, record
+from specdec.diagnostics.robustness import (
+    ConditionRun,
+    Counts,
+    counts,
+    decode_runs,
+    kept_figures,
+    plan_run,
+    record,
+)
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.compare import compare_answers
 from specdec.evaluation.metrics import looping_warning
@@ -46,8 +54,8 @@ def chat() -> ChatPair:
 def outcomes(
     one: ChatPair, clean: CleanRun, texts: Sequence[str], **how: Any
 ) -> list[ConditionRun]:
-    runs = [plan(condition, clean) for condition in (UNDISTURBED, *parse_conditions(texts))]
-    measure(clean, one.drafter, Chain(3), runs, **how)
+    runs = [plan_run(condition, clean) for condition in (UNDISTURBED, *parse_conditions(texts))]
+    decode_runs(clean, one.drafter, Chain(3), runs, **how)
     return runs
 
 
@@ -123,14 +131,14 @@ def test_shares_by_hand_on_the_prompts_of_both() -> None:
         "b": (0, 0),
     }
     # 1.5 and 2.5 tokens a pass
-    found = kept({"a": (20, 10), "b": (10, 10), "c": (0, 0), "d": (9, 1)}, CLEAN)
+    found = kept_figures({"a": (20, 10), "b": (10, 10), "c": (0, 0), "d": (9, 1)}, CLEAN)
     assert found["measured_prompts"] == 2 and found["acceptance_length"]["mean"] == 1.5
     assert found["length_kept"]["mean"] == pytest.approx(1.5 / 2.5)
     assert found["drafts_kept"]["mean"] == pytest.approx(0.5 / 1.5)
-    never = kept({"a": (10, 10), "b": (10, 10)}, CLEAN)
+    never = kept_figures({"a": (10, 10), "b": (10, 10)}, CLEAN)
     assert never["drafts_kept"] == {"mean": 0, "low": 0, "high": 0}
     assert never["length_kept"]["mean"] == pytest.approx(1 / 2.5)
-    same = kept(CLEAN, CLEAN)
+    same = kept_figures(CLEAN, CLEAN)
     assert same["length_kept"] == same["drafts_kept"] == {"mean": 1, "low": 1, "high": 1}
 
 
@@ -138,17 +146,22 @@ def test_the_intervals_are_those_of_compare_and_absent_where_no_value_is_left_wi
     None
 ):
     clean, under = clustered(np.random.default_rng(0), 20, better=0.1)
-    found = kept(counts(under), counts(clean))["length_kept"]
+    found = kept_figures(counts(under), counts(clean))["length_kept"]
     assert tuple(found.values()) == pytest.approx(
         tuple(compare_answers(clean, under).ratio), abs=2e-3
     )
     none = {"a": (10, 10), "b": (10, 10)}
-    assert kept(none, none)["drafts_kept"] is None and kept(none, none)["length_kept"] is not None
-    assert kept({}, CLEAN)["length_kept"] is None
-    lonely = kept({"a": (20, 10), "b": (10, 10)}, {"a": (30, 10), "b": (10, 10)})["drafts_kept"]
+    assert (
+        kept_figures(none, none)["drafts_kept"] is None
+        and kept_figures(none, none)["length_kept"] is not None
+    )
+    assert kept_figures({}, CLEAN)["length_kept"] is None
+    lonely = kept_figures({"a": (20, 10), "b": (10, 10)}, {"a": (30, 10), "b": (10, 10)})[
+        "drafts_kept"
+    ]
     assert lonely["low"] is None  # without a there is nothing to keep
     rare: Counts = {"a": (30, 10), "b": (30, 10)} | {f"z{n}": (10, 10) for n in range(4)}
-    assert kept(dict.fromkeys(rare, (10, 10)), rare)["drafts_kept"] == {
+    assert kept_figures(dict.fromkeys(rare, (10, 10)), rare)["drafts_kept"] == {
         "mean": 0,
         "low": 0,
         "high": 0,
@@ -207,7 +220,7 @@ def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
         dict(zip(found["prompts"], zip(one["committed"], one["passes"], strict=True), strict=True))
         for one in (by_name["system:text=short"], by_name["clean"])
     )
-    assert kept(under, clean).items() <= by_name["system:text=short"].items()
+    assert kept_figures(under, clean).items() <= by_name["system:text=short"].items()
     assert (
         found["drafter"]["made_for_this_target"] is True
         and found["settings"]["shape_config"]["depth"] == 2

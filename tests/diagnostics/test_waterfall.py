@@ -18,7 +18,7 @@ from specdec.diagnostics.waterfall import (
     Levels,
     MeasuredText,
     measure_levels,
-    passes,
+    pass_starts,
     waterfall,
 )
 from specdec.drafter import Drafter
@@ -69,7 +69,7 @@ def figures(levels: Levels) -> tuple[dict[str, float], dict[str, float], dict[st
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_of_a_perfect_drafter_nothing_is_lost(name: str) -> None:
+def test_a_perfect_drafter_loses_nothing(name: str) -> None:
     lengths, losses, check = figures(explained(sure(), perfect_drafter(sure(), SPECS[name]))[0])
     assert set(lengths.values()) == {DEPTH + 1} and set(losses.values()) == {0.0}
     assert check["holds"] and check["same_passes"] == check["passes"] > len(PROMPTS)
@@ -134,7 +134,7 @@ def test_the_bars_add_up_to_what_the_decoder_accepts_pass_by_pass(
     assert {0, 1, 2} <= {count for own in one_by_one for count in own}
     runs = [one.accepted for one in texts]
     at_these = [
-        [run["own_features"][place] for place in passes(run["true_features"])] for run in runs
+        [run["own_features"][place] for place in pass_starts(run["true_features"])] for run in runs
     ]
     assert levels["own_features"] == at_these != levels["true_features"]
     for text in texts:  # the curves are of the chains within the answer
@@ -166,7 +166,7 @@ def test_end_tokens_are_counted_as_decoding_counts_them() -> None:
 
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_passes_follow_each_other(accepted: list[int]) -> None:
-    begun = passes(accepted)
+    begun = pass_starts(accepted)
     assert begun[:1] == [0][: len(accepted)]
     assert all(two == one + accepted[one] + 1 for one, two in pairwise(begun))
     assert not begun or begun[-1] < len(accepted) <= begun[-1] + accepted[begun[-1]] + 1

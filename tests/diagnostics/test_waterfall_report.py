@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.diagnostics.waterfall import DOWN, OBSERVED, verdict, waterfall, waterfall_table
+from specdec.diagnostics.waterfall import (
+    DOWN,
+    OBSERVED,
+    waterfall,
+    waterfall_table,
+    waterfall_verdict,
+)
 
 DEPTH = 4
 COUNTS = st.lists(st.integers(0, DEPTH), min_size=1, max_size=6)
@@ -70,7 +76,7 @@ def test_what_is_told_is_json_and_becomes_a_table() -> None:
     down = clustered(12, (1, 0.9, 0.7, 0.72, 0.5))
     for found in (told(down, down[-1]), told([[[0]]] * 5, [[0]])):
         assert json.loads(json.dumps(found, allow_nan=False)) == found
-        assert verdict(found).startswith("The bars add up: ")
+        assert waterfall_verdict(found).startswith("The bars add up: ")
         assert [row[0] for row in waterfall_table(found, DEPTH).rows][-1] == "observed by decoding"
     with pytest.raises(ValueError, match="no target pass to measure"):
         told(down, [[], [], []] * 4)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from specdec.cli import main
 from specdec.embedded import embedded_target
-from specdec.engines.serve import _measured, as_text
+from specdec.engines.bench import _measured, as_text
 from specdec.evaluation.tune import schedules
 from tests.engines.conftest import alive
 from tests.engines.fake_vllm import DRAFTS, pieces

@@ -110,7 +110,7 @@ def test_no_answer_is_waited_for_or_kept_for_ever(trickle: list[bytes], served: 
     server.models = trickle
     server.haste = 0.0 if len(trickle[0]) > 100 else 0.05
     server.failures = {"x": [trickle, trickle]}
-    endpoint, begin = Endpoint(server.url, patience=0.4), time.monotonic()
+    endpoint, begin = Endpoint(server.url, timeout=0.4), time.monotonic()
     for ask in (
         endpoint.model,
         lambda: endpoint.complete("/v1/completions", {"prompt": "x"}),
@@ -121,7 +121,9 @@ def test_no_answer_is_waited_for_or_kept_for_ever(trickle: list[bytes], served: 
     assert time.monotonic() - begin < 15
 
 
-def test_headers_may_not_trickle_either(served: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_that_trickle_run_into_the_timeout(
+    served: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slow(self: Any) -> None:
         for _ in range(100):
             self.wfile.write(b"H")
@@ -131,7 +133,7 @@ def test_headers_may_not_trickle_either(served: Servers, monkeypatch: pytest.Mon
     monkeypatch.setattr(server.RequestHandlerClass, "do_GET", slow)
     begin = time.monotonic()
     with pytest.raises(RequestError, match="timed out"):
-        Endpoint(server.url, patience=0.3).model()
+        Endpoint(server.url, timeout=0.3).model()
     assert time.monotonic() - begin < 3
 
 
@@ -185,7 +187,7 @@ def test_counters_that_count_nothing(
 
 def test_any_bytes_are_an_answer_or_one_line(served: Servers) -> None:
     server, refused = served(False), list[str]()
-    endpoint, server.haste = Endpoint(server.url, patience=2.0), 0.0
+    endpoint, server.haste = Endpoint(server.url, timeout=2.0), 0.0
 
     @settings(max_examples=60, deadline=None)
     @given(
@@ -233,4 +235,4 @@ def test_counting_lags_behind(served: Servers, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(server, "metrics", late)
     assert before.increase(endpoint, 7).generated == 7 and asked == [3]
-    assert before.increase(endpoint, 8, patience=0.1).generated == 7  # it never comes
+    assert before.increase(endpoint, 8, timeout=0.1).generated == 7  # it never comes

@@ -15,9 +15,9 @@ from specdec.engines.dialogue import (
     UNREADABLE,
     Dialogue,
     TurnAnswer,
-    packed,
+    pack_ids,
     same_value,
-    unpacked,
+    unpack_ids,
 )
 from tests.data.tiny import write_jsonl
 
@@ -179,7 +179,7 @@ def test_the_rows_ids_of_calls_are_taken_over(tmp_path: Path) -> None:
 
 def test_an_answer_says_what_training_needs(tmp_path: Path) -> None:
     (row,) = read_rows(tmp_path, {"messages": [U]})
-    ids = {"prompt_token_ids": packed([3, 70_000]), "token_ids": packed([1, 2])}
+    ids = {"prompt_token_ids": pack_ids([3, 70_000]), "token_ids": pack_ids([1, 2])}
     for more, wanted in (
         ({**ids}, {"prompt_token_ids": [3, 70_000], "token_ids": [1, 2]}),
         (
@@ -213,4 +213,4 @@ def test_values_of_json() -> None:
         ({"a": 1}, {"b": 1}),
     ):
         assert not same_value(first, second) and not same_value(second, first)
-    assert unpacked(packed([])) == []
+    assert unpack_ids(pack_ids([])) == []

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from specdec.cli import main
 from specdec.engines import extract
 from specdec.engines.extract import main as cache
-from specdec.engines.extract import read
+from specdec.engines.extract import parse_options
 from specdec.features.runners import TransformersEngine
 from specdec.features.store import FeatureIndex, FeatureStore
 from specdec.target import Target
@@ -178,7 +178,7 @@ def status(argv: list[str]) -> object:
 
 def trained_rows(config: list[str]) -> int:
     """Rows of training that a config's data has."""
-    _, model, data = read([*config, "--out", "nowhere"])
+    _, model, data = parse_options([*config, "--out", "nowhere"])
     data.prepare(model.target.tokenizer)
     return len(data.splits.train.ids_BT)
 
@@ -223,7 +223,7 @@ def test_parts_make_one_cache(config: list[str], tmp_path: Path) -> None:
     one, other = FeatureStore(whole, {}), FeatureStore(out, {})
     other.verify()
     assert len({entry.file.partition("/")[0] for entry in other.entries}) == 3
-    _, model, data = read([*config, "--out", "unused"])
+    _, model, data = parse_options([*config, "--out", "unused"])
     data.prepare(model.target.tokenizer)
     rows = [*extract.rows_of(data)]
     assert len(rows) == sum(entry.rows for entry in other.entries) > 6

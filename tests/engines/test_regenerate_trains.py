@@ -15,7 +15,7 @@ from specdec.cli import main
 from specdec.data import ChatData
 from specdec.data.chat import encode, read_conversations
 from specdec.data.loader import Batch
-from specdec.engines.dialogue import Dialogue, packed
+from specdec.engines.dialogue import Dialogue, pack_ids
 from tests.data.families import in_default_run
 from tests.data.tiny import write_jsonl
 from tests.engines.chat_targets import FAMILIES, TALKS, asked_ids, generated, prompts_of
@@ -213,7 +213,7 @@ def test_a_call_that_a_server_could_not_read_trains_by_its_ids(
     # as the server writes it anew
     call = {"type": "function", "function": {"name": "add", "arguments": "[1, 2]"}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    row.add(message=message, prompt_token_ids=packed(prompt), token_ids=packed(ids))
+    row.add(message=message, prompt_token_ids=pack_ids(prompt), token_ids=pack_ids(ids))
     path = write_jsonl(
         tmp_path / "out.jsonl", [{"messages": row.messages(ids=True), "tools": talk.tools}]
     )

@@ -14,7 +14,7 @@ from specdec.data.form import SWITCHES
 from specdec.engines import remote as engine
 from specdec.engines.answers import RegenerateConfig
 from specdec.engines.client import Endpoint
-from specdec.engines.dialogue import LENGTH, STOP, Dialogue, Turn, TurnAnswer, unpacked
+from specdec.engines.dialogue import LENGTH, STOP, Dialogue, Turn, TurnAnswer, unpack_ids
 from specdec.engines.remote import Remote, as_sent
 from tests.data.tiny import write_jsonl
 from tests.engines.fake_vllm import FakeVllm
@@ -47,7 +47,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def remote(
-    server: FakeVllm, users: int = 4, patience: float = 10.0, engine: Any = "vllm", **asking: Any
+    server: FakeVllm, users: int = 4, timeout: float = 10.0, engine: Any = "vllm", **asking: Any
 ) -> Remote:
     config = RegenerateConfig(
         data=[],
@@ -58,7 +58,7 @@ def remote(
         max_new_tokens=9,
         **asking,
     )
-    return Remote(Endpoint(server.url, patience=patience), "m", config)
+    return Remote(Endpoint(server.url, timeout=timeout), "m", config)
 
 
 def test_every_turn_follows_the_answers_before_it(server: FakeVllm) -> None:
@@ -75,7 +75,7 @@ def test_every_turn_follows_the_answers_before_it(server: FakeVllm) -> None:
 
 
 @pytest.mark.parametrize("users", [3])
-def test_so_many_are_asked_at_a_time(users: int, server: FakeVllm) -> None:
+def test_concurrent_requests_are_limited(users: int, server: FakeVllm) -> None:
     server.delay = 0.05
     talks = [talk(f"{n}", f"a{n}") for n in range(9)]
     assert len(list(remote(server, users).answers(talks))) == 9
@@ -116,7 +116,7 @@ def test_an_answer_that_takes_too_long_is_asked_for_again(
 ) -> None:
     monkeypatch.setattr(engine, "RETRIES", 1)
     server.delay = 0.5
-    (found,) = remote(server, patience=0.1).answers([talk("a", "a")])
+    (found,) = remote(server, timeout=0.1).answers([talk("a", "a")])
     assert found.failed and "timed out" in found.failed and len(server.times["a"]) == 2
 
 
@@ -221,7 +221,7 @@ def test_no_answer_at_all_costs_one_row(body: Any, server: FakeVllm) -> None:
     server.models = b"nothing"  # nor need it say what it serves
     found = {
         one.row: one.failed
-        for one in remote(server, patience=5.0).answers([talk(name, name) for name in "abc"])
+        for one in remote(server, timeout=5.0).answers([talk(name, name) for name in "abc"])
     }
     assert found["a"] is found["c"] is None and found["b"]
 
@@ -231,7 +231,7 @@ def test_a_trickle_costs_one_row(server: FakeVllm, monkeypatch: pytest.MonkeyPat
     server.failures, server.haste = {"b": [[b" "]] * 9}, 0.05
     found = {
         one.row: one.failed
-        for one in remote(server, patience=0.3).answers([talk(name, name) for name in "abc"])
+        for one in remote(server, timeout=0.3).answers([talk(name, name) for name in "abc"])
     }
     assert found["a"] is found["c"] is None and "timed out" in str(found["b"])
 
@@ -248,7 +248,7 @@ def test_the_tokens_of_a_vllm_are_kept(server: FakeVllm) -> None:
     server.ids = [3, 1, 4, 1, 5]
     row = talk("a", "abc", "de")
     first, second = remote(server).answers([row])
-    assert unpacked(str(first.token_ids)) == unpacked(str(second.token_ids)) == [3, 1, 4, 1, 5]
+    assert unpack_ids(str(first.token_ids)) == unpack_ids(str(second.token_ids)) == [3, 1, 4, 1, 5]
     assert (first.tokens, first.finish) == (5, STOP)
     assert row.messages(ids=True)[3] == {
         "role": "assistant", "content": "<de>", "prompt_token_ids": [3, 5, 2], "token_ids": [3, 1, 4, 1, 5],

@@ -22,7 +22,7 @@ from specdec.engines.server import (
     failure_reason,
     free_port,
     healthy,
-    running,
+    running_server,
 )
 from specdec.export import NotServable, export_drafter
 from specdec.target import Target, TargetSource
@@ -256,7 +256,7 @@ def server(fake: str, tmp_path: Path) -> Callable[..., Any]:
 
     def make(**changes: object) -> Any:
         values = {"host": "127.0.0.1", "port": port, "log_file": tmp_path / "log", "timeout": 20.0}
-        return running([fake, "serve", "target", "--port", str(port)], **values | changes)
+        return running_server([fake, "serve", "target", "--port", str(port)], **values | changes)
 
     return make
 
@@ -328,9 +328,9 @@ def test_one_that_falls_is_noticed_and_its_workers_end(
 def test_it_does_not_outlive_whoever_started_it(fake: str, tmp_path: Path, number: int) -> None:
     port = free_port()
     code = (
-        "import sys; from pathlib import Path; from specdec.engines.server import running\n"
+        "import sys; from pathlib import Path; from specdec.engines.server import running_server\n"
         f"command, log = [{fake!r}, 'serve', 'target', '--port', '{port}'], Path({str(tmp_path / 'log')!r})\n"
-        f"with running(command, '127.0.0.1', {port}, log):\n"
+        f"with running_server(command, '127.0.0.1', {port}, log):\n"
         "    print('up', flush=True); sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -392,7 +392,7 @@ LOG = """\
         ("", "it said nothing"),
     ],
 )
-def test_reasons(log: str, reason: str, tmp_path: Path) -> None:
+def test_reasons_in_the_log_of_a_failed_server(log: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(log)
     assert failure_reason(path) == reason

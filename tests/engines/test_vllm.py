@@ -14,7 +14,7 @@ import pytest
 
 from specdec.cli import main
 from specdec.decoding import Chain, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
-from specdec.diagnostics.parity_reference import read_files
+from specdec.diagnostics.parity_files import read_files
 from specdec.diagnostics.planted import planted, write_files
 from specdec.drafter import load_drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters

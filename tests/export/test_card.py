@@ -15,7 +15,8 @@ from specdec.cli import main
 from specdec.drafter import Drafter, DrafterSpec, ScalarMix, save_drafter
 from specdec.drafter.io import weights_sha256
 from specdec.export import export_drafter
-from specdec.export.card import hub_id, trained
+from specdec.export.card import trained
+from specdec.export.card_text import hub_id
 from specdec.target import Target, TargetSource
 from tests.export.made import evaluation, made_drafter
 from tests.short_run import short_run
@@ -124,7 +125,7 @@ def test_figures_come_back_as_they_were_measured(
         (DrafterSpec(ScalarMix(), draft_vocab_size=40), "EAGLE", ["eagle3", "eagle"]),
     ],
 )
-def test_what_it_is(
+def test_a_card_says_what_the_drafter_is(
     spec: DrafterSpec,
     name: str,
     tags: list[str],

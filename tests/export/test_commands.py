@@ -14,7 +14,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from specdec.cli import main
 from specdec.drafter import Drafter, DrafterSpec, ScalarMix, load_drafter, save_drafter
-from specdec.export import read
+from specdec.export import checkpoint
 from specdec.target import Target
 from tests.export.made import made_drafter, same_state
 
@@ -112,7 +112,7 @@ def test_the_stored_dtype_is_kept(drafter: Drafter, target_directory: Path, tmp_
         )
         == 0
     )
-    tensors = read.read_checkpoint(tmp_path / "out").tensors
+    tensors = checkpoint.read_checkpoint(tmp_path / "out").tensors
     assert tensors["lm_head.weight"].dtype == torch.bfloat16
     assert main(["import", "--checkpoint", out, *of, "--out", str(tmp_path / "back")]) == 0
     assert same_state(load_drafter(tmp_path / "back", dtype=torch.bfloat16), drafter)
@@ -157,11 +157,11 @@ def test_a_checkpoint_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    assert read.fetch("org/drafter", "v1") == tmp_path
+    assert checkpoint.fetch_checkpoint("org/drafter", "v1") == tmp_path
     assert ["*.bin" in patterns for patterns in asked] == [False, True]
     assert not any(".py" in pattern for patterns in asked for pattern in patterns)
     (tmp_path / "model.safetensors").touch()
-    assert read.fetch("org/drafter", "v1") == tmp_path
+    assert checkpoint.fetch_checkpoint("org/drafter", "v1") == tmp_path
     assert len(asked) == 3 and "*.bin" not in asked[2]
 
     def gone(source: str, revision: str | None, allow_patterns: list[str]) -> str:
@@ -171,5 +171,5 @@ def test_a_checkpoint_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with pytest.raises(
         ValueError, match=r"org/drafter: no such directory, nor to be had .*offline"
     ):
-        read.fetch("org/drafter", None)
-    assert read.fetch(str(tmp_path), None) == tmp_path
+        checkpoint.fetch_checkpoint("org/drafter", None)
+    assert checkpoint.fetch_checkpoint(str(tmp_path), None) == tmp_path

@@ -199,7 +199,7 @@ def test_a_module_of_another_family_is_named(
         import_drafter(tmp_path, tiny_target())
 
 
-def test_two_modules_are_none(tmp_path: Path) -> None:
+def test_a_target_with_two_modules_is_refused(tmp_path: Path) -> None:
     target, _ = made("qwen3_5_text", tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     raw |= {

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from specdec.drafter import Drafter, DrafterSpec, Narrow, Norms, PostNorm, PreNorm
 from specdec.export import export_drafter, import_checkpoint, import_drafter, keys, read_checkpoint
-from specdec.export.keys import IDS, boundaries
+from specdec.export.boundaries import aux_boundaries
+from specdec.export.keys import IDS
 from specdec.target import Target
 from tests.export.made import made_drafter, same_state
 from tests.tiny import HIDDEN, LAYERS, VOCAB, presets, tiny_config, tiny_target
@@ -608,9 +609,9 @@ L = 36
 
 
 def test_a_shallow_target_has_no_usual_boundaries() -> None:
-    assert boundaries({IDS: [1, 2, 3], "eagle_config": {IDS: [0, 1, 2]}}, 4) == (1, 2, 3)
+    assert aux_boundaries({IDS: [1, 2, 3], "eagle_config": {IDS: [0, 1, 2]}}, 4) == (1, 2, 3)
     with pytest.raises(ValueError, match="too shallow for EAGLE-3's boundaries"):
-        boundaries({}, 4)
+        aux_boundaries({}, 4)
 
 
 @pytest.mark.parametrize(
@@ -628,8 +629,8 @@ def test_a_shallow_target_has_no_usual_boundaries() -> None:
         ({IDS: [2, 18, 33], "eagle_config": {IDS: [1, 17, 32]}}, (2, 18, 33)),
     ],
 )
-def test_what_a_config_names(raw: dict[str, object], found: tuple[int, ...]) -> None:
-    assert boundaries(raw, L) == found
+def test_boundaries_that_a_config_names(raw: dict[str, object], found: tuple[int, ...]) -> None:
+    assert aux_boundaries(raw, L) == found
 
 
 @pytest.mark.parametrize(
@@ -641,9 +642,11 @@ def test_what_a_config_names(raw: dict[str, object], found: tuple[int, ...]) -> 
         ({IDS: [-1, 2]}, r"in 0\.\.36"),
     ],
 )
-def test_what_it_may_not_say(raw: dict[str, object], message: str) -> None:
+def test_boundaries_that_contradict_or_repeat_are_refused(
+    raw: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        boundaries(raw, L)
+        aux_boundaries(raw, L)
 
 
 def test_boundaries_that_are_given_decide_whatever_the_lists_say(

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.diagnostics.anchors import AnsweredText
-from specdec.diagnostics.parity_compare import compare
+from specdec.diagnostics.parity_compare import compare_drafting
 from specdec.drafter import MLA, PostNorm
 from specdec.export import NotServable, export_drafter, import_drafter
 from tests.export.made import same_state
@@ -85,7 +85,7 @@ def test_every_tensor_has_its_place(q_rank: int, tmp_path: Path) -> None:
     export_drafter(drafter, target, tmp_path / "again")
     assert same_state(import_drafter(tmp_path / "again", target), drafter)
     text = AnsweredText("", torch.randint(VOCAB, (60,)).tolist(), 20)
-    found = compare(target, drafter, [text, text], 4, tmp_path / "again")
+    found = compare_drafting(target, drafter, [text, text], 4, tmp_path / "again")
     assert found.equal and found.not_compared is None, found
     config = json.loads((tmp_path / "again" / "config.json").read_text())
     for key in (
@@ -99,7 +99,7 @@ def test_every_tensor_has_its_place(q_rank: int, tmp_path: Path) -> None:
     # as the engine would refuse or misread it
     (tmp_path / "again" / "config.json").write_text(json.dumps(config | {"norm_before_fc": True}))
     assert "norm_before_fc" in str(
-        compare(target, drafter, [text, text], 4, tmp_path / "again").not_compared
+        compare_drafting(target, drafter, [text, text], 4, tmp_path / "again").not_compared
     )
 
 

@@ -22,8 +22,8 @@ from specdec.drafter import (
     TargetLayer,
 )
 from specdec.export import FORMATS, NotServable, Subject, export_drafter, subject_of
+from specdec.export.engine_targets import EAGLE3_TARGETS, target_flags, window_of_all_layers
 from specdec.export.switches import (
-    EAGLE3_TARGETS,
     ENGINES,
     LLAMA_CPP,
     LMDEPLOY,
@@ -36,8 +36,6 @@ from specdec.export.switches import (
     Switch,
     dropped,
     lint,
-    target_flags,
-    window_of_all_layers,
 )
 from specdec.utils.vllm import configured_python, hands_over_states, installed
 from tests.export.made import made_drafter
@@ -186,7 +184,7 @@ def row_of(name: str) -> Switch:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_who_serves_what(name: str) -> None:
+def test_which_engine_serves_which_design(name: str) -> None:
     case, wanted = CASES[name]
     row = row_of(name)
     assert row.used(case)

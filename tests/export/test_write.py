@@ -511,7 +511,7 @@ def trained(name: str, target: Target) -> Drafter:
 @pytest.mark.parametrize("format", ["vllm", "sglang"])
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize(("then", "now"), [(BF16, F32), (F32, BF16), (F32, F64)])
-def test_it_stays_with_the_target_in_whatever_dtype_that_is(
+def test_the_targets_weights_are_left_out_in_whatever_dtype(
     name: str,
     then: torch.dtype,
     now: torch.dtype,

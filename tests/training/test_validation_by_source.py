@@ -13,8 +13,8 @@ import yaml
 from specdec import DrafterModule, DrafterSpec, TextData
 from specdec.cli import main
 from specdec.data import MixSource
-from specdec.export import card
 from specdec.export.card import trained
+from specdec.export.card_text import training_text
 from specdec.training.stage_metrics import BY_SOURCE
 from specdec.utils.files import write_json
 from specdec.utils.reading import read_json
@@ -149,7 +149,7 @@ def test_a_run_and_its_card_say_the_shares(
         "one.jsonl",
         "two.jsonl",
     ]
-    text = "".join(card._training(record))
+    text = training_text(record)
     assert f"on one.jsonl, two.jsonl (code {told[0]['share_of_rows']:.1%} of the rows and" in text
     again = [
         "fit",

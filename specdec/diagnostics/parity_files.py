@@ -1,0 +1,208 @@
+"""The tensors that vLLM 0.32.0 reads from a drafter's directory, after its documented semantics.
+
+Written apart from the drafter; see :mod:`specdec.diagnostics.parity_reference`.
+
+Legend: H width, V target vocabulary, D draft vocabulary.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from specdec.diagnostics.parity_settings import Misread, Settings, read_settings
+
+MASK = "mask_hidden"
+EMBEDDING = "embed_tokens.weight"
+HEAD = "lm_head.weight"
+MAP = "d2t"
+# The engine drops these tensors and reports nothing.
+UNREAD = re.compile(r"t2d|rotary_emb\.inv_freq|\.bias$")
+# A directory's config.json, and its tensors by name.
+Files = tuple[dict[str, Any], dict[str, Tensor]]
+Shape = tuple[int, ...]
+
+
+class ServedDrafter(NamedTuple):
+    """A drafter as the engine has it."""
+
+    settings: Settings
+    weights: dict[
+        str, Tensor
+    ]  # by the file's names, with the target's embedding and head if need be
+    target_ids_D: Tensor  # int64, the target's token for each of the drafter's
+
+
+def load_served(
+    directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor, layers: int
+) -> ServedDrafter:
+    """Load a directory beside a target of so many layers, whose embedding has the dtype and device of all weights.
+
+    Raises:
+        Misread: the engine would not load it, or not as what it was.
+    """
+    return interpret(read_files(directory), method, embedding_VH, head_VH, layers)
+
+
+def read_files(directory: Path) -> Files:
+    """Read a directory without checking its contents; :class:`Misread` if it cannot be read."""
+    try:
+        raw = dict(json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise Misread("config.json is missing or no JSON object") from error
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            tensors |= load_file(file)
+        except SafetensorError as error:
+            raise Misread(f"{file.name} is damaged or cut off ({error})") from error
+    if not tensors:
+        raise Misread("there is no .safetensors file in it")
+    return raw, tensors
+
+
+def interpret(
+    files: Files, method: str, embedding_VH: Tensor, head_VH: Tensor, layers: int
+) -> ServedDrafter:
+    """Return the drafter that an engine makes of a config and tensors; see :func:`load_served`."""
+    raw, tensors = files
+    settings = read_settings(raw, method)
+    sizes = {"vocab_size": settings.vocab_size, "target_hidden_size": settings.target_width}
+    for (key, size), wanted in zip(sizes.items(), embedding_VH.shape, strict=True):
+        if size != wanted:
+            raise Misread(f"config.json: {key} is {size}, the target has {wanted}")
+    ids = settings.aux_ids
+    if ids and not 0 <= ids[0] <= ids[-1] <= layers:
+        raise Misread(f"config.json names states {list(ids)} of a target with 0 to {layers}")
+    weights = _checked_tensors(tensors, settings)
+    shared = settings.hidden_size == settings.target_width
+    if EMBEDDING not in weights and not shared:
+        raise Misread(f"it lacks {EMBEDDING}, for which the target's is too wide or too narrow")
+    drafts = settings.drafts
+    if HEAD not in weights and not (shared and drafts == settings.vocab_size):
+        raise Misread(
+            f"it lacks {HEAD}: the engine would take the first {drafts} rows of the target's"
+        )
+    # d2t holds offsets from draft ids to target ids.
+    ids_D = torch.arange(drafts) + weights.pop(MAP, torch.zeros(drafts)).to(torch.int64)
+    outside = ((ids_D < 0) | (ids_D >= settings.vocab_size)).nonzero()
+    if len(outside):
+        draft = int(outside[0])
+        raise Misread(
+            f"d2t: draft token {draft} and its offset make {int(ids_D[draft])}, which is no token"
+        )
+    weights = {name: value.to(embedding_VH) for name, value in weights.items()}
+    weights = {EMBEDDING: embedding_VH, HEAD: head_VH} | weights
+    return ServedDrafter(settings, weights, ids_D.to(embedding_VH.device))
+
+
+def _checked_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
+    """Return all tensors that the config needs and no other; the engine itself does not miss one."""
+    wanted = dict(_wanted_shapes(settings))
+    # The target's embedding and head may stand in for these, and nothing reads the norms.
+    H = settings.hidden_size
+    optional: dict[str, Shape] = {EMBEDDING: (settings.vocab_size, H)}
+    if settings.method != "eagle":
+        optional[HEAD] = (settings.drafts, H)
+        for i in range(1, settings.num_hidden_layers):
+            optional[f"layers.{i}.hidden_norm.weight"] = (H,)
+    checked = {}
+    for stored_name, value in tensors.items():
+        name = stored_name.replace("midlayer.", "layers.0.")
+        if name not in wanted and UNREAD.search(name):
+            continue
+        if name == MASK:
+            value = value.flatten()  # stored in any shape
+        shape = (wanted | optional).get(name)
+        if shape is None:
+            raise Misread(f"{name}: the engine has no such tensor for this config and fails")
+        if tuple(value.shape) != shape:
+            raise Misread(f"{name} is {list(value.shape)}, the config says {list(shape)}")
+        if not bool(value.isfinite().all()):
+            raise Misread(f"{name} holds NaN or infinities")
+        checked[name] = value
+    missing = next((name for name in wanted if name not in checked), None)
+    if missing is not None:
+        left = "uninitialised"
+        if missing == MAP:
+            left = "at the first tokens"
+        elif "norm" in missing:
+            left = "at ones"
+        raise Misread(f"it lacks {missing}, which the engine leaves {left} without a word")
+    return checked
+
+
+def _wanted_shapes(settings: Settings) -> Iterator[tuple[str, Shape]]:
+    """Yield every tensor's name and shape."""
+    H = settings.hidden_size
+    states = len(settings.aux_ids)
+    fused = settings.method != "eagle"
+    block = settings.method == "dflash"
+    for i in range(settings.num_hidden_layers):
+        input_size = 2 * H if fused and i == 0 and not block else H
+        for name, shape in _layer_shapes(settings, input_size):
+            yield f"layers.{i}.{name}", shape
+        if i or fused:
+            yield f"layers.{i}.input_layernorm.weight", (H,)
+    if not fused:
+        yield "fc.weight", (H, 2 * H)
+        return
+    if states:
+        yield "fc.weight", (H, states * settings.target_width)
+    yield "hidden_norm.weight" if block else "layers.0.hidden_norm.weight", (H,)
+    yield "norm.weight", (H,)
+    if settings.fc_norm:
+        for n in range(states):
+            yield f"fc_norm.{n}.weight", (settings.target_width,)
+    if settings.norm_before_fc:
+        yield "input_norm.weight", (states * settings.target_width,)
+    if settings.mask_token is not None and not block:
+        yield MASK, (states * settings.target_width,)
+    if settings.drafts != settings.vocab_size:
+        yield MAP, (settings.drafts,)
+
+
+def _layer_shapes(settings: Settings, input_size: int) -> Iterator[tuple[str, Shape]]:
+    """Yield the names and shapes of one layer but for its input norm."""
+    H = settings.hidden_size
+    inner = settings.intermediate_size
+    if settings.latent:
+        for name, shape in _latent_shapes(settings, input_size).items():
+            yield f"self_attn.{name}.weight", shape
+    else:
+        queries = settings.num_attention_heads * settings.head
+        keys = settings.num_key_value_heads * settings.head
+        shapes = {
+            "q": (queries, input_size),
+            "k": (keys, input_size),
+            "v": (keys, input_size),
+            "o": (H, queries),
+        }
+        for name, shape in shapes.items():
+            yield f"self_attn.{name}_proj.weight", shape
+            if name in settings.biased:
+                yield f"self_attn.{name}_proj.bias", shape[:1]
+    if settings.head_norms:
+        yield "self_attn.q_norm.weight", (settings.head,)
+        yield "self_attn.k_norm.weight", (settings.head,)
+    yield "mlp.gate_proj.weight", (inner, H)
+    yield "mlp.up_proj.weight", (inner, H)
+    yield "mlp.down_proj.weight", (H, inner)
+    yield "post_attention_layernorm.weight", (H,)
+
+
+def _latent_shapes(settings: Settings, input_size: int) -> dict[str, Shape]:
+    """Return the tensors of DeepSeek's attention."""
+    q_rank, kv_rank, plain, turned, values = settings.latent
+    h = settings.num_attention_heads
+    return {
+        "q_a_proj": (q_rank, input_size), "q_a_layernorm": (q_rank,), "q_b_proj": (h * (plain + turned), q_rank),
+        "kv_a_proj_with_mqa": (kv_rank + turned, input_size), "kv_a_layernorm": (kv_rank,),
+        "kv_b_proj": (h * (plain + values), kv_rank), "o_proj": (settings.hidden_size, h * values),
+    }  # fmt: skip

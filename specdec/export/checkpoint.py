@@ -1,0 +1,151 @@
+"""The files of a published checkpoint, read without running anything in them."""
+
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from specdec.drafter.io import FLOATS, WHOLE, measure
+from specdec.export import tensors as named
+from specdec.utils import hub
+from specdec.utils.reading import SUMS, check_sums, read_json, regular, sha256
+
+OURS = "specdec.json"
+FORMAT = "specdec-export"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+FETCHED = (CONFIG, OURS, "*.safetensors", "*.index.json", "mask_embedding.pt")
+LATENT = (
+    "layers.0.self_attn.kv_a_proj_with_mqa.weight"  # only with multi-head latent attention (MLA)
+)
+QUERIES = "layers.0.self_attn.q_proj.weight"
+
+
+class Checkpoint(NamedTuple):
+    """The contents of a directory."""
+
+    where: str
+    raw: dict[str, Any]  # ``config.json``
+    tensors: dict[str, Tensor]  # by name, see :func:`specdec.export.tensors.normalize_name`
+    ours: dict[str, Any] | None  # ``specdec.json``, which only our own exports have
+    layer: str = ""  # the prefix of the first layer's names in the file
+
+
+def fetch_checkpoint(source: str, revision: str | None) -> Path:
+    """Return a local directory as it is, or fetch a repository of the Hugging Face Hub.
+
+    Pickled weights are fetched only where there are no others.
+
+    Raises:
+        ValueError: there is no such repository.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    directory = hub.fetch(source, revision, FETCHED)
+    if any(directory.glob("*.safetensors")):
+        return directory
+    return hub.fetch(source, revision, (*FETCHED, "*.bin"))
+
+
+def check_unchanged(directory: Path) -> dict[str, str]:
+    """Compare an export's files with their hashes, where it has any, and return the hashes by name.
+
+    Raises:
+        ValueError: a file differs; the message names it.
+    """
+    return check_sums(directory, f"export it again or, if you changed it on purpose, remove {SUMS}")
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Read a checkpoint's directory.
+
+    Raises:
+        ValueError: a file is missing or damaged, or two tensors have one name.
+    """
+    raw = _read_object(directory / CONFIG)
+    files = _weight_files(directory)
+    tensors: dict[str, Tensor] = {}
+    layer = ""
+    for file in files:
+        for name, value in _read_tensors(file).items():
+            normal = named.normalize_name(name)
+            if normal in tensors:
+                raise ValueError(f"{file}: {name} is there twice, under another spelling too")
+            if normal is not None:
+                tensors[normal] = value
+            if normal in (QUERIES, LATENT):
+                layer = name.removesuffix(normal.removeprefix("layers.0."))
+    try:
+        tensors = named.dequantized(tensors, named.fp8_block(raw))
+    except ValueError as error:
+        raise ValueError(f"{directory}: {error}") from error
+    hashes = check_unchanged(directory)
+    ours = _read_object(directory / OURS) if (directory / OURS).is_file() else None
+    if ours is not None:
+        weights_sha256 = hashes.get(files[0].name) or sha256(files[0])
+        if ours.get("weights_sha256") != weights_sha256:
+            raise ValueError(
+                f"{files[0]}: its SHA-256 is not that in {OURS}; if you changed the weights on purpose, remove {OURS}"
+            )
+    return Checkpoint(str(directory), raw, tensors, ours, layer)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """Return the files that match the first pattern that any file matches."""
+    for pattern in (WEIGHTS, "*.safetensors", "pytorch_model.bin", "*.bin"):
+        if files := sorted(directory.glob(pattern)):
+            return files
+    raise ValueError(f"{directory}: no {WEIGHTS}, nor another file of weights")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return value
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    """Return a file's tensors, which take no more memory than it has bytes; ValueError if it is damaged or has more."""
+    if file.suffix == ".safetensors":
+        readable = {*FLOATS, *WHOLE.values(), *named.FP8.values()}
+        if unreadable := {header.dtype for header in measure(file).values()} - readable:
+            raise ValueError(
+                f"{file}: weights of {unreadable.pop()}: only unquantised ones can be read"
+            )
+        return load_file(file)
+    size = regular(file)
+    try:
+        # torch.save has written archives since 1.6, and never compresses them.
+        with zipfile.ZipFile(file) as archive:
+            if sum(member.file_size for member in archive.infolist()) > size:
+                raise ValueError("it would unpack to more than it is")
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # A stranger's pickle may hold anything, so reading it may raise anything.
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:120].replace("\x1b[1m", "")
+        raise ValueError(
+            f"{file}: no file of plain weights, which is all that is read ({reason})"
+        ) from error
+    if not isinstance(loaded, dict) or not all(map(_is_plain, loaded, loaded.values())):
+        raise ValueError(f"{file}: not a table of tensors")
+    # Twice the size is allowed, for a head that shares its memory with the embedding.
+    total = sum(value.nbytes for value in loaded.values())
+    if total > 2 * size:
+        raise ValueError(f"{file}: its {size:,} bytes are repeated into tensors of {total:,}")
+    return dict(loaded)
+
+
+def _is_plain(name: Any, value: Any) -> bool:
+    """Return whether this is a named tensor whose numbers lie in the file."""
+    return (
+        isinstance(name, str)
+        and name.isprintable()
+        and len(name) <= 500
+        and type(value) in (Tensor, torch.nn.Parameter)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+    )

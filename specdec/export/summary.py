@@ -1,0 +1,176 @@
+"""Sentences about an imported checkpoint: what was read from it, and what engines read differently."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec.drafter import MLA, Concat, DrafterConfig, KVInjection, Wide
+from specdec.export import keys
+from specdec.export import tensors as named
+from specdec.export.boundaries import FEW_LAYERS
+from specdec.export.checkpoint import Checkpoint
+from specdec.export.formats import flat
+from specdec.export.subject import EMBEDDING, HEAD
+from specdec.export.weights import BIAS, tied_head
+from specdec.target import Target
+from specdec.utils.text import how_many
+
+FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
+SPECFORGE = "SpecForge or TorchSpec"
+
+
+def checkpoint_layout(checkpoint: Checkpoint) -> str:
+    """Return the name of the layout, which is recognized by what tells it from the others."""
+    raw = checkpoint.raw
+    ours = checkpoint.ours
+    inner = raw.get("eagle_config") or {}
+    if ours is not None:
+        return f"an export of specdec's, format {ours.get('exported_as')}"
+    if "speculators_model_type" in raw:
+        return "speculators"
+    if "dflash_config" in raw:
+        return "z-lab"
+    if (
+        "norm_before_fc" in inner
+        or "use_last_layernorm" in inner
+        or inner.get("use_aux_hidden_state") is False
+    ):
+        return "NVIDIA"
+    if checkpoint.layer.startswith("model."):
+        return "Automodel"
+    if keys.IDS in inner:
+        return SPECFORGE
+    return "SafeAILab" if checkpoint.layer == "midlayer." or BIAS in checkpoint.tensors else "vLLM"
+
+
+def checkpoint_summary(
+    checkpoint: Checkpoint, config: DrafterConfig, aux_layers_given: bool = False
+) -> list[str]:
+    """Return sentences about what was read from a checkpoint.
+
+    Args:
+        aux_layers_given: whether the caller named the boundaries, so that the checkpoint was not asked.
+    """
+    raw = flat(checkpoint.raw)
+    block = isinstance(config.entry, KVInjection)
+    wide = isinstance(config.entry, Wide)
+    lines = [
+        _layout_line(checkpoint, wide, block),
+        _boundaries_line(raw, config, block, aux_layers_given),
+    ]
+    if wide and not block:
+        lines.append(_switches_line(config))
+    return [*lines, *_design_lines(raw, config), _vocabulary_line(checkpoint, config)]
+
+
+def _layout_line(checkpoint: Checkpoint, wide: bool, block: bool) -> str:
+    tensors = checkpoint.tensors
+    family = "EAGLE-3" if wide else "EAGLE-1"
+    if block:
+        family = "DFlash"
+    dtypes = {value.dtype for name, value in tensors.items() if name not in named.MAPS}
+    kinds = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return (
+        f"layout: {family}, {checkpoint_layout(checkpoint)}; its layer is called {checkpoint.layer}*, "
+        f"{how_many(len(tensors), 'tensor')} in {' and '.join(kinds)}"
+    )
+
+
+def _boundaries_line(
+    raw: Mapping[str, Any], config: DrafterConfig, block: bool, aux_layers_given: bool
+) -> str:
+    if not config.fusion.mixes:
+        reader = "a drafter without fc" if isinstance(config.entry, Wide) else "EAGLE-1"
+        source = f"the last state, which {reader} reads"
+    elif aux_layers_given:
+        source = "as given"
+    elif _names_boundaries(raw, block):
+        source = "of its config"
+    else:
+        source = "its config names none: EAGLE-3's own"
+    boundaries = ", ".join(map(str, config.aux_layers))
+    return f"boundaries: {boundaries} of {config.num_target_layers} ({source})"
+
+
+def _names_boundaries(raw: Mapping[str, Any], block: bool) -> bool:
+    """Return whether a flat ``config.json`` names the boundaries, in any place that is read."""
+    if block:
+        inner = raw.get("dflash_config") or {}
+        named_ids = [raw.get(keys.AUX), inner.get("target_layer_ids"), inner.get("layer_ids")]
+    else:
+        inner = raw.get("eagle_config") or {}
+        named_ids = [raw.get(keys.IDS), inner.get(keys.IDS), inner.get("layer_ids")]
+    return any(named_ids)
+
+
+def _switches_line(config: DrafterConfig) -> str:
+    written = keys.config_to_keys(config, "eagle3")
+    on = [key for key in FLAGS if written[key] is True]
+    off = [key for key in FLAGS if written[key] is False]
+    return f"switches: {', '.join(on) or 'none'} on; {', '.join(off) or 'none'} off"
+
+
+def _design_lines(raw: Mapping[str, Any], config: DrafterConfig) -> list[str]:
+    """Return sentences about what differs between drafters of one family."""
+    lines = []
+    layers = raw.get("num_hidden_layers")
+    if layers is not None and layers != config.num_layers:
+        lines.append(
+            f"layers: {config.num_layers}, as the file has; its config says {layers}, which engines go by"
+        )
+    positions = raw.get("max_position_embeddings")
+    if positions is not None and positions < config.max_position_embeddings:
+        lines.append(
+            f"positions: {positions:,} in its config, raised to the target's {config.max_position_embeddings:,}"
+        )
+    if config.attention_bias:
+        output = " and the output" if config.attention_bias is True else ""
+        lines.append(f"biases: on queries, keys and values{output}")
+    if config.drafting.summary:
+        lines.append(config.drafting.summary)
+    if isinstance(config.attention, MLA):
+        lines.append(
+            f"attention: MLA, keys and values from a latent of {config.attention.kv_lora_rank}"
+        )
+    return lines
+
+
+def _vocabulary_line(checkpoint: Checkpoint, config: DrafterConfig) -> str:
+    tensors = checkpoint.tensors
+    size = config.draft_vocab_size
+    whole = config.vocab_size
+    maps = " and ".join(name for name in named.MAPS if name in tensors) or "no d2t"
+    shared = [
+        what for what, name in (("embedding", EMBEDDING), ("head", HEAD)) if name not in tensors
+    ]
+    owner = f"the target's {' and '.join(shared)}" if shared else "its own embedding and head"
+    share = f"{100 * size / whole:.1f} %"
+    return f"draft vocabulary: {size:,} of {how_many(whole, 'token')} ({share}), {maps}; {owner}"
+
+
+def misread_by_engines(checkpoint: Checkpoint, config: DrafterConfig, target: Target) -> list[str]:
+    """Return sentences about what engines read differently in a checkpoint, each with the way out."""
+    raw = flat(checkpoint.raw)
+    lines = []
+    longest = target.config.max_position_embeddings
+    if config.max_position_embeddings < longest:
+        lines.append(
+            f"its rope {config.rope['rope_type']} depends on max_position_embeddings, which is "
+            f"{config.max_position_embeddings:,} here and {longest:,} in the target: engines raise it to the server's "
+            "length and then rotate otherwise"
+        )
+    if isinstance(config.entry, Wide) and tied_head(checkpoint, target) is not None:
+        lines.append(
+            "tie_word_embeddings is true and the file has no lm_head: its embedding is read as its head, as SGLang "
+            "does; vLLM ignores the key and takes the target's head: serve an export of this drafter in its place"
+        )
+    ids = raw.get(keys.IDS)
+    foreign_speculators = "speculators_model_type" in checkpoint.raw and checkpoint.ours is None
+    if foreign_speculators and ids and target.num_layers > FEW_LAYERS:
+        usual = list(Concat().default_layers(target.num_layers))
+        if [i + 1 for i in sorted(ids)] == usual and list(config.aux_layers) == sorted(ids):
+            lines.append(
+                f"{keys.IDS} {ids} are read as boundaries, as speculators' layout numbers them; they are EAGLE-3's "
+                f"{usual} less one: if the file was converted from a layout that numbers outputs of layers, give "
+                f"--aux_layers {usual}"
+            )
+    return lines
