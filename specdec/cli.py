@@ -27,10 +27,6 @@ COMMANDS = {
         "specdec.commands.quickstart:quickstart",
         "train and evaluate an EAGLE-3.1 drafter on the embedded target",
     ),
-    "pretrain": (
-        "specdec.pretrain:pretrain",
-        "a small Llama of Python's sources, as the embedded target was made",
-    ),
     "fit": ("specdec.commands.fit:run", "train a drafter (LightningCLI)"),
     "doctor": (
         "specdec.diagnostics.doctor:main",
@@ -95,7 +91,7 @@ COMMANDS = {
     ),
 }
 GROUPS = {
-    "train": ("quickstart", "fit", "doctor", "plan", "pretrain"),
+    "train": ("quickstart", "fit", "doctor", "plan"),
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "table", "tune"),
     "diagnose": ("drift", "robustness", "parity"),

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from specdec.commands.fit import run as fit
+from specdec.commands.pretraining import RECORD, PretrainConfig, pretrain
 from specdec.decoding import SpeculativeDecoder, parse_shape
 from specdec.embedded import SEED, held_out_prompts
 from specdec.evaluation.config import load_pair
 from specdec.evaluation.metrics import METRICS, read_answers
 from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.run import ANSWERS, PLOT, EvaluationConfig, evaluate, print_results
-from specdec.pretrain import RECORD, PretrainConfig, pretrain
 from specdec.target import TargetSource
 from specdec.training.run_directory import CLAIM, write_run_sums
 from specdec.utils.config import runs_folder
@@ -92,7 +92,8 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
             PRETRAINS,
             (out / "target").exists(),
         )
-        pretrain(PretrainConfig(out=out / "target"))
+        if status := pretrain(PretrainConfig(out=out / "target")):
+            return status
     else:
         stage("the target, a small Llama that comes with specdec", 0, True)
     fit_args, evaluate_args = _commands(target.source, out, seed, full)

@@ -12,8 +12,8 @@ import yaml
 import specdec.commands.quickstart
 import specdec.embedded.corpus
 from specdec.cli import main
+from specdec.commands.pretraining import RECORD
 from specdec.embedded.corpus import Corpus, CorpusFile
-from specdec.pretrain import RECORD
 from specdec.utils.files import write_json
 from tests.conftest import TEXT
 
@@ -146,7 +146,7 @@ def test_in_full_the_target_is_trained_too_and_decoding_compiled(
     monkeypatch.setattr(
         specdec.commands.quickstart,
         "pretrain",
-        lambda config: shutil.copytree(small_world / "target", config.out),
+        lambda config: shutil.copytree(small_world / "target", config.out) and 0,
     )
     out = small_world / "run"
     assert main(["quickstart", "--full", "--out", str(out)]) == 0
