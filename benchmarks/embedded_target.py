@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jsonargparse import auto_cli
+from jsonargparse import ArgumentParser
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -197,4 +197,6 @@ trained for where nothing may be downloaded: a small model with some of the larg
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    sys.exit(make_target(auto_cli(PretrainConfig)))
+    parser = ArgumentParser(description=__doc__)
+    parser.add_class_arguments(PretrainConfig, as_group=False)
+    sys.exit(make_target(PretrainConfig(**vars(parser.parse_args()))))
