@@ -18,7 +18,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from specdec.commands.spelling import nearest_class
+from specdec.commands.known import nearest_class
 from specdec.utils.config import merged
 from specdec.utils.imports import guard, refusal
 from specdec.utils.numbers import check_numbers

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import COMMANDS, check_names
-from specdec.commands.spelling import arguments_of, index, known_parts, names_in, source_of
+from specdec.commands.known import arguments_of, index, known_parts
+from specdec.commands.sources import names_in, source_of
 
 ROOT = Path(__file__).parents[2]
 PARTS = "from specdec.drafter import Fusion\n\n\nclass TokenGate(Fusion):\n    pass\n"
