@@ -31,7 +31,7 @@ from specdec.features.store import DTYPES
 from specdec.nn.optimizers import hidden_matrix
 from specdec.nn.unroll import unroll_kernel
 from specdec.nn.view import View
-from specdec.target.rounding import apart, own_states
+from specdec.target.rounding import compare_boundary, median_error, own_states
 from specdec.training.building import FromDrafter
 from specdec.training.module import DrafterModule
 from specdec.training.step import target_outputs
@@ -250,11 +250,11 @@ def taps(setup: SetUp) -> Iterator[Finding]:
     last = cut(outputs.final_BTH)
     own = [one[-1] for one in states]
     fault = "the target's distribution is not taken from its last state after the final norm"
-    if max(map(_gap, map(target.final_norm, last), own)) <= allowed_last:
+    if max(map(median_error, map(target.final_norm, last), own)) <= allowed_last:
         fault = "the final norm is missing: Target.logits expects the last state after it"
     yield judged(
         "the last state that training gets is normed once",
-        max(map(_gap, last, own)),
+        max(map(median_error, last, own)),
         "<=",
         allowed_last,
         fault,
@@ -263,26 +263,20 @@ def taps(setup: SetUp) -> Iterator[Finding]:
         yield _trained(setup, found)
 
 
-def _gap(ours_TH: Tensor, theirs_TH: Tensor) -> float:
-    return float(apart(ours_TH, theirs_TH).median())
-
-
 def _boundary(b: int, ours: list[Tensor], states: list[list[Tensor]], allowed: float) -> Finding:
     """A boundary's states are the model's own, and farther from all that they may be taken for."""
-    layers = {
-        c: max(_gap(x, one[c]) for x, one in zip(ours, states, strict=True))
-        for c in range(len(states[0]))
-    }
-    worst = layers.pop(b)
-    nearest = min(layers, key=layers.__getitem__)
+    own = {layer: [document[layer] for document in states] for layer in range(len(states[0]))}
+    difference = compare_boundary(b, ours, own)
+    worst = difference.error
+    nearest = difference.nearest
     what = (
         f"boundary {b}: training's state is hidden_states[{b}] ({how_many(len(ours), 'document')})"
     )
-    if layers[nearest] < worst / 2:
+    if difference.is_of_another:
         fault = f"it is boundary {nearest}'s: the layer number is off by {nearest - b:+d} where states are taken"
-        return judged(what, worst, "<", layers[nearest], fault)
+        return judged(what, worst, "<", difference.nearest_error, fault)
     fault = "they are no boundary's: other tokens, rows shifted, another document's or target's: make them again"
-    remark = f"the nearest other is boundary {nearest}, {layers[nearest]:.2g} off"
+    remark = f"the nearest other is boundary {nearest}, {difference.nearest_error:.2g} off"
     return judged(what, worst, "<=", allowed, fault, remark)
 
 

@@ -26,7 +26,7 @@ from specdec.features.store import (
 )
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
-from specdec.target.rounding import apart, own_states
+from specdec.target.rounding import compare_boundary, median_error, own_states
 from specdec.utils.numbers import Side, check_numbers
 
 log = logging.getLogger(__name__)
@@ -317,21 +317,19 @@ def spot_check(
     ids_1M, documents_1M = (x[None, :M].to(target.device) for x in (row.ids_R, row.documents_R))
     own = target.forward(ids_1M, View.packed(documents_1M), range(target.num_layers + 1))
     *allowed, allowed_final, _ = own_states(target, DTYPES[contract.dtype]).allowed
+    own_MH = {b: [state_MH] for b, state_MH in enumerate(own.aux_BTNH[0].unbind(1))}
     for n, boundary in enumerate(contract.layers):
-        off = [
-            float(apart(aux_RNH[:M, n], state_MH).median())
-            for state_MH in own.aux_BTNH[0].unbind(1)
-        ]
-        nearest = min(range(len(off)), key=off.__getitem__)
-        if off[boundary] > allowed[boundary] or off[nearest] < off[boundary] / 2:
+        difference = compare_boundary(boundary, [aux_RNH[:M, n]], own_MH)
+        if not difference.fits(allowed[boundary]):
             raise ValueError(
-                f"{where}: what is stored for boundary {boundary} is not the target's (off by {off[boundary]:.1e}, "
-                f"allowed {allowed[boundary]:.1e}; nearest is boundary {nearest}, off by {off[nearest]:.1e}): "
-                "run specdec cache again"
+                f"{where}: what is stored for boundary {boundary} is not the target's (off by {difference.error:.1e}, "
+                f"allowed {allowed[boundary]:.1e}; the nearest other is boundary {difference.nearest}, off by "
+                f"{difference.nearest_error:.1e}): run specdec cache again"
             )
-    if (far := float(apart(final_RH[:M], own.final_BTH[0]).median())) > allowed_final:
+    final_error = median_error(final_RH[:M], own.final_BTH[0])
+    if not final_error <= allowed_final:
         raise ValueError(
-            f"{where}: the final state is not the target's (off by {far:.1e}): run specdec cache again"
+            f"{where}: the final state is not the target's (off by {final_error:.1e}): run specdec cache again"
         )
 
 

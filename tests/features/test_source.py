@@ -210,7 +210,7 @@ def test_taps_that_are_off_by_one_are_caught_before_the_first_step(
     cache = fill(tmp_path / "cache", target, Texts(), layers=[1, 2, 3])
     changed(cache, layers=LAYERS)
     with pytest.raises(
-        ValueError, match=r"boundary 2 is not the target's .* nearest is boundary 1"
+        ValueError, match=r"boundary 2 is not the target's .* nearest other is boundary 1"
     ):
         train(target_directory, "eagle3", Cached(str(cache)), steps=1)
 
