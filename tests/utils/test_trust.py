@@ -10,6 +10,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from specdec.cli import main
+from specdec.commands.parser import call
+from specdec.data.mixes import MixSource
 from specdec.studies.study import read_study
 from specdec.utils import imports, machine
 from specdec.utils.config import compose, read_yaml
@@ -127,6 +129,29 @@ def test_a_part_of_any_name_is_measured(
     assert main(["doctor", *given, "--data", "TextData"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert str(part) in last and "and no YAML of over" in last
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one line\n",
+        "the first line\nthe second line\n",
+        "- a list\n- of lines\n",
+        '{"text": "a row"}\n',
+        "a: [b",
+        "",
+    ],
+)
+def test_a_file_of_training_texts_stays_a_path(text: str, tmp_path: Path) -> None:
+    """Also where a part's file may stand in its place."""
+    paths = []
+
+    def command(*, train: str | list[str] | MixSource) -> None:
+        paths.append(train)
+
+    (tmp_path / "notes.txt").write_text(text)
+    call(command, "command", ["--train", str(tmp_path / "notes.txt")])
+    assert paths == [str(tmp_path / "notes.txt")]
 
 
 def test_what_is_off_reaches_nothing() -> None:
