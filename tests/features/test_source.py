@@ -127,7 +127,7 @@ def test_no_thread_is_left_of_a_run(whole: Path, target_directory: Path) -> None
     data = Texts()
     data.prepare(None)
     batch = data.splits.validation
-    module.source.announce(batch)
+    module.source.prefetch(batch)
     layers = module.source.layers
     assert module.source(module.target, batch, layers, False).aux_BTNH.shape[2] == len(layers)
     module.source.close()
@@ -153,7 +153,7 @@ def test_features_on_the_fly_are_the_targets(rows: Any, target: Target) -> None:
     assert not real.all()
 
 
-def test_what_is_announced_is_read_once(
+def test_what_is_prefetched_is_read_once(
     whole: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = Texts()
