@@ -85,38 +85,10 @@ def load_model(
     if isinstance(quantized, dict) and quantized.get("quant_method") == "compressed-tensors":
         # now, and not at the first forward, which would change what the model is
         quantized["dequantize"] = True
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # what its report lists over pages is one line below
-    try:
-        model, report = _read(
-            _auto(config),
-            source,
-            revision,
-            trust_remote_code,
-            config=config,
-            dtype=DTYPES[dtype],
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            attn_implementation=_attention(config),
-            device_map=device_map,
-            **({} if gguf is None else {"quantization_config": GgufConfig(dequantize=True)}),
-        )
-    finally:
-        logging.set_verbosity(verbosity)
+    model, report = _read_weights(source, revision, trust_remote_code, config, dtype, device_map)
     check_ends(source, model)
     tokenizer = _tokenizer(source, revision, trust_remote_code)
-    wanted = {
-        name: tensor.shape
-        for name, tensor in model.state_dict().items()
-        if name in report["missing_keys"]
-    }
-    found: dict[str, Any] = dict.fromkeys(report["unexpected_keys"] if wanted else (), ())
-    if not wanted:
-        for name, there, said in sorted(report["mismatched_keys"]):
-            found[name], wanted[name] = there, said
-    if fault := tensor_fault(found, wanted):
-        raise ValueError(f"{source}: its weights are not as config.json says: {fault}")
+    _check_weights(source, model, report)
     if device_map is None:
         for tensor in (*model.parameters(), *model.buffers()) if where.type == "cpu" else ():
             # mapped, they would change with the file, or end the run by SIGBUS
@@ -128,6 +100,49 @@ def load_model(
             "store the features with specdec cache --engine vllm"
         )
     return model, tokenizer
+
+
+def _read_weights(
+    source: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    config: Any,
+    dtype: str,
+    device_map: str | None,
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return the model with its weights, and transformers' report of what was missing or left over."""
+    options: dict[str, Any] = {
+        "config": config,
+        "dtype": DTYPES[dtype],
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+        "attn_implementation": _attention(config),
+        "device_map": device_map,
+    }
+    if gguf_file(source) is not None:
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what its report lists over pages is one line in _check_weights
+    try:
+        return _read(_auto(config), source, revision, trust_remote_code, **options)
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _check_weights(source: str, model: PreTrainedModel, report: dict[str, Any]) -> None:
+    """Raise ValueError, in one line, if transformers reports tensors that are missing or of another shape."""
+    state = model.state_dict()
+    wanted = {name: state[name].shape for name in state if name in report["missing_keys"]}
+    stored: dict[str, Any] = {}
+    if wanted:
+        stored = dict.fromkeys(report["unexpected_keys"], ())
+    else:
+        for name, stored_shape, shape in sorted(report["mismatched_keys"]):
+            stored[name] = stored_shape
+            wanted[name] = shape
+    if fault := tensor_fault(stored, wanted):
+        raise ValueError(f"{source}: its weights are not as config.json says: {fault}")
 
 
 def load_parts(
@@ -152,33 +167,32 @@ def load_parts(
 
         def choose(names: Collection[str]) -> Collection[str]:
             for name, _ in parts.values():
-                alike = [name] if name in names else [one for one in names if _alike(one, name)]
+                alike = [name]
+                if name not in names:
+                    alike = [stored for stored in names if _alike(stored, name)]
                 if len(alike) > 1:
                     raise ValueError(f"{name} may be any of {', '.join(sorted(alike)[:3])}")
                 stored_as.update(dict.fromkeys(alike, name))
             return stored_as
 
-        found = {
-            stored_as[one]: value for one, value in read_tensors(source, revision, choose).items()
-        }
-        if odd := [
-            name
-            for name, value in found.items()
-            if not value.is_floating_point() or value.itemsize < 2
-        ]:
-            raise ValueError(f"{odd[0]} is quantized: the parts of a target must be plain weights")
-        if fault := tensor_fault(
-            {name: x.shape for name, x in found.items()}, {n: x.shape for n, x in parts.values()}
-        ):
+        tensors = read_tensors(source, revision, choose)
+        values = {stored_as[stored]: value for stored, value in tensors.items()}
+        for name, value in values.items():
+            if not value.is_floating_point() or value.itemsize < 2:
+                raise ValueError(
+                    f"{name} is quantized: the parts of a target must be plain weights"
+                )
+        shapes = {name: value.shape for name, value in values.items()}
+        if fault := tensor_fault(shapes, {name: value.shape for name, value in parts.values()}):
             raise ValueError(f"among the parts of a target {fault}")
-    made = {
+    weights = {
         name: nn.Parameter(value.to(where, kind, copy=True), requires_grad=False)
-        for name, value in found.items()
+        for name, value in values.items()
     }
     for module in model.modules():  # a tied head has the embedding's
-        for own, parameter in [*module.named_parameters(recurse=False)]:
+        for name, parameter in [*module.named_parameters(recurse=False)]:
             if id(parameter) in parts:
-                setattr(module, own, made[parts[id(parameter)][0]])
+                setattr(module, name, weights[parts[id(parameter)][0]])
     # where it has none, as with from_pretrained, the config's ends count
     with contextlib.suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(
@@ -195,9 +209,9 @@ def named_parts(model: PreTrainedModel) -> dict[int, tuple[str, Tensor]]:
         model_parts(model).final_norm,
         model.get_output_embeddings(),
     )
-    own = {id(parameter) for module in modules for parameter in module.parameters()}
+    ids = {id(parameter) for module in modules for parameter in module.parameters()}
     return {
-        id(value): (name, value) for name, value in model.named_parameters() if id(value) in own
+        id(value): (name, value) for name, value in model.named_parameters() if id(value) in ids
     }
 
 
@@ -283,17 +297,17 @@ def _attention(config: Any) -> str | None:
 
 
 def _read(
-    auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any
+    auto: Any, source: str, revision: str | None, trust_remote_code: bool, **options: Any
 ) -> Any:
     """From a directory or a file, without any network, or from the Hub."""
-    more |= {
+    options |= {
         "revision": revision,
         "trust_remote_code": trust_remote_code,
         "local_files_only": is_local(source),
     }
     with failing_in_one_line(source):
         place, named = place_of(source)
-        return auto.from_pretrained(place, **named, **more)
+        return auto.from_pretrained(place, **named, **options)
 
 
 def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
@@ -303,7 +317,8 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
     """
     with failing_in_one_line(source):
         check_files(source)
-        (place, named), local = place_of(source), is_local(source)
+        place, named = place_of(source)
+        local = is_local(source)
         # it may name any other model
         if find_adapter_config_file(place, revision=revision, local_files_only=local):
             raise ValueError(

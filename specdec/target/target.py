@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specdec.embedded import embedded_target
 from specdec.nn.view import Spans, View
 from specdec.target.adapter import merge_adapter
-from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_attention
+from specdec.target.attention import Mask, Tape, TargetCache, layer_masks, use_own_attention
 from specdec.target.files import failing_in_one_line, gguf_file, is_local, numbers
 from specdec.target.loading import (
     fingerprint,
@@ -139,10 +139,11 @@ class Target:
     def eos_token_ids(self) -> frozenset[int]:
         """Every token that ends a text, after the generation config, the model's config and the tokenizer."""
         named = [self.config, self.model.config, self.model.generation_config, self._tokenizer]
-        found: set[int] = set()
-        for value in (getattr(holder, "eos_token_id", None) for holder in named):
-            found.update([value] if isinstance(value, int) else value or [])
-        return frozenset(found)
+        ids: set[int] = set()
+        for holder in named:
+            value = getattr(holder, "eos_token_id", None)
+            ids.update([value] if isinstance(value, int) else value or [])
+        return frozenset(ids)
 
     @property
     def identity(self) -> dict[str, str | int | None]:
@@ -226,17 +227,12 @@ class Target:
             ValueError: no such boundary, the view does not fit the cache or the model, or there are no layers to run.
         """
         self._check_whole()
-        wrong = [b for b in layers if not 0 <= b <= self.num_layers]
-        if wrong:
-            raise ValueError(
-                f"no layer boundary {wrong[0]}: this target has {self.num_layers} layers, so 0 (the embeddings) "
-                f"to {self.num_layers} (before the final norm)"
-            )
+        self._check_boundaries(layers)
         cache = view.cache
         columns = view.visibility.columns
         last = self.num_layers
         if self.recurrent and cache is None and (documents := _documents(view)):
-            return self._apart(ids_BT, documents, layers, final_norm)
+            return self._forward_by_document(ids_BT, documents, layers, final_norm)
         if self.most_slots is not None and columns > self.most_slots:
             raise ValueError(
                 f"{columns} slots or tokens are more than {self.most_slots}, where this model's rotary frequencies "
@@ -248,20 +244,12 @@ class Target:
             raise ValueError(
                 f"the target keeps its keys in a TargetCache (new_cache), not a {type(cache).__name__}"
             )
-        config = self.config  # its window is read anew each time, since a proof narrows it
-        windows = [config.sliding_window if sliding else None for sliding in self._parts.sliding]
-        weight = self._parts.head.weight
-        masks = layer_masks(
-            view, columns, windows, weight.dtype, config._attn_implementation in (OURS, OURS_EAGER)
-        )
-        masks = [
-            mask if attends else None for mask, attends in zip(masks, self.attends, strict=True)
-        ]
+        masks = self._masks(view, columns)
         # each layer gets a mask of its own; this one keeps the family from making any
         no_mask = view.positions_BT.new_ones(1, dtype=torch.bool)
         kept = frozenset(b for b in layers if b < last or not final_norm)
         with (
-            torch.autocast(weight.device.type, enabled=False),
+            torch.autocast(self.device.type, enabled=False),
             self._tape.running(masks, kept) as h,
         ):
             final_BTH = self._parts.decoder(
@@ -281,7 +269,25 @@ class Target:
 
     __call__ = forward
 
-    def _apart(
+    def _check_boundaries(self, layers: Sequence[int]) -> None:
+        for boundary in layers:
+            if not 0 <= boundary <= self.num_layers:
+                raise ValueError(
+                    f"no layer boundary {boundary}: this target has {self.num_layers} layers, so 0 (the embeddings) "
+                    f"to {self.num_layers} (before the final norm)"
+                )
+
+    def _masks(self, view: View, columns: int) -> list[Mask]:
+        """Return each layer's mask over the first ``columns`` keys; None for a layer that does not attend."""
+        config = self.config  # its window is read anew each time, since a proof narrows it
+        windows = [config.sliding_window if sliding else None for sliding in self._parts.sliding]
+        in_pieces = config._attn_implementation in (OURS, OURS_EAGER)
+        masks = layer_masks(view, columns, windows, self._parts.head.weight.dtype, in_pieces)
+        return [
+            mask if attends else None for mask, attends in zip(masks, self.attends, strict=True)
+        ]
+
+    def _forward_by_document(
         self,
         ids_BT: Tensor,
         documents: Sequence[tuple[int, slice]],
@@ -295,10 +301,14 @@ class Target:
             B, T, len(layers), self.hidden_size, dtype=self.dtype, device=ids_BT.device
         )
         final_BTH = aux_BTNH.new_zeros(B, T, self.hidden_size)
-        longest_first = sorted(documents, key=lambda one: one[1].start - one[1].stop)
+
+        def length(document: tuple[int, slice]) -> int:
+            return document[1].stop - document[1].start
+
+        longest_first = sorted(documents, key=length, reverse=True)
         while longest_first:
-            longest = longest_first[0][1].stop - longest_first[0][1].start
-            batch = [one for one in longest_first if 2 * (one[1].stop - one[1].start) > longest]
+            longest = length(longest_first[0])
+            batch = [document for document in longest_first if 2 * length(document) > longest]
             longest_first = longest_first[len(batch) :]
             # what follows a document does not reach it
             ids_NL = ids_BT.new_zeros(len(batch), longest)
@@ -320,20 +330,20 @@ class Target:
         """
         parts = self._parts
         device = self._parts.head.weight.device
-        output = _Instead(None, {"last_hidden_state": final_BTH.to(device)})
+        decoded = _Stub(None, {"last_hidden_state": final_BTH.to(device)})
         body: dict[str, Any] = {}
         # the decoder, or modules around it: whichever is called
         for depth in range(len(parts.decoder_path), 0, -1):
             module = self.model.get_submodule(".".join(parts.decoder_path[:depth]))
-            body = {parts.decoder_path[depth - 1]: _Instead(module, {"output": output, **body})}
+            body = {parts.decoder_path[depth - 1]: _Stub(module, {"output": decoded, **body})}
         if rows_D is not None:
             at = rows_D.to(device) if isinstance(rows_D, Tensor) else rows_D
             weight_DH = parts.head.weight[at]
             bias_D = None if parts.head.bias is None else parts.head.bias[at]
             body[parts.head_name] = lambda x_BTH: F.linear(x_BTH, weight_DH, bias_D)
         with torch.autocast(device.type, enabled=False):
-            made = type(self.model).forward(_Instead(self.model, body), use_cache=False)
-        return made.logits.to(final_BTH.device)
+            output = type(self.model).forward(_Stub(self.model, body), use_cache=False)
+        return output.logits.to(final_BTH.device)
 
     def new_cache(self, capacity: int, batch: int = 1) -> TargetCache:
         """An empty cache of ``capacity`` slots for each of ``batch`` sequences.
@@ -381,7 +391,7 @@ def _documents(view: View) -> list[tuple[int, slice]]:
 
 
 @dataclass(eq=False)
-class _Instead:
+class _Stub:
     """The object ``of``, which is left alone itself, with other attributes; called, it gives its ``output``.
 
     Of nothing (None), every attribute that is not named is None: what a decoder returns has only its last state.
