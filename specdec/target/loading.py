@@ -65,7 +65,7 @@ def load_model(
     trust_remote_code: bool,
     device_map: str | None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load in evaluation form; see :class:`specdec.target.target.TargetSource`."""
+    """Load in evaluation form; see :class:`specdec.target.source.TargetSource`."""
     where = _device(device, dtype)
     if device_map is not None and not is_accelerate_available():
         raise ValueError(

@@ -16,30 +16,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specdec.embedded import embedded_target
 from specdec.nn.view import Spans, View
-from specdec.target.adapter import merge_adapter
 from specdec.target.attention import Mask, Tape, TargetCache, layer_masks, use_own_attention
-from specdec.target.files import failing_in_one_line, gguf_file, is_local, numbers
-from specdec.target.loading import (
-    fingerprint,
-    load_config,
-    load_model,
-    load_parts,
-    load_tokenizer,
-    named_parts,
-    spread,
-)  # fmt: skip
+from specdec.target.files import numbers
+from specdec.target.loading import fingerprint, named_parts, spread
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
-from specdec.target.proof import check_finite, prove
+from specdec.target.proof import prove
+from specdec.target.source import TargetSource
 
 log = logging.getLogger(__name__)
-
-EMBEDDED = "embedded"
-
-
-class NotServable(ValueError):  # noqa: N818  a verdict
-    """An engine cannot run the target or express the drafter: the message names what it lacks and its version."""
 
 
 class TargetOutput(NamedTuple):
@@ -410,120 +395,3 @@ class _Stub:
         if name in self.named:
             return self.named[name]
         return None if self.of is None else getattr(self.of, name)
-
-
-@dataclass(frozen=True)
-class TargetSource:
-    """A target by name.
-
-    Args:
-        source: a Hub id, a directory, a GGUF file (dequantized by transformers), or ``embedded``: the small model that
-            comes with specdec.
-        revision: a branch, tag or commit on the Hub.
-        dtype: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
-        trust_remote_code: run code that the model's repository brings; off unless you have read it.
-        device_map: ``auto`` spreads the layers over the GPUs that this process sees, by transformers and accelerate.
-        adapter: a LoRA adapter of it as PEFT saves one, a directory or a Hub id; merged into the weights.
-        parts: read embedding, final norm and head alone: enough to train from stored features, to export and to import,
-            whatever memory the layers take; nothing is decoded then, nor proved.
-    """
-
-    source: str = EMBEDDED
-    revision: str | None = None
-    dtype: str = "float32"
-    trust_remote_code: bool = False
-    device_map: str | None = None
-    adapter: str | None = None
-    parts: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("adapter", "device_map"):
-            if self.parts and getattr(self, name) is not None:
-                raise ValueError(f"target.{name} is of the whole target: set target.parts=false")
-
-    @classmethod
-    def of(cls, target: "TargetSource | Target | str | Path") -> "TargetSource":
-        """A source as it is, where a loaded target came from, or a directory or Hub id by its name."""
-        if isinstance(target, TargetSource):
-            return target
-        if isinstance(target, Target):
-            if target.origin is not None:
-                return target.origin
-            dtype = str(target.dtype).removeprefix("torch.")
-            return cls(
-                target.source,
-                target.revision,
-                dtype,
-                adapter=target.adapter,
-                parts=not target.whole,
-            )
-        return cls(str(target))
-
-    def load_tokenizer(self) -> Any:
-        """The target's tokenizer alone; ``ValueError`` if there is none or it cannot be read."""
-        return load_tokenizer(self.directory(), self.revision, self.trust_remote_code)
-
-    def directory(self) -> str:
-        """A directory, GGUF file or Hub id."""
-        if self.source != EMBEDDED:
-            return self.source
-        return str(embedded_target())
-
-    @property
-    def is_gguf(self) -> bool:
-        """Whether it is a GGUF file, whose quantized weights no serving engine runs as transformers does."""
-        return self.source != EMBEDDED and gguf_file(self.source) is not None
-
-    def servable(self) -> str:
-        """Where an engine finds it; ``NotServable`` if it is a GGUF file, or has an adapter merged into it."""
-        if self.adapter is not None:
-            raise NotServable(
-                f"{self.source} with {self.adapter}: an engine keeps an adapter apart, and rounds otherwise: save the "
-                "merged model (docs/data.md says how), and give that as the target"
-            )
-        if self.is_gguf:
-            raise NotServable(
-                f"{self.source}: engines run a GGUF file's quantized weights, not those that the drafter is for: save "
-                "them as a directory (docs/data.md says how), and give that as the target"
-            )
-        return self.directory()
-
-    def local_config(self) -> Any | None:
-        """The text model's configuration where that takes no network, else None.
-
-        Raises:
-            ValueError: it is neither a directory or GGUF file that is there nor a Hub id.
-        """
-        if self.source != EMBEDDED and not is_local(self.source):
-            return None
-        return load_config(self.directory(), self.revision, self.trust_remote_code)
-
-    def load(self, device: str = "cpu") -> Target:
-        """Load model and tokenizer from disk, without any network, or from the Hugging Face Hub.
-
-        Raises:
-            ValueError: whatever is wrong with source, weights, dtype or device, in one line.
-        """
-        place = self.directory()
-        trusted = self.trust_remote_code
-        log.info(
-            "loading %s %s in %s",
-            "parts of" if self.parts else "the target",
-            self.source,
-            self.dtype,
-        )
-        if self.parts:
-            model, tokenizer = load_parts(place, self.revision, self.dtype, device, trusted)
-        else:
-            model, tokenizer = load_model(
-                place, self.revision, self.dtype, device, trusted, self.device_map
-            )
-        if self.adapter is not None:
-            model = merge_adapter(model, self.adapter)
-        with failing_in_one_line(place):
-            target = Target(
-                model, tokenizer, self.source, self.revision, self.adapter, not self.parts
-            )
-        check_finite(target)
-        target.origin = self
-        return target

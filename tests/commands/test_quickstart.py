@@ -23,7 +23,7 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
     """A random target in place of the embedded one, eight lines of training, three prompts."""
     target = shutil.copytree(target_directory, tmp_path / "target")
     write_json(target / RECORD, {"parameters": 12345, "held_out_loss": 5.0})
-    monkeypatch.setattr("specdec.target.target.embedded_target", lambda: target)
+    monkeypatch.setattr("specdec.target.source.embedded_target", lambda: target)
     longer = TEXT.replace("    return", "    if a > b:\n        return b\n    return")
     files = Corpus([CorpusFile("a.py", longer)], [CorpusFile("b.py", longer[:400])])
     monkeypatch.setattr(specdec.embedded.corpus, "corpus", lambda seed: files)
