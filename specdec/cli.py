@@ -27,7 +27,7 @@ COMMANDS = {
         "specdec.commands.quickstart:quickstart",
         "train and evaluate an EAGLE-3.1 drafter on the embedded target",
     ),
-    "fit": ("specdec.commands.fit:run", "train a drafter (LightningCLI)"),
+    "fit": ("specdec.commands.fit:run_fit", "train a drafter (LightningCLI)"),
     "doctor": (
         "specdec.diagnostics.doctor:main",
         "the faults of a set-up, or its data, before it is trained",
@@ -134,7 +134,7 @@ def check_names(name: str, args: list[str]) -> None:
     text = known_help(name) + "".join(f" --allow_{kind}" for kind in imports.Allowed._fields)
     if name in OF_FIT:
         text += "\n" + known_help("fit") + " --target"  # for --model.target
-    allowed, args = imports.take(args)
+    allowed, args = imports.take_permissions(args)
     with imports.allowing((), allowed.env, allowed.keys):
         spelling.check_spelling(name, text, args, imports.DEFAULT, allowed.imports)
 
@@ -242,7 +242,7 @@ def _run(name: str, args: list[str]) -> int:
     from specdec.utils import imports, machine
 
     module, _, function = COMMANDS[name][0].partition(":")
-    allowed, args = imports.take(args)
+    allowed, args = imports.take_permissions(args)
     machine.command_line[:] = ["specdec", name, *allowed.flags(), *args]
     with imports.allowing(*allowed):
         command = getattr(importlib.import_module(module), function)

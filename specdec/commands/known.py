@@ -81,7 +81,7 @@ def installed_version(library: str) -> str:
 def write_index(commands: Mapping[str, str]) -> None:
     """Write ``help.json``, of every command's help text."""
     parts = [part for text in commands.values() for part in known_parts(text).values()]
-    classes = {path: arguments_of(path) for part in parts for path in part.classes}
+    classes = {path: class_arguments(path) for part in parts for path in part.classes}
     content = {
         "versions": {library: installed_version(library) for library in ("lightning", "torch")},
         "classes": dict(sorted(classes.items())),
@@ -90,7 +90,7 @@ def write_index(commands: Mapping[str, str]) -> None:
     HELP.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def arguments_of(path: str) -> list[str] | None:
+def class_arguments(path: str) -> list[str] | None:
     """Return the arguments that a class takes in a config; None if that is not known."""
     module, _, name = path.rpartition(".")
     if name in PASS_ON:

@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
             "plan: --efficiency must be above 0 and at most 1, --network a positive number of GB a second"
         )
     cli = configured(Configured, "fit", args, RunDirectory())
-    figures = plan(cli, options.world, on_gpus=options.device is not None)
+    figures = plan_run(cli, options.world, on_gpus=options.device is not None)
     if options.device:
         device = DEVICES[options.device]
         device = device._replace(flops=device.flops * options.efficiency)
@@ -131,7 +131,7 @@ def _add_options(parser: OwnOptions) -> None:
         help="of the target's weights in a producer")  # fmt: skip
 
 
-def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
+def plan_run(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
     """Work out what a run's parts need on ``world`` processes; JSON-ready.
 
     ``train_rows`` are the packed rows of the training data, or why they are not known; memory is in bytes, of a process

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from specdec.commands.fit import run as fit
+from specdec.commands.fit import run_fit as fit
 from specdec.commands.pretraining import RECORD, PretrainConfig, pretrain
 from specdec.decoding import SpeculativeDecoder, parse_shape
 from specdec.embedded import SEED, held_out_prompts

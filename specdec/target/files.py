@@ -114,7 +114,7 @@ def check_files(source: str) -> None:
                 )
 
 
-def check_numbers(raw: dict[str, Any]) -> None:
+def check_config_numbers(raw: dict[str, Any]) -> None:
     """Refuse a ``config.json`` whose numbers cannot be: transformers makes lists as long as they say."""
     layers = [1.0]
     experts = [1.0]

@@ -26,9 +26,9 @@ from transformers import (
 from transformers.utils import find_adapter_config_file, is_accelerate_available, logging
 
 from specdec.target.files import (
+    check_config_numbers,
     check_ends,
     check_files,
-    check_numbers,
     check_sizes,
     failing_in_one_line,
     files_beside,
@@ -94,7 +94,9 @@ def load_model(
             # mapped, they would change with the file, or end the run by SIGBUS
             tensor.data = tensor.detach().clone()
         return model.to(where), tokenizer
-    if outside := sorted({str(place) for place in spread(model)} & {"disk", "cpu", "meta"}):
+    if outside := sorted(
+        {str(place) for place in devices_of_layers(model)} & {"disk", "cpu", "meta"}
+    ):
         raise ValueError(
             f"{source}: device_map={device_map} leaves layers on {outside[0]}: free GPU memory, take more GPUs, or "
             "store the features with specdec cache --engine vllm"
@@ -242,7 +244,7 @@ def _tokenizer(
     return load_tokenizer(source, revision, trust_remote_code)
 
 
-def spread(model: PreTrainedModel) -> set[Any]:
+def devices_of_layers(model: PreTrainedModel) -> set[Any]:
     """The devices that a model's layers are spread over; empty where they all lie on one."""
     places = set((getattr(model, "hf_device_map", None) or {}).values())
     return places if len(places) > 1 else set()
@@ -328,7 +330,7 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
         raw, _ = PreTrainedConfig.get_config_dict(
             place, revision=revision, local_files_only=local, **named
         )
-        check_numbers(raw)
+        check_config_numbers(raw)
     return _read(AutoConfig, source, revision, trust_remote_code)
 
 
@@ -367,7 +369,7 @@ _INCIDENTAL = {
 }
 
 
-def fingerprint(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+def model_fingerprint(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     """SHA-256, in hexadecimal, of a configuration and of tensors: names, shapes and values, these in bfloat16.
 
     So a model loaded in float32 and in bfloat16 is one model. Of the values it hashes ``SAMPLES`` evenly spaced

@@ -105,7 +105,7 @@ def remedy(target: "Target") -> str:
 
 
 @torch.no_grad()
-def check_finite(target: "Target") -> None:
+def check_weights_finite(target: "Target") -> None:
     """Refuse a target with a weight that is NaN or infinite, which a short text need not meet; reads each weight once.
 
     Raises:

@@ -9,7 +9,7 @@ from specdec.embedded import embedded_target
 from specdec.target.adapter import merge_adapter
 from specdec.target.files import failing_in_one_line, gguf_file, is_local
 from specdec.target.loading import load_config, load_model, load_parts, load_tokenizer
-from specdec.target.proof import check_finite
+from specdec.target.proof import check_weights_finite
 
 if TYPE_CHECKING:
     from specdec.target.target import Target
@@ -133,6 +133,6 @@ class TargetSource:
             target = Target(
                 model, tokenizer, self.source, self.revision, self.adapter, not self.parts
             )
-        check_finite(target)
+        check_weights_finite(target)
         target.origin = self
         return target

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specdec.nn.view import Spans, View
 from specdec.target.attention import Mask, Tape, TargetCache, layer_masks, use_own_attention
 from specdec.target.files import numbers
-from specdec.target.loading import fingerprint, named_parts, spread
+from specdec.target.loading import devices_of_layers, model_fingerprint, named_parts
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
 from specdec.target.proof import prove
 from specdec.target.source import TargetSource
@@ -155,7 +155,7 @@ class Target:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return fingerprint(self.model.config.to_dict(), self.model.state_dict())
+        return model_fingerprint(self.model.config.to_dict(), self.model.state_dict())
 
     @cached_property
     def _parts_fingerprint(self) -> str:
@@ -164,7 +164,7 @@ class Target:
             for name, value in self.model.config.to_dict().items()
             if name != "quantization_config"
         }
-        return fingerprint(config, dict(named_parts(self.model).values()))
+        return model_fingerprint(config, dict(named_parts(self.model).values()))
 
     def is_of(self, identity: Mapping[str, Any]) -> bool:
         """Whether it is the target of that identity, by all weights or, where not both know these, by its parts."""
@@ -184,7 +184,7 @@ class Target:
             for weight in self.model.parameters():
                 if not weight.is_meta:
                     weight.data = weight.data.to(device)
-        elif not spread(self.model):
+        elif not devices_of_layers(self.model):
             self.model.to(device)
         return self
 

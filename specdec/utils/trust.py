@@ -264,7 +264,7 @@ def _made(*given: Any) -> Any:
     )
 
 
-def guard() -> None:
+def guard_yaml() -> None:
     """Let jsonargparse read its files through :func:`read_yaml_text` and its values through :func:`load_yaml`, refuse
     in them what only the command line may say, and resolve ``${...}`` as a file may; a value of an option's own is no
     mapping, and free."""
@@ -285,7 +285,7 @@ def writing() -> Iterator[None]:
     try:
         yield
     finally:
-        guard()
+        guard_yaml()
 
 
 def _holds_mapping(value: Any) -> bool:

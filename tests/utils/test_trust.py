@@ -222,7 +222,7 @@ def test_a_variable_is_read_only_if_it_is_allowed(
 ) -> None:
     monkeypatch.setenv("PLAIN_NAME", "its-value")
     text = yaml.safe_dump({"a": value, "b": "PLAIN_NAME", "c": "NAME", "d": "${oc.env:PLAIN_NAME}"})
-    imports.guard()
+    imports.guard_parsers()
     with pytest.raises(ValueError, match=r"--allow_env PLAIN_NAME|nobody has checked"):
         resolved(text)
     with imports.allowing((), env=["PLAIN_NAME"]):
@@ -264,11 +264,13 @@ def test_a_tokenizer_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_line_allows_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_ALLOW_ENV", "DATA")
-    given, rest = imports.take(["--allow_env", "ROOT,DATA", "--allow_keys=vllm", "--x", "1"])
+    given, rest = imports.take_permissions(
+        ["--allow_env", "ROOT,DATA", "--allow_keys=vllm", "--x", "1"]
+    )
     assert given == ((), ("DATA", "ROOT"), ("vllm",)) and rest == ["--x", "1"]
     assert given.flags() == ["--allow_env", "DATA,ROOT", "--allow_keys", "vllm"]
     with pytest.raises(ValueError, match="--allow_keys needs a key"):
-        imports.take(["--allow_keys"])
+        imports.take_permissions(["--allow_keys"])
 
 
 def test_no_secret_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
