@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.data import Batch
 from specdec.embedded import SEED, EmbeddedData
-from specdec.embedded.corpus import corpus, train_tokenizer
+from specdec.embedded.corpus import Corpus, corpus, train_tokenizer
 from specdec.nn.cache import additive
 from specdec.nn.optimizers import AdamW
 from specdec.nn.view import View
@@ -244,12 +244,7 @@ def pretrain(config: PretrainConfig) -> int:
         log.info("%s is trained already", out)
         return 0
     work = out.with_name(out.name + ".partial")
-    if not (work / RECORD).exists():
-        write_json(work / RECORD, config.determinants)
-    elif read_json(work / RECORD) != config.determinants:
-        raise ValueError(
-            f"{work} holds a training of other settings: choose another --out or remove it"
-        )
+    _claim_work(work, config)
     sources = corpus(config.seed)
     texts = [file.text for file in sources.train]
     log.info("training a tokenizer of %d tokens on %d files", config.vocab_size, len(texts))
@@ -282,11 +277,7 @@ def pretrain(config: PretrainConfig) -> int:
             "parameters": parameters,
             "tokens": tokens,
             "precision": precision,
-            "corpus": {
-                "files": len(texts),
-                "characters": sum(map(len, texts)),
-                "sha256": sources.sha256,
-            },
+            "corpus": _about(sources),
             "weights_sha256": sha256(staging / WEIGHTS),
             "held_out_loss": loss,
             "provenance": provenance(seed=config.seed),
@@ -295,6 +286,23 @@ def pretrain(config: PretrainConfig) -> int:
     shutil.rmtree(work)
     log.info("%s: held-out loss %.3f", out, loss)
     return 0
+
+
+def _about(sources: Corpus) -> dict[str, Any]:
+    """Return what the record says of the corpus."""
+    texts = [file.text for file in sources.train]
+    characters = sum(map(len, texts))
+    return {"files": len(texts), "characters": characters, "sha256": sources.sha256}
+
+
+def _claim_work(work: Path, config: PretrainConfig) -> None:
+    """Mark the directory of a training under way; raise ValueError if it is another one's."""
+    if not (work / RECORD).exists():
+        write_json(work / RECORD, config.determinants)
+    elif read_json(work / RECORD) != config.determinants:
+        raise ValueError(
+            f"{work} holds a training of other settings: choose another --out or remove it"
+        )
 
 
 def _trainer(config: PretrainConfig, work: Path, precision: Any) -> pl.Trainer:

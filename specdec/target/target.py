@@ -19,7 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specdec.nn.view import Spans, View
 from specdec.target.attention import Mask, Tape, TargetCache, layer_masks, use_own_attention
 from specdec.target.files import numbers
-from specdec.target.loading import devices_of_layers, model_fingerprint, named_parts
+from specdec.target.identity import model_fingerprint
+from specdec.target.loading import devices_of_layers, named_parts
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
 from specdec.target.proof import prove
 from specdec.target.source import TargetSource

@@ -21,7 +21,7 @@ from specdec.nn.cache import FEW
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.target.attention import Tape, layer_masks, use_own_attention
-from specdec.target.loading import model_fingerprint
+from specdec.target.identity import model_fingerprint
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts
 from tests.no_pairs import NoPairs
 from tests.target.zoo import FAMILIES, LAYERS, SINGLE, SIZES, assert_close, make, own_logits, tokens

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, modeling
 
 from specdec.data.template import text_ids
 from specdec.target import Target, TargetSource, files, load_config, loading
-from specdec.target.loading import SAMPLES, model_fingerprint
+from specdec.target.identity import SAMPLES, model_fingerprint
 from specdec.target.model_parts import OURS_EAGER
 from specdec.utils.text import printable
 from tests.target.zoo import make
