@@ -1,7 +1,7 @@
 """Where streamed features saturate: producers that only wait and send, on a cluster of this machine's processes.
 
 The states are those of an 8B target's width, random. A producer waits as long as its speed says and then sends a row;
-ledger, object store, checksums and the trainer's side are what training uses. The trainer takes batches as fast as it
+queue, object store, checksums and the trainer's side are what training uses. The trainer takes batches as fast as it
 can, or waits as long as its step takes. Measured: tokens a second and the most memory of the object store, also while
 producers are killed.
 
@@ -148,7 +148,7 @@ def run(
         rate = statistics.linear_regression(arrived, range(len(arrived))).slope
         stop.set()
         watcher.join()
-        counts = ray.get(source._ledger.counts.remote())
+        counts = ray.get(source._queue.counts.remote())
         source.close()
     finally:
         ray.shutdown()
@@ -213,7 +213,7 @@ def main(argv: list[str]) -> int:
         f"Simulated producers on one machine: rows of {options.tokens} tokens, hidden {options.hidden}, {len(LAYERS)} "
         f"boundaries and the final state; two rows a batch, one trainer, {options.seconds:g} s a case after the "
         "window is full; rates are the slope through the batches' arrivals. A producer waits as its speed says, then "
-        "sends random states; ledger, object store, CRC-32 at both ends and the trainer's copy are those of training. "
+        "sends random states; queue, object store, CRC-32 at both ends and the trainer's copy are those of training. "
         "*credit*: bytes of the batch under way and of those ahead.",
         "", *harness.conditions(about, {"torch": torch.__version__}), "", *harness.table(heads, rows),
     ]  # fmt: skip

@@ -188,7 +188,7 @@ def reference() -> None:
     text = "\n\n".join(
         f"## specdec {name}\n\n```text\n{said.strip()}\n```" for name, said in helps.items()
     )
-    folder.joinpath("commands.md").write_text(
+    folder.joinpath("command_line.md").write_text(
         f"# Commands\n\nWhat `specdec COMMAND --help` says.\n\n{text}\n"
     )
 

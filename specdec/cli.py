@@ -20,18 +20,14 @@ from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import printable
 
 HELP = Path(__file__).with_name("help.json")
-"""The help of every command, so that it is shown at once, and what :mod:`specdec.commands.spelling` knows besides;
+"""The help of every command, so that it is shown at once, and what :mod:`specdec.commands.known` knows besides;
 ``python -m specdec.cli`` writes it anew."""
 COMMANDS = {
     "quickstart": (
         "specdec.commands.quickstart:quickstart",
         "train and evaluate an EAGLE-3.1 drafter on the embedded target",
     ),
-    "pretrain": (
-        "specdec.pretrain:pretrain",
-        "a small Llama of Python's sources, as the embedded target was made",
-    ),
-    "fit": ("specdec.commands.fit:run", "train a drafter (LightningCLI)"),
+    "fit": ("specdec.commands.fit:run_fit", "train a drafter (LightningCLI)"),
     "doctor": (
         "specdec.diagnostics.doctor:main",
         "the faults of a set-up, or its data, before it is trained",
@@ -95,7 +91,7 @@ COMMANDS = {
     ),
 }
 GROUPS = {
-    "train": ("quickstart", "fit", "doctor", "plan", "pretrain"),
+    "train": ("quickstart", "fit", "doctor", "plan"),
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "table", "tune"),
     "diagnose": ("drift", "robustness", "parity"),
@@ -135,12 +131,12 @@ def check_names(name: str, args: list[str]) -> None:
     from specdec.commands import spelling
     from specdec.utils import imports
 
-    text = known_help(name) + "".join(f" --allow_{each}" for each in imports.Allowed._fields)
+    text = known_help(name) + "".join(f" --allow_{kind}" for kind in imports.Allowed._fields)
     if name in OF_FIT:
         text += "\n" + known_help("fit") + " --target"  # for --model.target
-    given, args = imports.take(args)
-    with imports.allowing((), given.env, given.keys):
-        spelling.check(name, text, args, imports.DEFAULT, given.imports)
+    allowed, args = imports.take_permissions(args)
+    with imports.allowing((), allowed.env, allowed.keys):
+        spelling.check_spelling(name, text, args, imports.DEFAULT, allowed.imports)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -218,11 +214,9 @@ def _outlive_reader(name: str) -> None:
         stream.flush()
         raw = _Outliving(stream.fileno(), "w", closefd=False)
         buffer: Any = raw if stream.write_through else io.BufferedWriter(raw)
-        kept = {
-            key: getattr(stream, key)
-            for key in ("encoding", "errors", "line_buffering", "write_through")
-        }
-        setattr(sys, name, io.TextIOWrapper(buffer, **kept))
+        names = ("encoding", "errors", "line_buffering", "write_through")
+        settings = {key: getattr(stream, key) for key in names}
+        setattr(sys, name, io.TextIOWrapper(buffer, **settings))
 
 
 class StderrLines(logging.Handler):
@@ -248,21 +242,21 @@ def _run(name: str, args: list[str]) -> int:
     from specdec.utils import imports, machine
 
     module, _, function = COMMANDS[name][0].partition(":")
-    given, args = imports.take(args)
-    machine.command_line[:] = ["specdec", name, *given.flags(), *args]
-    with imports.allowing(*given):
-        found = getattr(importlib.import_module(module), function)
+    allowed, args = imports.take_permissions(args)
+    machine.command_line[:] = ["specdec", name, *allowed.flags(), *args]
+    with imports.allowing(*allowed):
+        command = getattr(importlib.import_module(module), function)
         if name in SHARED:
-            return found(name, args)
+            return command(name, args)
         # takes the options of fit beside its own
-        if list(inspect.signature(found).parameters) == ["argv"]:
-            return found(args)
-        return parser.call(found, name, args)
+        if list(inspect.signature(command).parameters) == ["argv"]:
+            return command(args)
+        return parser.call(command, name, args)
 
 
 def write_help() -> None:
     """Write down the help of every command, and what arguments the classes take that options name."""
-    from specdec.commands import spelling
+    from specdec.commands import known
 
     os.environ["COLUMNS"] = "100"
     texts = {}
@@ -275,7 +269,7 @@ def write_help() -> None:
         needed = " ".join(word for word in line.split()[2:] if word not in ("specdec", name))
         example = f"Example: specdec {EXAMPLES[name]}\n\n" if name in EXAMPLES else ""
         texts[name] = f"usage: specdec {name} [OPTIONS] {needed}".rstrip() + f"\n\n{example}{rest}"
-    spelling.write(texts)
+    known.write_index(texts)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import COMMANDS, StderrLines, main
-from specdec.commands.spelling import check, index
+from specdec.commands.known import index
+from specdec.commands.spelling import check_spelling
 
 
 def test_help_names_every_command_and_loads_nothing_heavy() -> None:
@@ -108,7 +109,7 @@ def test_what_a_logger_passes_on_is_not_judged(tmp_path: Path) -> None:
             if wrong
             else contextlib.nullcontext()
         ):
-            check(
+            check_spelling(
                 "fit",
                 index()["commands"]["fit"],
                 ["--config", str(path)],

@@ -9,7 +9,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 
-from specdec.commands.fit import run
+from specdec.commands.fit import run_fit
 from specdec.commands.parser import parse
 from specdec.drafter import MLA, Drafter, DrafterSpec, MaskBlock, TargetNorm, dry_run
 from specdec.utils.config import canonical, compose
@@ -27,7 +27,7 @@ DESIGNS |= {"eagle2": DESIGNS["eagle1"], "hass": DESIGNS["eagle1"]}
 
 def printed(capsys: pytest.CaptureFixture[str], *args: str) -> dict:
     """What --print_config says."""
-    assert run("fit", [*args, "--print_config"]) == 0
+    assert run_fit("fit", [*args, "--print_config"]) == 0
     return yaml.safe_load(capsys.readouterr().out)
 
 
@@ -124,4 +124,4 @@ def test_a_reference_follows_what_overrides_its_value(
     assert found["trainer"]["val_check_interval"] == 250 and found["model"]["ttt_steps"] == 9
     (tmp_path / "b.yaml").write_text("model: {ttt_steps: '${nope}'}")
     with pytest.raises(ValueError, match="nope"):
-        run("fit", [*args, "--print_config"])
+        run_fit("fit", [*args, "--print_config"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "conversations.md"
-FILES = [*(ROOT / "specdec" / "data").glob("*.py"), ROOT / "specdec" / "utils" / "files.py"]
+FILES = [*(ROOT / "specdec" / "data").glob("*.py"), ROOT / "specdec" / "utils" / "reading.py"]
 
 
 def strings() -> str:

@@ -34,4 +34,4 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_every_package_has_its_page_of_the_reference() -> None:
     packages = {path.parent.name for path in (ROOT / "specdec").glob("*/__init__.py")}
     reference = {Path(page).stem for page in NAV if page.startswith("reference/")}
-    assert reference == packages | {"index", "commands"}
+    assert reference == packages | {"index", "command_line"}

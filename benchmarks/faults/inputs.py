@@ -132,11 +132,6 @@ OPTIONS: dict[str, dict[str, str]] = {
     "sweep": {"engine": "choice", "threads": "count", "only": "choice", "config": "path"},
     "serve": {"drafter": "path", "draft_tokens": "count", "port": "choice", "vllm": "path", "timeout": "real"},
     "quickstart": {"seed": "seed", "full": "choice"},
-    "pretrain": {
-        "vocab_size": "count", "hidden_size": "count", "num_layers": "count", "heads": "count", "kv_heads": "count",
-        "head_dim": "count", "intermediate": "count", "max_position_embeddings": "count", "seq_len": "count",
-        "batch_size": "count", "lr": "real", "seed": "seed", "precision": "choice",
-    },
 }  # fmt: skip
 SHAPES = st.sampled_from([
     "chain:depth=0", "chain:depth=-1", "chain:depth=100000000000000000000", "chain:depth=x", "chain:deep=3", "chain:",
@@ -193,7 +188,6 @@ def base(a: World, command: str, out: Path) -> list[str]:
         "sweep": a.sweep(out, "--plan_only"),
         "serve": ["serve", *a.pair()],
         "quickstart": ["quickstart", "--out", str(out)],
-        "pretrain": ["pretrain", "--out", str(out), "--steps", "1"],
         "compare": ["compare", str(a.one), str(a.two)],
     }[command]
 

@@ -25,7 +25,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from specdec.commands.parser import short
+from specdec.commands.parser import shorten_message
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength, best_and_last, document_prompts
 from specdec.export.ahead import missing_kernels, planned_subject, served, unserved
@@ -360,7 +360,7 @@ class Configured(DrafterCLI):
         return self._saved()
 
 
-def run(subcommand: str, args: list[str]) -> int:
+def run_fit(subcommand: str, args: list[str]) -> int:
     """Run ``fit``; the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 
     Raises:
@@ -441,7 +441,7 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
             directory=directory,
         )
     except (ArgumentError, FileNotFoundError, MisconfigurationException, ValueError) as error:
-        raise ValueError(short(str(error))) from error
+        raise ValueError(shorten_message(str(error))) from error
 
 
 def _once(record: logging.LogRecord) -> bool:

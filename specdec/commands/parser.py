@@ -18,9 +18,9 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from specdec.commands.spelling import nearest_class
-from specdec.utils.config import merged
-from specdec.utils.imports import guard, refusal
+from specdec.commands.known import nearest_class
+from specdec.utils.config import merge_config
+from specdec.utils.imports import guard_parsers, refusal
 from specdec.utils.numbers import check_numbers
 
 
@@ -67,7 +67,7 @@ def call(function: Callable[..., Any], name: str, argv: list[str]) -> int:
     config = _config_of(function)
     # behind it everything is another program's
     end = argv.index("--") if "--" in argv else len(argv)
-    files, rest = merged(argv[:end])
+    files, rest = merge_config(argv[:end])
     composed = ["--config", yaml.safe_dump(files, sort_keys=False)] if files else []
     spelled = _spelled(config or function, target_shorthand(rest + argv[end:]))
     given = dict(vars(parse(parser, [*composed, *spelled])))
@@ -86,11 +86,11 @@ def _config_of(function: Callable[..., Any]) -> Any:
 
 def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
     """Parse, without ``exit_on_error``, and build the parts; ValueError if an argument is unknown, missing or wrong."""
-    guard()
+    guard_parsers()
     try:
         return parser.instantiate(parser.parse_args(argv))
     except (ArgumentError, ValueError) as error:
-        raise ValueError(short(str(error))) from error
+        raise ValueError(shorten_message(str(error))) from error
 
 
 def _spelled(function: Callable[..., Any], argv: list[str]) -> list[str]:
@@ -133,7 +133,7 @@ def fit_options(argv: list[str]) -> list[str]:
     return [re.sub(r"^--target\.", "--model.target.", arg) for arg in target_shorthand(argv)]
 
 
-def short(message: str) -> str:
+def shorten_message(message: str) -> str:
     """The first sentences of a long parser message, on one line."""
     if refused := refusal(message):
         return refused

@@ -13,17 +13,21 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from specdec.commands.fit import Configured, configured
 from specdec.commands.parser import OwnOptions
+from specdec.data import TokenData
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.model import skeleton_of
 from specdec.features import Streamed
+from specdec.features.source import Features
 from specdec.features.store import DTYPES as STORED
 from specdec.features.store import SCALED
+from specdec.target import TargetSource
 from specdec.target.loading import DTYPES, named_parts, skeleton
 from specdec.training.distributed import strategy_kind
 from specdec.training.memory import MB, PRECISIONS, Precision, memory_need, precision
@@ -63,32 +67,7 @@ def main(argv: list[str]) -> int:
     """Run the command; ValueError if an argument is wrong, or target and design do not go together."""
     example = "Example: specdec plan --world 8 --config conf/quickstart.yaml"
     parser = OwnOptions("plan", __doc__, f"All other flags are specdec fit's. {example}")
-    parser.add_argument(
-        "--world", type=int, required=True, metavar="N", help="processes, one on each device"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, memory in bytes")
-    more = parser.add_argument
-    more(
-        "--device",
-        choices=[*DEVICES],
-        help="estimate time, producers, network and disk on devices of this kind",
-    )
-    more("--efficiency", type=float, default=0.35, metavar="SHARE", help="of the device's peak that products reach; "
-         "0.35 is a guess, benchmarks/gpu.py measures")  # fmt: skip
-    more(
-        "--network",
-        type=float,
-        default=50.0,
-        metavar="GB/S",
-        help="of each process, to the others and to producers",
-    )
-    more(
-        "--target_bits",
-        type=int,
-        default=16,
-        choices=(4, 8, 16),
-        help="of the target's weights in a producer",
-    )
+    _add_options(parser)
     options, args = parser.parse_known_args(argv)
     if options.world < 1:
         raise ValueError(f"plan: --world must be at least 1, not {options.world}")
@@ -97,47 +76,72 @@ def main(argv: list[str]) -> int:
             "plan: --efficiency must be above 0 and at most 1, --network a positive number of GB a second"
         )
     cli = configured(Configured, "fit", args, RunDirectory())
-    found = plan(cli, options.world, on_gpus=options.device is not None)
+    figures = plan_run(cli, options.world, on_gpus=options.device is not None)
     if options.device:
         device = DEVICES[options.device]
         device = device._replace(flops=device.flops * options.efficiency)
-        found["on_devices"] = on_devices(
-            found, device, options.network * 1e9, options.target_bits / 8
+        figures["on_devices"] = on_devices(
+            figures, device, options.network * 1e9, options.target_bits / 8
         )
     if options.json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
-        return 0
+        sys.stdout.write(json.dumps(figures, indent=2) + "\n")
+    else:
+        _print_table(figures)
+    return 0
+
+
+def _print_table(figures: dict[str, Any]) -> None:
     table = Table("", "", box=None, show_header=False)
-    memory = found.pop("memory_bytes_per_process")
-    estimates = found.pop("on_devices", {})
-    for name, value in _rows(found):
+    memory = figures.pop("memory_bytes_per_process")
+    estimates = figures.pop("on_devices", {})
+    for name, value in _rows(figures):
         table.add_row(name, value)
     for part, size in memory.items():
         table.add_row(f"memory of a process, MB: {part.replace('_', ' ')}", f"{size / MB:,.0f}")
     for name, value in _rows(estimates):
         table.add_row(name, value)
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150).print(table)
-    return 0
 
 
-def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
-    """What a run's parts need on ``world`` processes; JSON-ready.
+def _add_options(parser: OwnOptions) -> None:
+    add = parser.add_argument
+    add("--world", type=int, required=True, metavar="N", help="processes, one on each device")
+    add("--json", action="store_true", help="print JSON, memory in bytes")
+    add(
+        "--device",
+        choices=[*DEVICES],
+        help="estimate time, producers, network and disk on devices of this kind",
+    )
+    add(
+        "--efficiency",
+        type=float,
+        default=0.35,
+        metavar="SHARE",
+        help="of the device's peak that products reach; "
+        "0.35 is a guess, benchmarks/gpu.py measures",
+    )
+    add(
+        "--network",
+        type=float,
+        default=50.0,
+        metavar="GB/S",
+        help="of each process, to the others and to producers",
+    )
+    add("--target_bits", type=int, default=16, choices=(4, 8, 16),
+        help="of the target's weights in a producer")  # fmt: skip
+
+
+def plan_run(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
+    """Work out what a run's parts need on ``world`` processes; JSON-ready.
 
     ``train_rows`` are the packed rows of the training data, or why they are not known; memory is in bytes, of a process
     as configured, and in all of one that has the target in parts, or whole. ``flops_per_token`` counts products, a
     multiplication and an addition as two. ``on_gpus``: the loss is worked out in the pieces that a GPU is given.
     """
-    given = cli.config.fit.trainer
+    options = cli.config.fit.trainer
     data = cli.datamodule
     module = cli.model
-    trained_in = precision(given.precision)
-    strategy = strategy_kind(given.strategy)
-    if trained_in is None:
-        raise ValueError(f"trainer.precision={given.precision}: plan knows {', '.join(PRECISIONS)}")
-    if world % given.num_nodes:
-        raise ValueError(
-            f"plan: --world={world} cannot be shared evenly by trainer.num_nodes={given.num_nodes}"
-        )
+    trained_in, strategy = _precision_and_strategy(options, world)
     source = module.target_source
     model = skeleton(source.directory(), source.revision, source.trust_remote_code)
     config = drafter_config(module, model)
@@ -147,34 +151,18 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
     target = sum(p.numel() for p in model.parameters())
     parts = sum(p.numel() for _, p in named_parts(model).values())
     dtype = DTYPES[source.dtype]
-    objective = (
-        dataclasses.replace(module.objective, piece_bytes=CUDA_PIECE)
-        if on_gpus
-        else module.objective
-    )
+    objective = module.objective
+    if on_gpus:
+        objective = dataclasses.replace(objective, piece_bytes=CUDA_PIECE)
     memory = memory_need(
         config, objective, data.batch_size, data.seq_len, trained_in=trained_in, train_embed=module.train_embed,
         train_head=module.train_head,
         target_bytes=(parts if source.parts else target) * dtype.itemsize, target_dtype=dtype, world=world,
-        nodes=given.num_nodes, sharded=strategy == "fsdp2",
+        nodes=options.num_nodes, sharded=strategy == "fsdp2",
     )  # fmt: skip
-    sent = (
-        STORED.get(features.dtype, dtype)
-        if isinstance(features := module.features, Streamed)
-        else dtype
-    )
-    stored = 1 + sum(
-        b < config.num_target_layers or not config.fusion.final_norm for b in config.aux_layers
-    )
-    rows_per_step = data.batch_size * given.accumulate_grad_batches * world
-    rows: int | str
-    steps: int | None = None
-    try:
-        data.prepare(source.load_tokenizer())
-        rows = len(data.splits.train.ids_BT)
-        steps = math.ceil(math.ceil(rows / world) * world / rows_per_step)
-    except ValueError as error:
-        rows = str(error)
+    without_target = sum(memory.values()) - memory["target"]
+    rows_per_step = data.batch_size * options.accumulate_grad_batches * world
+    rows, steps = _rows_and_steps(data, source, world, rows_per_step)
     return {
         "processes": world,
         "strategy": "one" if world == 1 and strategy == "ddp" else strategy,
@@ -189,23 +177,51 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
         "flops_per_token": {"target": target_flops(model, data.seq_len)}
         | drafter_flops(config, module.objective, module.train_head, data.seq_len),
         "exchanged_bytes_per_step": exchanged(
-            drafter,
-            frozen,
-            frozen_embed,
-            trained_in,
-            world,
-            given.num_nodes,
-            given.accumulate_grad_batches,
+            drafter, frozen, frozen_embed, trained_in, world, options.num_nodes, options.accumulate_grad_batches,
             sharded=strategy == "fsdp2",
         ),
-        "feature_bytes_per_token": stored
-        * (config.target_hidden_size * sent.itemsize + 4 * (sent in SCALED)),
-        "memory_bytes_with_parts": sum(memory.values()) - memory["target"] + parts * dtype.itemsize,
-        "memory_bytes_with_target": sum(memory.values())
-        - memory["target"]
-        + target * dtype.itemsize,
+        "feature_bytes_per_token": _feature_bytes(config, module.features, dtype),
+        "memory_bytes_with_parts": without_target + parts * dtype.itemsize,
+        "memory_bytes_with_target": without_target + target * dtype.itemsize,
         "memory_bytes_per_process": memory | {"total": sum(memory.values())},
-    }
+    }  # fmt: skip
+
+
+def _precision_and_strategy(options: Any, world: int) -> tuple[Precision, str]:
+    """Return what the trainer's options stand for; raise ValueError if plan does not know them."""
+    trained_in = precision(options.precision)
+    strategy = strategy_kind(options.strategy)
+    if trained_in is None:
+        raise ValueError(
+            f"trainer.precision={options.precision}: plan knows {', '.join(PRECISIONS)}"
+        )
+    if world % options.num_nodes:
+        raise ValueError(
+            f"plan: --world={world} cannot be shared evenly by trainer.num_nodes={options.num_nodes}"
+        )
+    return trained_in, strategy
+
+
+def _rows_and_steps(
+    data: TokenData, source: TargetSource, world: int, rows_per_step: int
+) -> tuple[int | str, int | None]:
+    """Return the packed training rows and the steps of an epoch; or why the rows are not known, and None."""
+    try:
+        data.prepare(source.load_tokenizer())
+    except ValueError as error:
+        return str(error), None
+    rows = len(data.splits.train.ids_BT)
+    return rows, math.ceil(math.ceil(rows / world) * world / rows_per_step)
+
+
+def _feature_bytes(config: DrafterConfig, features: Features, dtype: torch.dtype) -> int:
+    """Return the bytes of a token's stored or streamed states."""
+    if isinstance(features, Streamed):
+        dtype = STORED.get(features.dtype, dtype)
+    states = 1  # the final one
+    for boundary in config.aux_layers:
+        states += boundary < config.num_target_layers or not config.fusion.final_norm
+    return states * (config.target_hidden_size * dtype.itemsize + 4 * (dtype in SCALED))
 
 
 def exchanged(
@@ -287,7 +303,7 @@ def _tables(model: Any) -> tuple[Any, Any]:
 
 
 def on_devices(
-    found: Mapping[str, Any], device: Device, network: float, target_bytes: float
+    figures: Mapping[str, Any], device: Device, network: float, target_bytes: float
 ) -> dict[str, Any]:
     """Time and traffic of the planned run by where its features come from: worked out in the step, read from a cache,
     or streamed.
@@ -297,58 +313,56 @@ def on_devices(
         network: bytes a second of a process.
         target_bytes: of one of the target's parameters in a producer.
     """
-    world = found["processes"]
-    flops = found["flops_per_token"]
-    tokens = found["tokens_per_step"] / world  # of a process
+    world = figures["processes"]
+    flops = figures["flops_per_token"]
+    tokens = figures["tokens_per_step"] / world  # of a process
     alone = tokens * (flops["target_head"] + flops["drafter"]) / device.flops
-    alone += found["exchanged_bytes_per_step"] / network
+    alone += figures["exchanged_bytes_per_step"] / network
     fly = alone + tokens * flops["target"] / device.flops
     rate = tokens / alone
-    states = found["feature_bytes_per_token"]
-    weights = found["target_parameters"] * target_bytes
-    each = 2 ** max(0, math.ceil(math.log2(weights / (ROOM * device.memory))))
-    producers = math.ceil(world * rate * flops["target"] / (each * device.flops))
-    rows = found["train_rows"]
+    states = figures["feature_bytes_per_token"]
+    weights = figures["target_parameters"] * target_bytes
+    devices = 2 ** max(0, math.ceil(math.log2(weights / (ROOM * device.memory))))
+    producers = math.ceil(world * rate * flops["target"] / (devices * device.flops))
+    rows = figures["train_rows"]
     ahead = {
-        "step_seconds": alone, "tokens_per_second": world * rate, "memory_bytes": found["memory_bytes_with_parts"],
-        "fits": BACKWARD * found["memory_bytes_with_parts"] < device.memory,
+        "step_seconds": alone, "tokens_per_second": world * rate, "memory_bytes": figures["memory_bytes_with_parts"],
+        "fits": BACKWARD * figures["memory_bytes_with_parts"] < device.memory,
         "feature_bytes_per_second_and_process": rate * states,
     }  # fmt: skip
     return {
         "on_the_fly": {
             "step_seconds": fly, "tokens_per_second": world * tokens / fly,
-            "memory_bytes": found["memory_bytes_with_target"],
-            "fits": BACKWARD * found["memory_bytes_with_target"] < device.memory,
+            "memory_bytes": figures["memory_bytes_with_target"],
+            "fits": BACKWARD * figures["memory_bytes_with_target"] < device.memory,
         },
-        "cached": ahead | {"disk_bytes": rows * found["seq_len"] * states if isinstance(rows, int) else None},
+        "cached": ahead | {"disk_bytes": rows * figures["seq_len"] * states if isinstance(rows, int) else None},
         "streamed": ahead | {
-            "devices_of_a_producer": each, "producers": producers, "devices_of_producers": each * producers,
+            "devices_of_a_producer": devices, "producers": producers, "devices_of_producers": devices * producers,
             "network_share": rate * states / network,
         },
     }  # fmt: skip
 
 
-def _rows(found: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Names and values of a nested mapping, for people."""
-    for name, value in found.items():
-        said = before + name.replace("_", " ")
+def _rows(figures: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, str]]:
+    """Yield names and values of a nested mapping, for people; names begin with ``start``."""
+    for key, value in figures.items():
+        name = start + key.replace("_", " ")
         if isinstance(value, Mapping):
-            yield from _rows(value, f"{said}: ")
-        elif value is None:
-            yield said, "unknown"
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            yield said, str(value)
-        elif "bytes" in name:
-            yield (
-                said.replace("bytes", "MB"),
-                f"{value / MB:,.3g}" if value < 100 * MB else f"{value / MB:,.0f}",
-            )
+            yield from _rows(value, f"{name}: ")
+        elif "bytes" in key and isinstance(value, int | float) and not isinstance(value, bool):
+            megabytes = value / MB
+            digits = ",.3g" if megabytes < 100 else ",.0f"
+            yield name.replace("bytes", "MB"), format(megabytes, digits)
         else:
-            yield (
-                said,
-                f"{value:,}"
-                if isinstance(value, int)
-                else f"{value:,.3g}"
-                if value < 1000
-                else f"{value:,.0f}",
-            )
+            yield name, _shown(value)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, float):
+        return format(value, ",.3g" if value < 1000 else ",.0f")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)

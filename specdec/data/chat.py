@@ -23,7 +23,7 @@ from specdec.data.layouts import (
     UNREAD_COLUMNS,
     ChatConversation,
     named,
-    parsed,
+    parse_json_field,
     recognise,
 )
 from specdec.data.rows import DataRow, find_sources, read_rows
@@ -101,7 +101,9 @@ def conversation(row: DataRow, layout: str | None = None) -> ChatConversation:
         row.values, row.place
     )
     tools = (
-        parsed(row.values.get("tools") or row.values.get("functions"), f"{row.place}: 'tools'")
+        parse_json_field(
+            row.values.get("tools") or row.values.get("functions"), f"{row.place}: 'tools'"
+        )
         or None
     )
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):

@@ -126,7 +126,7 @@ def recognise(
     return found
 
 
-def parsed(value: Any, what: str) -> Any:
+def parse_json_field(value: Any, what: str) -> Any:
     """The value of a string of JSON; what is no string as it is. ValueError, naming ``what``, if it is not JSON."""
     if not isinstance(value, str):
         return value
@@ -295,7 +295,7 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
         if isinstance(arguments, str):
             _check_json(arguments, f"{place}: the arguments of tool call {function['name']}")
         what = f"{place}: the arguments of tool call {function['name']}"
-        if not isinstance(parsed(arguments or "{}", what), dict):
+        if not isinstance(parse_json_field(arguments or "{}", what), dict):
             raise ValueError(f"{what} must be an object")
         rest = {
             name: value

@@ -130,14 +130,14 @@ class Reader(Protocol):
     ahead: int
     """Of how many batches beyond the one that is handed out it wants to know."""
 
-    def announce(self, batch: Batch) -> None:
-        """It will be handed out, after those that were announced before."""
+    def prefetch(self, batch: Batch) -> None:
+        """It will be handed out, after those that were prefetched before."""
 
-    def ready(self, batch: Batch) -> None:
+    def wait(self, batch: Batch) -> None:
         """It is handed out next."""
 
-    def forget(self, batch: Batch) -> None:
-        """It was announced, and will not be handed out."""
+    def cancel(self, batch: Batch) -> None:
+        """It was prefetched, and will not be handed out."""
 
 
 class ResumableLoader:
@@ -216,27 +216,27 @@ class ResumableLoader:
             for numbers_B in share.split(self.batch_size)
         ]
         left = map(self.fetch, batches[self.batches :])
-        announced: deque[Batch] = deque()
+        prefetched: deque[Batch] = deque()
         try:
             while True:
                 for batch in itertools.islice(
-                    left, 1 + (self.reader.ahead if self.reader else 0) - len(announced)
+                    left, 1 + (self.reader.ahead if self.reader else 0) - len(prefetched)
                 ):
-                    announced.append(batch)
+                    prefetched.append(batch)
                     if self.reader is not None:
-                        self.reader.announce(batch)
-                if not announced:
+                        self.reader.prefetch(batch)
+                if not prefetched:
                     return
-                batch = announced.popleft()
+                batch = prefetched.popleft()
                 if self.reader is not None:
-                    self.reader.ready(batch)
+                    self.reader.wait(batch)
                 self.batches = self.batches + 1
                 self.moved = True
                 yield batch
         finally:  # also of an epoch that is cut short
             if self.reader is not None:
-                for batch in announced:
-                    self.reader.forget(batch)
+                for batch in prefetched:
+                    self.reader.cancel(batch)
 
     @functools.cached_property
     def _content(self) -> str:

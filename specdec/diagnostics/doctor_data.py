@@ -31,7 +31,7 @@ from specdec.embedded.corpus import EmbeddedData
 from specdec.features.source import CachedSource
 from specdec.features.store import DTYPES
 from specdec.nn.view import View
-from specdec.target.rounding import apart, own_states
+from specdec.target.rounding import compare_boundary, median_error, own_states
 from specdec.training.step import target_outputs
 from specdec.utils.text import how_many
 
@@ -80,11 +80,11 @@ def taps(setup: SetUp) -> Iterator[Finding]:
     last = by_document(outputs.final_BTH)
     final = [of_document[-1] for of_document in states]
     fault = "the target's distribution is not taken from its last state after the final norm"
-    if max(map(_gap, map(target.final_norm, last), final)) <= allowed_last:
+    if max(map(median_error, map(target.final_norm, last), final)) <= allowed_last:
         fault = "the final norm is missing: Target.logits expects the last state after it"
     yield judged(
         "the last state that training gets is normed once",
-        max(map(_gap, last, final)),
+        max(map(median_error, last, final)),
         "<=",
         allowed_last,
         fault,
@@ -93,26 +93,20 @@ def taps(setup: SetUp) -> Iterator[Finding]:
         yield _trained(setup, compared)
 
 
-def _gap(ours_TH: Tensor, reference_TH: Tensor) -> float:
-    return float(apart(ours_TH, reference_TH).median())
-
-
 def _boundary(b: int, ours: list[Tensor], states: list[list[Tensor]], allowed: float) -> Finding:
     """Check that a boundary's states are the model's own, and not another boundary's."""
-    layers = {
-        c: max(_gap(x_TH, of_document[c]) for x_TH, of_document in zip(ours, states, strict=True))
-        for c in range(len(states[0]))
-    }
-    worst = layers.pop(b)
-    nearest = min(layers, key=layers.__getitem__)
+    own = {layer: [document[layer] for document in states] for layer in range(len(states[0]))}
+    difference = compare_boundary(b, ours, own)
+    worst = difference.error
+    nearest = difference.nearest
     what = (
         f"boundary {b}: training's state is hidden_states[{b}] ({how_many(len(ours), 'document')})"
     )
-    if layers[nearest] < worst / 2:
+    if difference.is_of_another:
         fault = f"it is boundary {nearest}'s: the layer number is off by {nearest - b:+d} where states are taken"
-        return judged(what, worst, "<", layers[nearest], fault)
+        return judged(what, worst, "<", difference.nearest_error, fault)
     fault = "they are no boundary's: other tokens, rows shifted, another document's or target's: make them again"
-    remark = f"the nearest other is boundary {nearest}, {layers[nearest]:.2g} off"
+    remark = f"the nearest other is boundary {nearest}, {difference.nearest_error:.2g} off"
     return judged(what, worst, "<=", allowed, fault, remark)
 
 

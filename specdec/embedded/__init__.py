@@ -8,15 +8,13 @@ __all__ = ["SEED", "EmbeddedData", "embedded_target", "held_out_prompts"]
 
 
 def embedded_target() -> Path:
-    """The directory of the embedded target: bfloat16 weights, tokenizer, card and record, as ``specdec pretrain`` wrote
-    them.
+    """Return the directory of the embedded target: bfloat16 weights, tokenizer, card and record, as
+    ``benchmarks/embedded_target.py`` wrote them.
 
     Raises:
         ValueError: the package was copied without its data.
     """
     path = Path(__file__).with_name("target")
     if not (path / "config.json").is_file():
-        raise ValueError(
-            f"{path}: the embedded target is missing: install specdec again, or write it: specdec pretrain"
-        )
+        raise ValueError(f"{path}: the embedded target is missing: install specdec again")
     return path

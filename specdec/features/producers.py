@@ -1,4 +1,4 @@
-"""The processes of streamed features: producers, the ledger that lends them rows, and the tee that stores them.
+"""The processes of streamed features: producers, the queue that hands them rows, and the tee that stores them.
 
 Legend: R tokens of a row, T of a row with its padding.
 """
@@ -27,8 +27,9 @@ from specdec.utils.text import how_many
 log = logging.getLogger(__name__)
 
 NAMESPACE = "specdec"
-LEASES = 2  # of a producer: it works at one while the states of the other are put into the store
-CALLS = 100_000  # rows that the ledger is asked for at a time, at most
+# calls of a producer: it works at one while the states of the other are put into the store
+MAX_IN_FLIGHT = 2
+CALLS = 100_000  # rows that the queue is asked for at a time, at most
 POLL = 1.0  # seconds
 TRIES = 5  # at loading a target again
 
@@ -41,8 +42,13 @@ class Sent(NamedTuple):
     columns: list[Any]  # bytes of each, as arrays, which Ray hands over without a copy
 
 
-# the batch's number, a running one, and who waits
-Wanted = tuple[int, int, PackedRow, asyncio.Future[Any]]
+class WantedRow(NamedTuple):
+    """A row that a process waits for; the first in order is made first."""
+
+    batch: int
+    ticket: int  # a running number
+    row: PackedRow
+    done: asyncio.Future[Any]
 
 
 class Producer:
@@ -55,19 +61,19 @@ class Producer:
         self.engine = engine
         self.source = source
         self.contract = contract
-        self._given = longest, rows, more  # of :func:`running`
+        self._options = longest, rows, more  # of :func:`running`
         self._lock = threading.Lock()
         self._open = contextlib.ExitStack()
         self._running: Engine | None = None
 
     def about(self) -> tuple[dict[str, Any], str]:
-        """The target's identity, and what runs it."""
+        """Return the target's identity, and what runs it."""
         with self._lock:
             engine = self._loaded()
         return engine.target.identity, engine.name
 
     def features_of(self, rows: Sequence[PackedRow]) -> list[Any]:
-        """A receipt, which is small, and each row's states."""
+        """Return a receipt, which is small, and each row's states."""
         with self._lock:
             try:
                 states = list(self._loaded().states(rows))
@@ -77,20 +83,22 @@ class Producer:
                 self._running = None
                 states = list(self._loaded().states(rows))
         sent: list[Any] = [len(states)]
-        for row, *found in states:
-            columns = self.contract.encode(*found)
+        for row, *outputs in states:
+            columns = self.contract.encode(*outputs)
             sent.append(Sent(row.key, crc32(*columns), list(map(raw, columns))))
         return sent
 
     def _loaded(self) -> Engine:
         if self._running is None:
             target = loaded(self.engine, self.source)
-            opening = running(self.engine, self.source, target, self.contract.layers, *self._given)
+            opening = running(
+                self.engine, self.source, target, self.contract.layers, *self._options
+            )
             self._running = self._open.enter_context(opening)
         return self._running
 
 
-class Ledger:
+class RowQueue:
     """Which rows are wanted, and which producer works at which.
 
     Args:
@@ -106,52 +114,58 @@ class Ledger:
         self.rows = rows
         self.tee = tee
         self.done = self.again = 0  # rows
-        self._wanted: list[Wanted] = []  # a heap
-        self._leases = dict.fromkeys(producers, 0)
+        self._wanted: list[WantedRow] = []  # a heap
+        self._in_flight = dict.fromkeys(producers, 0)
         self._work: set[asyncio.Task[None]] = set()
         self._tickets = itertools.count()
 
     async def about(self) -> Contract:
-        """Of what is streamed."""
+        """Return the contract of what is streamed."""
         return self.contract
 
     async def counts(self) -> dict[str, int]:
-        """Rows that are done, that were begun again, and that wait."""
+        """Return how many rows are done, were begun again, and wait."""
         return {"done": self.done, "again": self.again, "waiting": len(self._wanted)}
 
     async def features_of(self, batch: int, row: PackedRow) -> Any:
-        """A reference to a row's states, in a list so that Ray does not fetch them, once they are there; or why not.
+        """Wait for a row's states; return a reference to them, in a list so that Ray does not fetch them, or why not.
 
         Args:
             batch: its number in the process that asks: those of lower ones are done first.
         """
         done = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._wanted, (batch, next(self._tickets), row, done))
-        self._lend()
+        heapq.heappush(self._wanted, WantedRow(batch, next(self._tickets), row, done))
+        self._hand_out()
         return await done
 
-    def _lend(self) -> None:
-        """The first rows to the producer that has least to do, as long as one has nothing behind what it works at."""
-        while self._leases[name := min(self._leases, key=self._leases.__getitem__)] < LEASES:
-            lease: list[Wanted] = []
-            while self._wanted and len(lease) < self.rows:
-                # it is where who asked has forgotten it
-                if not (one := heapq.heappop(self._wanted))[3].done():
-                    lease.append(one)
-            if not lease:
+    def _hand_out(self) -> None:
+        """Hand the first rows to the producer that has least to do, until none has a free place."""
+        while True:
+            name = min(self._in_flight, key=self._in_flight.__getitem__)
+            rows = [] if self._in_flight[name] >= MAX_IN_FLIGHT else self._next_rows()
+            if not rows:
                 return
-            self._leases[name] += 1
-            task = asyncio.create_task(self._make(name, lease))
+            self._in_flight[name] += 1
+            task = asyncio.create_task(self._make(name, rows))
             self._work.add(task)  # asyncio itself would forget it
             task.add_done_callback(self._work.discard)
 
-    async def _make(self, name: str, lease: list[Wanted]) -> None:
+    def _next_rows(self) -> list[WantedRow]:
+        """Take the first rows that a producer is to make at once, without those that nobody waits for any more."""
+        rows: list[WantedRow] = []
+        while self._wanted and len(rows) < self.rows:
+            row = heapq.heappop(self._wanted)
+            if not row.done.done():
+                rows.append(row)
+        return rows
+
+    async def _make(self, name: str, wanted: list[WantedRow]) -> None:
         """Have a producer make rows, and hand them out; nothing holds their states after that."""
         import ray
 
         producer = ray.get_actor(name, NAMESPACE)
         try:
-            rows = [row for _, _, row, _ in lease]
+            rows = [request.row for request in wanted]
             receipt, *sent = producer.features_of.options(num_returns=1 + len(rows)).remote(rows)
             await receipt
             # before they are handed out: a slow disk stalls the producers, not the memory
@@ -160,25 +174,25 @@ class Ledger:
                     await ray.get_actor(self.tee, NAMESPACE).store.remote(rows, sent)
                 except ray.exceptions.RayActorError as error:
                     raise ValueError(f"the tee does not start again: {last_line(error)}") from error
-            self.done += len(lease)
-            self._answer(lease, [[one] for one in sent])
+            self.done += len(wanted)
+            self._answer(wanted, [[reference] for reference in sent])
         except (ray.exceptions.RayTaskError, ValueError) as error:
-            self._answer(lease, [f"{name}: {last_line(error)}"] * len(lease))
+            self._answer(wanted, [f"{name}: {last_line(error)}"] * len(wanted))
         except ray.exceptions.RayError:  # it starts again; meanwhile others take its rows
-            for one in lease:
-                heapq.heappush(self._wanted, one)
-            self.again += len(lease)
-            self._lend()
+            for request in wanted:
+                heapq.heappush(self._wanted, request)
+            self.again += len(wanted)
+            self._hand_out()
             await self._alive(producer)
         finally:
-            self._leases[name] -= 1
-            self._lend()
+            self._in_flight[name] -= 1
+            self._hand_out()
 
     @staticmethod
-    def _answer(lease: list[Wanted], answers: Sequence[Any]) -> None:
-        for (_, _, _, done), answer in zip(lease, answers, strict=True):
-            if not done.done():  # forgotten meanwhile
-                done.set_result(answer)
+    def _answer(wanted: list[WantedRow], answers: Sequence[Any]) -> None:
+        for request, answer in zip(wanted, answers, strict=True):
+            if not request.done.done():  # cancelled meanwhile
+                request.done.set_result(answer)
 
     @staticmethod
     async def _alive(producer: Any) -> None:
@@ -207,7 +221,7 @@ class Tee:
         )
 
     def known(self) -> int:
-        """How many rows there are: it has started."""
+        """Return how many rows there are: it has started."""
         return len(self._writer.known)
 
     def store(self, rows: Sequence[PackedRow], sent: Sequence[Any]) -> None:
@@ -215,9 +229,10 @@ class Tee:
         import ray
 
         contract = self._writer.contract
-        for row, one in zip(rows, sent, strict=True):
+        for row, reference in zip(rows, sent, strict=True):
             if row.key not in self._writer.known:
-                unpack(contract, ray.get(one), row, columns := contract.empty(row.tokens))
+                columns = contract.empty(row.tokens)
+                unpack(contract, ray.get(reference), row, columns)
                 self._writer.add_columns(row, tuple(columns))
 
     def finish(self, keys: set[bytes]) -> int:
@@ -231,7 +246,11 @@ class Tee:
 
 
 def unpack(contract: Contract, sent: Sent, row: PackedRow, columns_T: Sequence[Tensor]) -> None:
-    """Into the first R tokens, and the first boundaries; ValueError if they are another row's, or not what was sent."""
+    """Write a row's states into the first R tokens, and the first boundaries.
+
+    Raises:
+        ValueError: they are another row's, or not what was sent.
+    """
     crc = 0
     for column in sent.columns:
         crc = zlib.crc32(column, crc)
@@ -239,12 +258,10 @@ def unpack(contract: Contract, sent: Sent, row: PackedRow, columns_T: Sequence[T
         raise ValueError(
             f"a row of {how_many(row.tokens, 'token')} was changed on its way from a producer"
         )
-    for name, column, there in zip(contract.columns(), sent.columns, columns_T, strict=True):
-        place = (
-            there[: row.tokens, : len(contract.layers)]
-            if name.startswith("aux")
-            else there[: row.tokens]
-        )
+    for name, column, column_T in zip(contract.columns(), sent.columns, columns_T, strict=True):
+        place = column_T[: row.tokens]
+        if name.startswith("aux"):
+            place = place[:, : len(contract.layers)]
         if place.numel():
             place = place.view(torch.uint8)
             place.numpy()[...] = column.reshape(place.shape)

@@ -26,7 +26,7 @@ from specdec.features.store import (
 )
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
-from specdec.target.rounding import apart, own_states
+from specdec.target.rounding import compare_boundary, median_error, own_states
 from specdec.utils.numbers import Side, check_numbers
 
 log = logging.getLogger(__name__)
@@ -41,14 +41,14 @@ class FeatureSource:
     first_rows: int | None = None
     ahead: int = 0  # of how many batches it wants to know beyond the one under way
 
-    def announce(self, batch: Batch) -> None:
-        """A batch that comes, after those that were announced before: it may be fetched."""
+    def prefetch(self, batch: Batch) -> None:
+        """A batch that comes, after those that were prefetched before: it may be fetched."""
 
-    def ready(self, batch: Batch) -> None:
+    def wait(self, batch: Batch) -> None:
         """The batch comes now."""
 
-    def forget(self, batch: Batch) -> None:
-        """A batch that was announced does not come."""
+    def cancel(self, batch: Batch) -> None:
+        """A batch that was prefetched does not come."""
 
     def __call__(
         self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool
@@ -213,7 +213,7 @@ class RowSource(FeatureSource):
         self.layers = tuple(layers)
         self.taps = [contract.layers.index(b) for b in stored]
         self._thread = ThreadPoolExecutor(1, "features")
-        self._announced: dict[tuple[bytes, ...], Future[list[Tensor]]] = {}
+        self._prefetched: dict[tuple[bytes, ...], Future[list[Tensor]]] = {}
 
     def copy(self, row: PackedRow, *columns_T: Tensor) -> None:
         """Put what there is of a row's R tokens first into its columns; called by the thread, and by training's own.
@@ -223,19 +223,19 @@ class RowSource(FeatureSource):
         """
         raise NotImplementedError
 
-    def announce(self, batch: Batch) -> None:
+    def prefetch(self, batch: Batch) -> None:
         """Have the thread read it."""
         rows = packed_rows(batch)
-        if (keys := _keys(rows)) not in self._announced:
-            self._announced[keys] = self._thread.submit(self._read, rows, batch.ids_BT.shape[1])
+        if (keys := _keys(rows)) not in self._prefetched:
+            self._prefetched[keys] = self._thread.submit(self._read, rows, batch.ids_BT.shape[1])
 
-    def ready(self, batch: Batch) -> None:
+    def wait(self, batch: Batch) -> None:
         """Wait until it is read."""
-        wait([one] if (one := self._announced.get(_keys(packed_rows(batch)))) else [])
+        wait([one] if (one := self._prefetched.get(_keys(packed_rows(batch)))) else [])
 
-    def forget(self, batch: Batch) -> None:
+    def cancel(self, batch: Batch) -> None:
         """Do not read it, or not keep it."""
-        if one := self._announced.pop(_keys(packed_rows(batch)), None):
+        if one := self._prefetched.pop(_keys(packed_rows(batch)), None):
             one.cancel()
 
     def __call__(
@@ -247,7 +247,7 @@ class RowSource(FeatureSource):
                 f"{self.where}: opened for boundaries {list(self.layers)}, not {list(layers)}"
             )
         rows = packed_rows(batch)
-        ahead = self._announced.pop(_keys(rows), None)
+        ahead = self._prefetched.pop(_keys(rows), None)
         found = self._read(rows, batch.ids_BT.shape[1]) if ahead is None else ahead.result()
         on_device = [column.to(target.device, non_blocking=True) for column in found]
         aux_BTNH, final_BTH = self.contract.decode(on_device, self.dtype)
@@ -259,7 +259,7 @@ class RowSource(FeatureSource):
         """End the thread, and forget what it has read."""
         self._thread.shutdown(cancel_futures=True)
         self._thread = ThreadPoolExecutor(1, "features")  # starts none before it is needed
-        self._announced.clear()
+        self._prefetched.clear()
 
     def _read(self, rows: Sequence[PackedRow], T: int) -> list[Tensor]:
         columns = [
@@ -288,11 +288,11 @@ class CachedSource(RowSource):
         self.store = store
         self.first_rows = store.contract.first_rows
 
-    def announce(self, batch: Batch) -> None:
+    def prefetch(self, batch: Batch) -> None:
         """Have the thread read it, unless it is the one behind a run's last, which a cache of the first rows need not
         have."""
         if all(map(self.store.holds, packed_rows(batch))):
-            super().announce(batch)
+            super().prefetch(batch)
 
     def copy(self, row: PackedRow, *columns_T: Tensor) -> None:
         self.store.read(row, self.taps, *columns_T)
@@ -317,21 +317,19 @@ def spot_check(
     ids_1M, documents_1M = (x[None, :M].to(target.device) for x in (row.ids_R, row.documents_R))
     own = target.forward(ids_1M, View.packed(documents_1M), range(target.num_layers + 1))
     *allowed, allowed_final, _ = own_states(target, DTYPES[contract.dtype]).allowed
+    own_MH = {b: [state_MH] for b, state_MH in enumerate(own.aux_BTNH[0].unbind(1))}
     for n, boundary in enumerate(contract.layers):
-        off = [
-            float(apart(aux_RNH[:M, n], state_MH).median())
-            for state_MH in own.aux_BTNH[0].unbind(1)
-        ]
-        nearest = min(range(len(off)), key=off.__getitem__)
-        if off[boundary] > allowed[boundary] or off[nearest] < off[boundary] / 2:
+        difference = compare_boundary(boundary, [aux_RNH[:M, n]], own_MH)
+        if not difference.fits(allowed[boundary]):
             raise ValueError(
-                f"{where}: what is stored for boundary {boundary} is not the target's (off by {off[boundary]:.1e}, "
-                f"allowed {allowed[boundary]:.1e}; nearest is boundary {nearest}, off by {off[nearest]:.1e}): "
-                "run specdec cache again"
+                f"{where}: what is stored for boundary {boundary} is not the target's (off by {difference.error:.1e}, "
+                f"allowed {allowed[boundary]:.1e}; the nearest other is boundary {difference.nearest}, off by "
+                f"{difference.nearest_error:.1e}): run specdec cache again"
             )
-    if (far := float(apart(final_RH[:M], own.final_BTH[0]).median())) > allowed_final:
+    final_error = median_error(final_RH[:M], own.final_BTH[0])
+    if not final_error <= allowed_final:
         raise ValueError(
-            f"{where}: the final state is not the target's (off by {far:.1e}): run specdec cache again"
+            f"{where}: the final state is not the target's (off by {final_error:.1e}): run specdec cache again"
         )
 
 

@@ -1,7 +1,7 @@
 """Features that producers work out while the drafter trains: copies of the target in processes of a Ray cluster.
 
-Every process of training asks the ledger for the rows of the batches that come next, and for no more: they are its
-credits. The ledger lends the oldest of all rows to whichever producer is free. States go through Ray's object store
+Every process of training asks a queue for the rows of the batches that come next, and for no more: they are its
+credits. The queue hands the oldest of all rows to whichever producer is free. States go through Ray's object store
 from the producer to the process that asked. What is lost with a process is asked for again.
 
 Legend: R tokens of a row, T of a row with its padding, H hidden.
@@ -23,11 +23,20 @@ from typing import Any, TypeVar
 from torch import Tensor, distributed
 
 from specdec.data import Batch, TokenData
-from specdec.features.producers import CALLS, LEASES, NAMESPACE, POLL, Ledger, Producer, Tee, unpack
+from specdec.features.producers import (
+    CALLS,
+    MAX_IN_FLIGHT,
+    NAMESPACE,
+    POLL,
+    Producer,
+    RowQueue,
+    Tee,
+    unpack,
+)
 from specdec.features.runners import EngineName
 from specdec.features.source import Features, FeatureSource, RowSource, boundaries, spot_check
 from specdec.features.store import DTYPES, Contract, PackedRow, each_row, packed_rows
-from specdec.target import Target, TargetOutput
+from specdec.target import Target, TargetOutput, TargetSource
 from specdec.utils.cluster import AUTH, join, last_line
 from specdec.utils.numbers import Count, NonNegative, Side, check_numbers
 from specdec.utils.text import how_many
@@ -35,8 +44,8 @@ from specdec.utils.vllm import VARIABLE
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 60.0  # seconds without features, or without producers, between two lines of the log
-Made = TypeVar("Made")
+TIMEOUT = 60.0  # seconds without features, or without producers, between two lines of the log
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class Streamed(Features):
     """The target runs in processes of its own, on this machine or on others of a Ray cluster, a few batches ahead.
 
     A row's states are those of ``OnTheFly(rows=1)`` to the last bit where a producer runs on the same hardware with as
-    many threads. A producer or the ledger that dies is started again, and its rows are made again.
+    many threads. A producer or the queue that dies is started again, and its rows are made again.
 
     Args:
         producers: copies of the target.
@@ -100,7 +109,7 @@ class Streamed(Features):
 
 
 class StreamedSource(RowSource):
-    """Asks the ledger for rows ahead, and takes them; ValueError as :class:`RowSource` and :meth:`Streamed.open`."""
+    """Asks the queue for rows ahead, and takes them; ValueError as :class:`RowSource` and :meth:`Streamed.open`."""
 
     def __init__(
         self,
@@ -131,8 +140,8 @@ class StreamedSource(RowSource):
         contract = Contract.of(target, data, stored, features.dtype, features.engine)
         self._start(contract)
         try:
-            found = self._ray.get(self._ledger.about.remote())
-            super().__init__(found, "the producers", target, layers, final_norm, features.ahead)
+            contract = self._ray.get(self._queue.about.remote())
+            super().__init__(contract, "the producers", target, layers, final_norm, features.ahead)
             if target.whole:
                 agreed(self._check)
         except BaseException:
@@ -140,14 +149,14 @@ class StreamedSource(RowSource):
             raise
 
     def _start(self, contract: Contract) -> None:
-        """Start producers and ledger in the first process, and join them from all."""
+        """Start producers and queue in the first process, and join them from all."""
         # to shut down
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())
         try:
-            address, name, environment = agreed(lambda: self._employ(contract))
+            address, name, environment = agreed(lambda: self._start_actors(contract))
             os.environ.update(environment)
             self._ray = join(address, NAMESPACE)
-            self._ledger = self._ray.get_actor(name, NAMESPACE)
+            self._queue = self._ray.get_actor(name, NAMESPACE)
         except BaseException:
             self._end()
             raise
@@ -155,115 +164,141 @@ class StreamedSource(RowSource):
 
     def _start_again(self) -> None:
         """If it was closed: in all processes at once, also where one has no row."""
-        if self._ledger is None:
+        if self._queue is None:
             self._start(self.contract)
 
-    def _employ(self, contract: Contract) -> tuple[str, str, dict[str, str]]:
-        """Where the cluster is, the ledger's name in it, and variables that others need to join."""
-        one = self.features
-        target = self.target
-        run = uuid.uuid4().hex[:8]
-        ray = join(one.address, NAMESPACE)
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        for kind, each in (("CPU", one.cpus), ("GPU", one.gpus)):
-            if each * one.producers > (there := ray.cluster_resources().get(kind, 0)):
-                where = f"the cluster at {one.address}" if one.address else "this machine"
-                raise ValueError(
-                    f"model.features: {how_many(one.producers, 'producer')} of {each:g} {kind}s each, and {where} has "
-                    f"{there:g}: ask for fewer, or name a larger cluster by model.features.address"
-                )
-        if target.origin is None:
+    def _start_actors(self, contract: Contract) -> tuple[str, str, dict[str, str]]:
+        """Return where the cluster is, the queue's name in it, and variables that others need to join."""
+        features = self.features
+        ray = join(features.address, NAMESPACE)
+        self._check_room(ray)
+        if self.target.origin is None:
             raise ValueError(
                 "features Streamed need a target that producers can load: give its directory or Hub id"
             )
-        # of the rows alone
+        actors = _Actors(ray, uuid.uuid4().hex[:8])
+        longest, keys = self._rows_to_make()
+        names = [f"producer-{number}" for number in range(features.producers)]
+        source = self._source_of_producers(self.target.origin)
+        arguments = features.engine, source, contract, longest, features.rows, features.vllm_args
+        options = self._producer_options()
+        producers = [actors.start_actor(Producer, name, *arguments, **options) for name in names]
+        log.info(
+            "waiting for %s of %s", how_many(features.producers, "producer"), self.target.source
+        )
+        identity, engine = self._agreed_identity(producers)
+        contract = dataclasses.replace(contract, target=identity, engine=engine)
+        beside = {
+            "num_cpus": 0,
+            "max_task_retries": -1,
+            "scheduling_strategy": actors.on_this_node(),
+        }
+        tee = None
+        if features.tee is not None:
+            tee = actors.full_name("tee")
+            place = os.path.abspath(features.tee)
+            self._tee = actors.start_actor(Tee, "tee", place, contract, **beside)
+            self._tee_keys = keys
+            log.info("waiting for %s, which no other process may be writing", features.tee)
+            self._answers([self._tee], "known", "model.features.tee")
+        producer_names = list(map(actors.full_name, names))
+        queue_arguments = contract, producer_names, features.rows, tee
+        queue = actors.start_actor(
+            RowQueue, "queue", *queue_arguments, max_concurrency=CALLS, **beside
+        )
+        ray.get(queue.about.remote())
+        self._handles = (*producers, queue)  # they end with their handles
+        log.info("%s: %s", how_many(features.producers, "producer"), engine)
+        joining = {AUTH: os.environ[AUTH]} if AUTH in os.environ else {}
+        address = features.address or ray.get_runtime_context().gcs_address
+        return address, actors.full_name("queue"), joining
+
+    def _check_room(self, ray: Any) -> None:
+        """Raise ValueError if the cluster is too small for the producers."""
+        features = self.features
+        for kind, amount in (("CPU", features.cpus), ("GPU", features.gpus)):
+            available = ray.cluster_resources().get(kind, 0)
+            if amount * features.producers > available:
+                where = f"the cluster at {features.address}" if features.address else "this machine"
+                raise ValueError(
+                    f"model.features: {how_many(features.producers, 'producer')} of {amount:g} {kind}s each, and "
+                    f"{where} has {available:g}: ask for fewer, or name a larger cluster by model.features.address"
+                )
+
+    def _rows_to_make(self) -> tuple[int, set[bytes]]:
+        """Return the longest document's tokens, and the keys of the rows that a tee is to have."""
         longest = 0
         keys = set()
         for row in itertools.chain(*map(each_row, self.data.splits)):
             longest = max([longest, *map(len, row.pieces())])
-            if row.tokens and one.tee is not None:
+            if row.tokens and self.features.tee is not None:
                 keys.add(row.key)
-        source = dataclasses.replace(target.origin, parts=False)
-        if one.address:  # whose processes stand in other directories
-            near = {name: os.path.abspath(path) for name in ("source", "adapter")
-                    if (path := getattr(source, name)) and os.path.exists(path)}  # fmt: skip
-            source = dataclasses.replace(source, **near)
-        python = (
-            {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ and not one.address else {}
-        )
-        threads = {"OMP_NUM_THREADS": str(one.cpus), "MKL_NUM_THREADS": str(one.cpus)}
-        place = {
-            "num_cpus": one.cpus,
-            "num_gpus": one.gpus,
-            "runtime_env": {"env_vars": python | threads},
+        return longest, keys
+
+    def _source_of_producers(self, origin: TargetSource) -> TargetSource:
+        """Return the target as producers load it: whole, and by absolute paths where they run elsewhere."""
+        source = dataclasses.replace(origin, parts=False)
+        if self.features.address:
+            for name in ("source", "adapter"):
+                path = getattr(source, name)
+                if path and os.path.exists(path):
+                    source = dataclasses.replace(source, **{name: os.path.abspath(path)})
+        return source
+
+    def _producer_options(self) -> dict[str, Any]:
+        """Return Ray's options of a producer."""
+        features = self.features
+        variables = {"OMP_NUM_THREADS": str(features.cpus), "MKL_NUM_THREADS": str(features.cpus)}
+        if VARIABLE in os.environ and not features.address:
+            variables[VARIABLE] = os.environ[VARIABLE]
+        return {
+            "num_cpus": features.cpus,
+            "num_gpus": features.gpus,
+            "runtime_env": {"env_vars": variables},
+            # its calls are not tried again: a row that is lost goes to the one that is free first
+            "max_concurrency": MAX_IN_FLIGHT + 1,
         }
 
-        def hire(kind: type, name: str, *arguments: Any, **options: Any) -> Any:
-            options |= {"name": f"{name}-{run}", "namespace": NAMESPACE, "max_restarts": -1}
-            return ray.remote(kind).options(**options).remote(*arguments)
-
-        given = one.engine, source, contract, longest, one.rows, one.vllm_args
-        # a producer's calls are not tried again: a row that is lost goes to the one that is free first
-        producers = [
-            hire(Producer, f"producer-{number}", *given, max_concurrency=LEASES + 1, **place)
-            for number in range(one.producers)
-        ]
-        log.info("waiting for %s of %s", how_many(one.producers, "producer"), target.source)
-        found = self._answers(producers, "about", "a producer cannot start")
-        identity, engine = found[0]
-        for theirs, runs in found:
-            if not target.is_of(theirs):
+    def _agreed_identity(self, producers: Sequence[Any]) -> tuple[dict[str, Any], str]:
+        """Return the target's identity and the engine, of which all producers must have the same."""
+        answers = self._answers(producers, "about", "a producer cannot start")
+        identity, engine = answers[0]
+        for producer_identity, producer_engine in answers:
+            if not self.target.is_of(producer_identity):
                 raise ValueError(
-                    f"a producer has another target, {theirs['source']}, or other weights of it"
+                    f"a producer has another target, {producer_identity['source']}, or other weights of it"
                 )
-            if runs != engine:
+            if producer_engine != engine:
                 raise ValueError(
-                    f"producers run {engine} and {runs}: install one version on all machines"
+                    f"producers run {engine} and {producer_engine}: install one version on all machines"
                 )
-        contract = dataclasses.replace(contract, target=identity, engine=engine)
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        beside = {"num_cpus": 0, "max_task_retries": -1, "scheduling_strategy": here}
-        if one.tee is not None:
-            self._tee = hire(Tee, "tee", os.path.abspath(one.tee), contract, **beside)
-            self._rows = keys
-            log.info("waiting for %s, which no other process may be writing", one.tee)
-            self._answers([self._tee], "known", "model.features.tee")
-        names = [f"producer-{number}-{run}" for number in range(one.producers)]
-        tee = None if one.tee is None else f"tee-{run}"
-        ledger = hire(
-            Ledger, "ledger", contract, names, one.rows, tee, max_concurrency=CALLS, **beside
-        )
-        ray.get(ledger.about.remote())
-        self._kept = (*producers, ledger)  # they end with their handles
-        log.info("%s: %s", how_many(one.producers, "producer"), engine)
-        joining = {AUTH: os.environ[AUTH]} if AUTH in os.environ else {}
-        return one.address or ray.get_runtime_context().gcs_address, f"ledger-{run}", joining
+        return identity, engine
 
     @staticmethod
     def _answers(actors: Sequence[Any], method: str, wrong: str) -> list[Any]:
-        """Of actors that start; ValueError in their words, behind ``wrong``, if one cannot."""
+        """Return the answers of actors that start; ValueError in their words, behind ``wrong``, if one cannot."""
         import ray
 
         waiting = [getattr(actor, method).remote() for actor in actors]
-        found = []
+        answers = []
         while waiting:
-            ready, waiting = ray.wait(waiting, timeout=PATIENCE)
+            ready, waiting = ray.wait(waiting, timeout=TIMEOUT)
             if not ready:
                 log.warning("still waiting; the cluster has free: %s", ray.available_resources())
             try:
-                found += ray.get(ready)
+                answers += ray.get(ready)
             except ray.exceptions.RayError as error:
                 raise ValueError(f"{wrong}: {last_line(error)}") from error
-        return found
+        return answers
 
     def _check(self) -> None:
         """Compare a row of theirs with the target."""
         row = next(row for row in each_row(self.data.splits.validation) if row.tokens)
-        self.copy(row, *(found := self.contract.empty(row.tokens)))
-        spot_check(self.contract, self.where, found, self.target, row)
+        columns = self.contract.empty(row.tokens)
+        self.copy(row, *columns)
+        spot_check(self.contract, self.where, columns, self.target, row)
 
-    def announce(self, batch: Batch) -> None:
+    def prefetch(self, batch: Batch) -> None:
         """Ask for its rows, and have the thread take them as they come."""
         self._start_again()
         number = next(self._batches)
@@ -271,11 +306,11 @@ class StreamedSource(RowSource):
             if row.tokens:
                 with self._lock:
                     self._asked[row.key].append((number, self._ask(row, number)))
-        super().announce(batch)
+        super().prefetch(batch)
 
-    def forget(self, batch: Batch) -> None:
+    def cancel(self, batch: Batch) -> None:
         """Let go of its rows, and make those that are not begun no more."""
-        super().forget(batch)
+        super().cancel(batch)
         for row in packed_rows(batch):
             with self._lock:
                 if asked := self._asked.get(row.key):
@@ -312,7 +347,7 @@ class StreamedSource(RowSource):
                 call = None  # at the place that it had
 
     def _ask(self, row: PackedRow, batch: int) -> Any:
-        return self._ledger.features_of.remote(batch, row)
+        return self._queue.features_of.remote(batch, row)
 
     def _wait(self, reference: Any) -> Any:
         """What it stands for, unless the source is closed meanwhile."""
@@ -320,7 +355,7 @@ class StreamedSource(RowSource):
         while not self._stop.is_set():
             if self._ray.wait([reference], timeout=POLL)[0]:
                 return self._ray.get(reference)
-            if (waited := waited + POLL) % PATIENCE == 0:
+            if (waited := waited + POLL) % TIMEOUT == 0:
                 log.warning(
                     "waiting for features since %.0f s: the producers are starting, or too slow",
                     waited,
@@ -328,8 +363,8 @@ class StreamedSource(RowSource):
         raise ValueError("the features are closed")
 
     def close(self, failed: bool = False) -> None:
-        """End producers, ledger and what was asked for; a new batch starts them again."""
-        if self._ledger is None:
+        """End producers, queue and what was asked for; a new batch starts them again."""
+        if self._queue is None:
             return
         self._stop.set()
         super().close()
@@ -338,43 +373,65 @@ class StreamedSource(RowSource):
             distributed.barrier()  # nobody needs them any more
         try:
             if rank() == 0:
-                self._tell()
+                self._log_totals()
         except self._ray.exceptions.RayError as error:
             log.warning("streamed features: %s", last_line(error))
         finally:
             self._end()
 
     def _end(self) -> None:
-        """Producers and ledger end with their handles, and the cluster if this process started it."""
-        self._ledger = None
-        self._kept = ()
+        """Producers and queue end with their handles, and the cluster if this process started it."""
+        self._queue = None
+        self._handles = ()
         if self._ours and "ray" in sys.modules:
             sys.modules["ray"].shutdown()
 
-    def _tell(self) -> None:
+    def _log_totals(self) -> None:
         """Log what was done, and complete what the tee has."""
-        counts = self._ray.get(self._ledger.counts.remote())
+        counts = self._ray.get(self._queue.counts.remote())
         log.info(
             "streamed %s, %d of them begun again", how_many(counts["done"], "row"), counts["again"]
         )
         if self.features.tee is not None:
-            missing = self._ray.get(self._tee.finish.remote(self._rows))
+            missing = self._ray.get(self._tee.finish.remote(self._tee_keys))
             self._ray.kill(self._tee)  # which lets go of the folder
-            said = (
-                f"{how_many(missing, 'row')} missing, which specdec cache makes"
-                if missing
-                else "complete"
-            )
-            log.info("%s: %s", self.features.tee, said)
+            state = "complete"
+            if missing:
+                state = f"{how_many(missing, 'row')} missing, which specdec cache makes"
+            log.info("%s: %s", self.features.tee, state)
+
+
+class _Actors:
+    """Starts the actors of one run, whose names end in its id."""
+
+    def __init__(self, ray: Any, run: str) -> None:
+        self.ray = ray
+        self.run = run
+
+    def full_name(self, name: str) -> str:
+        """Return the name of an actor in the cluster."""
+        return f"{name}-{self.run}"
+
+    def start_actor(self, kind: type, name: str, *arguments: Any, **options: Any) -> Any:
+        """Return the handle of an actor that is started again whenever it dies."""
+        options |= {"name": self.full_name(name), "namespace": NAMESPACE, "max_restarts": -1}
+        return self.ray.remote(kind).options(**options).remote(*arguments)
+
+    def on_this_node(self) -> Any:
+        """Return the strategy that places an actor on this machine."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node = self.ray.get_runtime_context().get_node_id()
+        return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def rank() -> int:
-    """Of this process among those that train together."""
+    """Return the number of this process among those that train together."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
-def agreed(make: Callable[[], Made]) -> Made:
-    """What the first process makes, on every process; a ValueError on all if it fails there."""
+def agreed(make: Callable[[], Value]) -> Value:
+    """Return what the first process makes, on every process; raise ValueError on all if it fails there."""
     if not distributed.is_initialized():
         return make()
     box: list[Any] = [None]
@@ -384,7 +441,7 @@ def agreed(make: Callable[[], Made]) -> Made:
         except Exception as error:  # noqa: BLE001  whatever it is, the others wait
             box = [(None, str(error) if isinstance(error, ValueError) else last_line(error))]
     distributed.broadcast_object_list(box)
-    made, wrong = box[0]
+    value, wrong = box[0]
     if wrong is not None:
         raise ValueError(wrong)
-    return made
+    return value

@@ -2,7 +2,8 @@
 
 from specdec.target.attention import TargetCache
 from specdec.target.loading import load_config
-from specdec.target.target import EMBEDDED, NotServable, Target, TargetOutput, TargetSource
+from specdec.target.source import EMBEDDED, NotServable, TargetSource
+from specdec.target.target import Target, TargetOutput
 
 __all__ = [
     "EMBEDDED",

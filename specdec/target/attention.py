@@ -48,22 +48,24 @@ def layer_masks(
     near = view._replace(
         visibility=view.visibility.cut(columns), key_positions_BS=view.key_positions_BS[:, :columns]
     )
-    made: dict[int | None, Mask] = {}
+    mask_by_window: dict[int | None, Mask] = {}
     masks = []
     for window in windows:
         reaching = window if window is not None and window < columns else None
-        if reaching not in made:
+        if reaching not in mask_by_window:
             seen = (near if reaching is None else near.within(reaching)).visibility
-            made[reaching] = Pieces.of(seen) if in_pieces else None
-            if made[reaching] is None:
+            mask_by_window[reaching] = Pieces.of(seen) if in_pieces else None
+            if mask_by_window[reaching] is None:
                 allowed_B1TS = seen.mask_B1TS
-                one = (
+                is_one_node = (
                     allowed_B1TS.shape[0] == allowed_B1TS.shape[2] == 1
                     and allowed_B1TS.device.type == "cpu"
                 )
-                if not (one and not torch.compiler.is_compiling() and bool(allowed_B1TS.all())):
-                    made[reaching] = additive(allowed_B1TS, dtype)
-        masks.append(made[reaching])
+                if not (
+                    is_one_node and not torch.compiler.is_compiling() and bool(allowed_B1TS.all())
+                ):
+                    mask_by_window[reaching] = additive(allowed_B1TS, dtype)
+        masks.append(mask_by_window[reaching])
     return masks
 
 
@@ -74,14 +76,14 @@ def use_own_attention(model: PreTrainedModel) -> None:
     Long rows and prompts come in pieces in place of the mask.
     """
     decoder = model.get_decoder()
-    theirs = decoder.config._attn_implementation
+    attention = decoder.config._attn_implementation
     family = sys.modules[type(decoder).__module__]
     # GPT-2 does that for the name eager alone
     upcast = getattr(decoder.config, "reorder_and_upcast_attn", False)
-    if theirs == "sdpa":
+    if attention == "sdpa":
         ours = OURS
         mask = sdpa_mask
-    elif theirs == "eager" and not upcast and hasattr(family, "eager_attention_forward"):
+    elif attention == "eager" and not upcast and hasattr(family, "eager_attention_forward"):
         ours = OURS_EAGER
         mask = eager_mask
     else:
@@ -102,21 +104,24 @@ def _attention(
     """(B, h, T, d), twice (B, g, S, d) and an additive (B, 1, T, S) or pieces, to (B, T, h, d)."""
     config: Any = module.config
     eager = config._attn_implementation == OURS_EAGER
-    own = (
-        sys.modules[type(module).__module__].eager_attention_forward
-        if eager
-        else sdpa_attention_forward
-    )
+    family_attention = sdpa_attention_forward
+    if eager:
+        family_attention = sys.modules[type(module).__module__].eager_attention_forward
     if isinstance(attention_mask, Pieces):
 
-        def one(q_1hRd: Tensor, k_1gKd: Tensor, v_1gKd: Tensor, mask_11RK: Tensor | None) -> Tensor:
+        def attend_piece(
+            q_1hRd: Tensor, k_1gKd: Tensor, v_1gKd: Tensor, mask_11RK: Tensor | None
+        ) -> Tensor:
             bias_11RK = None if mask_11RK is None else additive(mask_11RK, q_1hRd.dtype)
-            more = kwargs if eager else {**kwargs, "is_causal": mask_11RK is None}
-            return own(module, q_1hRd, k_1gKd, v_1gKd, bias_11RK, **more)[0].transpose(1, 2)
+            options = kwargs if eager else {**kwargs, "is_causal": mask_11RK is None}
+            output = family_attention(module, q_1hRd, k_1gKd, v_1gKd, bias_11RK, **options)
+            return output[0].transpose(1, 2)
 
         # eager attention weighs all pairs that it is given: no document goes to it as a whole
         pieces = Pieces.cut(attention_mask.spans, causal=False) if eager else attention_mask
-        return attend_pieces(one, query, key, value, pieces).transpose(1, 2).contiguous(), None
+        return attend_pieces(attend_piece, query, key, value, pieces).transpose(
+            1, 2
+        ).contiguous(), None
     few = query.shape[2] <= FEW and not query.requires_grad
     if few and not eager and attention_mask is not None and attention_mask.is_floating_point():
         scale = kwargs.get("scaling")
@@ -124,7 +129,7 @@ def _attention(
         return attend_few(query, key, value, attention_mask, scale).transpose(
             1, 2
         ).contiguous(), None
-    return own(module, query, key, value, attention_mask, **kwargs)
+    return family_attention(module, query, key, value, attention_mask, **kwargs)
 
 
 class Tape:

@@ -69,18 +69,17 @@ def gguf_file(source: str) -> Path | None:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ValueError(f"{source}: no such file")
-    elif (
-        not path.is_dir()
-        or (path / "config.json").exists()
-        or not (found := sorted(path.glob("*.gguf")))
-    ):
-        return None
-    elif len(found) > 1:
-        raise ValueError(
-            f"{source}: has {len(found)} GGUF files: give one of them, {found[0].name} for example"
-        )
     else:
-        path = found[0]
+        if not path.is_dir() or (path / "config.json").exists():
+            return None
+        files = sorted(path.glob("*.gguf"))
+        if not files:
+            return None
+        if len(files) > 1:
+            raise ValueError(
+                f"{source}: has {len(files)} GGUF files: give one of them, {files[0].name} for example"
+            )
+        path = files[0]
     if not (is_gguf_available() and is_accelerate_available()):
         raise ValueError(
             f"{source}: a GGUF file is read by two more packages: pip install gguf accelerate"
@@ -109,13 +108,13 @@ def check_files(source: str) -> None:
                 raise ValueError(f"{path.name}: no file: a device, a pipe or a directory")
             if path.suffix != ".safetensors" and path.stat().st_size > FILE:
                 raise ValueError(f"{path.name}: larger than {FILE // 2**20} MiB")
-            if path.name == "tokenizer.json" and (found := LONG_ID.search(path.read_bytes())):
+            if path.name == "tokenizer.json" and (number := LONG_ID.search(path.read_bytes())):
                 raise ValueError(
-                    f"{path.name}: {found[1].decode()[:20]} is no token's id: download it again"
+                    f"{path.name}: {number[1].decode()[:20]} is no token's id: download it again"
                 )
 
 
-def check_numbers(raw: dict[str, Any]) -> None:
+def check_config_numbers(raw: dict[str, Any]) -> None:
     """Refuse a ``config.json`` whose numbers cannot be: transformers makes lists as long as they say."""
     layers = [1.0]
     experts = [1.0]
@@ -205,18 +204,18 @@ def weight_files(source: str, revision: str | None = None) -> list[Path]:
 def read_tensors(
     source: str, revision: str | None, choose: Callable[[Collection[str]], Collection[str]]
 ) -> dict[str, Tensor]:
-    """Those tensors that ``choose`` picks among the names of all; of several files the others are neither opened nor
+    """Return the tensors that ``choose`` picks among all names; files without one of them are neither opened nor
     fetched."""
     index, whole = _index(source, revision)
     if whole is not None:
         with safe_open(whole, framework="pt") as file:
             index = dict.fromkeys(file.keys(), whole.name)
     chosen = set(choose(index))
-    found = dict[str, Tensor]()
-    for name in sorted({index[one] for one in chosen}):
-        with safe_open(whole or _fetched(source, name, revision), framework="pt") as file:
-            found |= {one: file.get_tensor(one) for one in chosen if index[one] == name}
-    return found
+    tensors = dict[str, Tensor]()
+    for file_name in sorted({index[name] for name in chosen}):
+        with safe_open(whole or _fetched(source, file_name, revision), framework="pt") as file:
+            tensors |= {name: file.get_tensor(name) for name in chosen if index[name] == file_name}
+    return tensors
 
 
 def _fetched(source: str, name: str, revision: str | None) -> Path:
@@ -229,25 +228,25 @@ def _fetched(source: str, name: str, revision: str | None) -> Path:
 
 def _index(source: str, revision: str | None) -> tuple[dict[str, str], Path | None]:
     """The file of every tensor, or the only file of weights; nothing where there are none."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for name in (WEIGHTS, INDEX):
         if is_local(source):
-            found |= {name: Path(source) / name} if (Path(source) / name).exists() else {}
-        elif not found:
+            if (Path(source) / name).exists():
+                files[name] = Path(source) / name
+        elif not files:
             with contextlib.suppress(EntryNotFoundError):
-                found[name] = _fetched(source, name, revision)
-    if WEIGHTS in found or not found:
-        return {}, found.get(WEIGHTS)
-    index = read_json(found[INDEX])
+                files[name] = _fetched(source, name, revision)
+    if WEIGHTS in files or not files:
+        return {}, files.get(WEIGHTS)
+    index = read_json(files[INDEX])
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ValueError(f"{INDEX}: it has no weight_map of tensors to files: download it again")
-    if outside := [
-        name for name in set(names.values()) if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name)
-    ]:
-        raise ValueError(
-            f"{INDEX}: {printable(outside[0])[:100]} is no safetensors file beside it: download it again"
-        )
+    for name in names.values():
+        if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
+            raise ValueError(
+                f"{INDEX}: {printable(name)[:100]} is no safetensors file beside it: download it again"
+            )
     return names, None
 
 

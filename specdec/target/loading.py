@@ -1,8 +1,6 @@
-"""From a directory, a GGUF file or a Hub id to a model and a tokenizer, or to a line why not; and which model it is."""
+"""From a directory, a GGUF file or a Hub id to a model and a tokenizer, or to a line why not."""
 
 import contextlib
-import hashlib
-import json
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -26,9 +24,9 @@ from transformers import (
 from transformers.utils import find_adapter_config_file, is_accelerate_available, logging
 
 from specdec.target.files import (
+    check_config_numbers,
     check_ends,
     check_files,
-    check_numbers,
     check_sizes,
     failing_in_one_line,
     files_beside,
@@ -65,7 +63,7 @@ def load_model(
     trust_remote_code: bool,
     device_map: str | None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load in evaluation form; see :class:`specdec.target.target.TargetSource`."""
+    """Load in evaluation form; see :class:`specdec.target.source.TargetSource`."""
     where = _device(device, dtype)
     if device_map is not None and not is_accelerate_available():
         raise ValueError(
@@ -85,49 +83,66 @@ def load_model(
     if isinstance(quantized, dict) and quantized.get("quant_method") == "compressed-tensors":
         # now, and not at the first forward, which would change what the model is
         quantized["dequantize"] = True
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # what its report lists over pages is one line below
-    try:
-        model, report = _read(
-            _auto(config),
-            source,
-            revision,
-            trust_remote_code,
-            config=config,
-            dtype=DTYPES[dtype],
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            attn_implementation=_attention(config),
-            device_map=device_map,
-            **({} if gguf is None else {"quantization_config": GgufConfig(dequantize=True)}),
-        )
-    finally:
-        logging.set_verbosity(verbosity)
+    model, report = _read_weights(source, revision, trust_remote_code, config, dtype, device_map)
     check_ends(source, model)
     tokenizer = _tokenizer(source, revision, trust_remote_code)
-    wanted = {
-        name: tensor.shape
-        for name, tensor in model.state_dict().items()
-        if name in report["missing_keys"]
-    }
-    found: dict[str, Any] = dict.fromkeys(report["unexpected_keys"] if wanted else (), ())
-    if not wanted:
-        for name, there, said in sorted(report["mismatched_keys"]):
-            found[name], wanted[name] = there, said
-    if fault := tensor_fault(found, wanted):
-        raise ValueError(f"{source}: its weights are not as config.json says: {fault}")
+    _check_weights(source, model, report)
     if device_map is None:
         for tensor in (*model.parameters(), *model.buffers()) if where.type == "cpu" else ():
             # mapped, they would change with the file, or end the run by SIGBUS
             tensor.data = tensor.detach().clone()
         return model.to(where), tokenizer
-    if outside := sorted({str(place) for place in spread(model)} & {"disk", "cpu", "meta"}):
+    if outside := sorted(
+        {str(place) for place in devices_of_layers(model)} & {"disk", "cpu", "meta"}
+    ):
         raise ValueError(
             f"{source}: device_map={device_map} leaves layers on {outside[0]}: free GPU memory, take more GPUs, or "
             "store the features with specdec cache --engine vllm"
         )
     return model, tokenizer
+
+
+def _read_weights(
+    source: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    config: Any,
+    dtype: str,
+    device_map: str | None,
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return the model with its weights, and transformers' report of what was missing or left over."""
+    options: dict[str, Any] = {
+        "config": config,
+        "dtype": DTYPES[dtype],
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+        "attn_implementation": _attention(config),
+        "device_map": device_map,
+    }
+    if gguf_file(source) is not None:
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what its report lists over pages is one line in _check_weights
+    try:
+        return _read(_auto(config), source, revision, trust_remote_code, **options)
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _check_weights(source: str, model: PreTrainedModel, report: dict[str, Any]) -> None:
+    """Raise ValueError, in one line, if transformers reports tensors that are missing or of another shape."""
+    state = model.state_dict()
+    wanted = {name: state[name].shape for name in state if name in report["missing_keys"]}
+    stored: dict[str, Any] = {}
+    if wanted:
+        stored = dict.fromkeys(report["unexpected_keys"], ())
+    else:
+        for name, stored_shape, shape in sorted(report["mismatched_keys"]):
+            stored[name] = stored_shape
+            wanted[name] = shape
+    if fault := tensor_fault(stored, wanted):
+        raise ValueError(f"{source}: its weights are not as config.json says: {fault}")
 
 
 def load_parts(
@@ -152,33 +167,32 @@ def load_parts(
 
         def choose(names: Collection[str]) -> Collection[str]:
             for name, _ in parts.values():
-                alike = [name] if name in names else [one for one in names if _alike(one, name)]
+                alike = [name]
+                if name not in names:
+                    alike = [stored for stored in names if _alike(stored, name)]
                 if len(alike) > 1:
                     raise ValueError(f"{name} may be any of {', '.join(sorted(alike)[:3])}")
                 stored_as.update(dict.fromkeys(alike, name))
             return stored_as
 
-        found = {
-            stored_as[one]: value for one, value in read_tensors(source, revision, choose).items()
-        }
-        if odd := [
-            name
-            for name, value in found.items()
-            if not value.is_floating_point() or value.itemsize < 2
-        ]:
-            raise ValueError(f"{odd[0]} is quantized: the parts of a target must be plain weights")
-        if fault := tensor_fault(
-            {name: x.shape for name, x in found.items()}, {n: x.shape for n, x in parts.values()}
-        ):
+        tensors = read_tensors(source, revision, choose)
+        values = {stored_as[stored]: value for stored, value in tensors.items()}
+        for name, value in values.items():
+            if not value.is_floating_point() or value.itemsize < 2:
+                raise ValueError(
+                    f"{name} is quantized: the parts of a target must be plain weights"
+                )
+        shapes = {name: value.shape for name, value in values.items()}
+        if fault := tensor_fault(shapes, {name: value.shape for name, value in parts.values()}):
             raise ValueError(f"among the parts of a target {fault}")
-    made = {
+    weights = {
         name: nn.Parameter(value.to(where, kind, copy=True), requires_grad=False)
-        for name, value in found.items()
+        for name, value in values.items()
     }
     for module in model.modules():  # a tied head has the embedding's
-        for own, parameter in [*module.named_parameters(recurse=False)]:
+        for name, parameter in [*module.named_parameters(recurse=False)]:
             if id(parameter) in parts:
-                setattr(module, own, made[parts[id(parameter)][0]])
+                setattr(module, name, weights[parts[id(parameter)][0]])
     # where it has none, as with from_pretrained, the config's ends count
     with contextlib.suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(
@@ -195,9 +209,9 @@ def named_parts(model: PreTrainedModel) -> dict[int, tuple[str, Tensor]]:
         model_parts(model).final_norm,
         model.get_output_embeddings(),
     )
-    own = {id(parameter) for module in modules for parameter in module.parameters()}
+    ids = {id(parameter) for module in modules for parameter in module.parameters()}
     return {
-        id(value): (name, value) for name, value in model.named_parameters() if id(value) in own
+        id(value): (name, value) for name, value in model.named_parameters() if id(value) in ids
     }
 
 
@@ -228,7 +242,7 @@ def _tokenizer(
     return load_tokenizer(source, revision, trust_remote_code)
 
 
-def spread(model: PreTrainedModel) -> set[Any]:
+def devices_of_layers(model: PreTrainedModel) -> set[Any]:
     """The devices that a model's layers are spread over; empty where they all lie on one."""
     places = set((getattr(model, "hf_device_map", None) or {}).values())
     return places if len(places) > 1 else set()
@@ -283,17 +297,17 @@ def _attention(config: Any) -> str | None:
 
 
 def _read(
-    auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any
+    auto: Any, source: str, revision: str | None, trust_remote_code: bool, **options: Any
 ) -> Any:
     """From a directory or a file, without any network, or from the Hub."""
-    more |= {
+    options |= {
         "revision": revision,
         "trust_remote_code": trust_remote_code,
         "local_files_only": is_local(source),
     }
     with failing_in_one_line(source):
         place, named = place_of(source)
-        return auto.from_pretrained(place, **named, **more)
+        return auto.from_pretrained(place, **named, **options)
 
 
 def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
@@ -303,7 +317,8 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
     """
     with failing_in_one_line(source):
         check_files(source)
-        (place, named), local = place_of(source), is_local(source)
+        place, named = place_of(source)
+        local = is_local(source)
         # it may name any other model
         if find_adapter_config_file(place, revision=revision, local_files_only=local):
             raise ValueError(
@@ -313,7 +328,7 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
         raw, _ = PreTrainedConfig.get_config_dict(
             place, revision=revision, local_files_only=local, **named
         )
-        check_numbers(raw)
+        check_config_numbers(raw)
     return _read(AutoConfig, source, revision, trust_remote_code)
 
 
@@ -337,57 +352,3 @@ def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> No
         raise ValueError(
             f"{source}: a {config.model_type!r} model is not a causal language model that specdec can use"
         )
-
-
-SAMPLES = 1024  # values hashed per tensor
-SUMMED = 2**22  # values summed at once: torch makes them eight bytes wide for it
-# fields that say where, when and how a model was stored or is run, not what it is
-_INCIDENTAL = {
-    "_name_or_path",
-    "transformers_version",
-    "architectures",
-    "dtype",
-    "torch_dtype",
-    "use_cache",
-}
-
-
-def fingerprint(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    """SHA-256, in hexadecimal, of a configuration and of tensors: names, shapes and values, these in bfloat16.
-
-    So a model loaded in float32 and in bfloat16 is one model. Of the values it hashes ``SAMPLES`` evenly spaced
-    ones, and the exact sum of all their bit patterns. The sum runs at memory speed on any device and does not depend
-    on the order of addition; it changes with any single value, while the samples tell permutations and
-    rearrangements apart. This is a check against mistakes, not forgery.
-    """
-    digest = hashlib.sha256(json.dumps(_essence(config), sort_keys=True, default=str).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        if tensor.numel():
-            flat = tensor.detach().flatten()
-            places = torch.linspace(
-                0, flat.numel() - 1, min(SAMPLES, flat.numel()), dtype=torch.float64
-            )
-            digest.update(_bits(flat[places.long().to(flat.device)]).cpu().numpy().tobytes())
-            total = torch.zeros((), dtype=torch.int64, device=flat.device)
-            for piece in flat.split(SUMMED):
-                total += _bits(piece).sum(dtype=torch.int64)
-            digest.update(str(total.item()).encode())
-    return digest.hexdigest()
-
-
-def _bits(values: Tensor) -> Tensor:
-    """Of floats in bfloat16, of other numbers as they are."""
-    values = values.to(torch.bfloat16) if values.is_floating_point() else values.contiguous()
-    return values.view(
-        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
-    )
-
-
-def _essence(value: Any) -> Any:
-    if isinstance(value, dict):
-        kept = {str(k): _essence(v) for k, v in value.items()}
-        return {
-            k: v for k, v in kept.items() if k not in _INCIDENTAL and "attn_implementation" not in k
-        }
-    return [_essence(v) for v in value] if isinstance(value, list | tuple) else value

@@ -52,54 +52,15 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     if not isinstance(decoder, nn.Module) or not hasattr(decoder, "config"):
         raise ValueError(f"{family}: no text decoder found; give the causal language model itself")
     config: Any = decoder.config
-    reasons = {
-        "it is an encoder-decoder": getattr(model.config, "is_encoder_decoder", False),
-        "its layers carry a recurrent state, and no layer_types of its config say which": getattr(
-            model, "_is_stateful", False
-        )
-        and getattr(config, "layer_types", None) is None,
-        "its attention is chunked": getattr(config, "attention_chunk_size", None) is not None,
-        "its attention is bidirectional": getattr(config, "use_bidirectional_attention", False)
-        or not getattr(config, "is_causal", True),
-        "its positions are ALiBi biases": getattr(config, "alibi", False),
-        "it takes no position_ids": "position_ids"
-        not in inspect.signature(decoder.forward).parameters,
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ValueError(f"{family} cannot be a target: {reason}")
-    attention = config._attn_implementation
-    if attention not in ATTENTION:
-        raise ValueError(
-            f"{family} runs with attention {attention!r}, which takes no tree mask: "
-            "load it with attn_implementation='sdpa' (or 'eager')"
-        )
-    if attention in ("sdpa", OURS) and getattr(config, "attn_logit_softcapping", None) is not None:
-        raise ValueError(
-            f"{family} caps its attention logits, which attention 'sdpa' silently leaves out: "
-            "load it with attn_implementation='eager'"
-        )
+    _check_family(model, decoder, config)
+    _check_attention(family, config)
     if not isinstance(head, nn.Linear) or not head.weight.is_floating_point():
         raise ValueError(
             f"{family}: needs a linear, unquantised output head, found {type(head).__name__}"
         )
-    lists = [
-        m
-        for m in decoder.children()
-        if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers
-    ]
-    if len(lists) != 1:
-        raise ValueError(
-            f"{family}: found {len(lists)} lists of {config.num_hidden_layers} decoder layers, not one"
-        )
-    norms = [m for m in decoder.children() if "norm" in type(m).__name__.lower()]
-    if len(norms) > 1:  # Gemma 4 norms what it adds in every layer, too
-        norms = [part for name, part in decoder.named_children() if name == "norm"] or norms
-    if len(norms) != 1:
-        raise ValueError(
-            f"{family}: found {len(norms)} norms beside the decoder layers, not one final norm"
-        )
-    arguments = list(inspect.signature(lists[0][0].forward).parameters)
+    layers = _decoder_layers(family, decoder, config.num_hidden_layers)
+    final_norm = _final_norm(family, decoder)
+    arguments = list(inspect.signature(layers[0].forward).parameters)
     if "attention_mask" not in arguments:
         raise ValueError(
             f"{family}: its layers take no attention_mask, so a draft tree cannot be verified with it"
@@ -111,8 +72,63 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     kinds = _kinds(family, config)
     mask_argument = arguments.index("attention_mask")
     return ModelParts(
-        config, decoder, lists[0], norms[0], head, paths[0], heads[0], *kinds, mask_argument
+        config, decoder, layers, final_norm, head, paths[0], heads[0], *kinds, mask_argument
     )
+
+
+def _check_family(model: PreTrainedModel, decoder: nn.Module, config: Any) -> None:
+    """Raise ValueError if the family has a part that a draft tree cannot drive."""
+    is_stateful = getattr(model, "_is_stateful", False)
+    reasons = {
+        "it is an encoder-decoder": getattr(model.config, "is_encoder_decoder", False),
+        "its layers carry a recurrent state, and no layer_types of its config say which": is_stateful
+        and getattr(config, "layer_types", None) is None,
+        "its attention is chunked": getattr(config, "attention_chunk_size", None) is not None,
+        "its attention is bidirectional": getattr(config, "use_bidirectional_attention", False)
+        or not getattr(config, "is_causal", True),
+        "its positions are ALiBi biases": getattr(config, "alibi", False),
+        "it takes no position_ids": "position_ids"
+        not in inspect.signature(decoder.forward).parameters,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(f"{type(model).__name__} cannot be a target: {reason}")
+
+
+def _check_attention(family: str, config: Any) -> None:
+    """Raise ValueError if the model runs with an attention that takes no tree mask, or leaves its cap out."""
+    attention = config._attn_implementation
+    if attention not in ATTENTION:
+        raise ValueError(
+            f"{family} runs with attention {attention!r}, which takes no tree mask: "
+            "load it with attn_implementation='sdpa' (or 'eager')"
+        )
+    if attention in ("sdpa", OURS) and getattr(config, "attn_logit_softcapping", None) is not None:
+        raise ValueError(
+            f"{family} caps its attention logits, which attention 'sdpa' silently leaves out: "
+            "load it with attn_implementation='eager'"
+        )
+
+
+def _decoder_layers(family: str, decoder: nn.Module, count: int) -> nn.ModuleList:
+    """Return the decoder's only list of so many layers."""
+    lists = [part for part in decoder.children() if isinstance(part, nn.ModuleList)]
+    lists = [part for part in lists if len(part) == count]
+    if len(lists) != 1:
+        raise ValueError(f"{family}: found {len(lists)} lists of {count} decoder layers, not one")
+    return lists[0]
+
+
+def _final_norm(family: str, decoder: nn.Module) -> nn.Module:
+    """Return the only norm beside the decoder's layers, or the one that is called so."""
+    norms = [part for part in decoder.children() if "norm" in type(part).__name__.lower()]
+    if len(norms) > 1:  # Gemma 4 norms what it adds in every layer, too
+        norms = [part for name, part in decoder.named_children() if name == "norm"] or norms
+    if len(norms) != 1:
+        raise ValueError(
+            f"{family}: found {len(norms)} norms beside the decoder layers, not one final norm"
+        )
+    return norms[0]
 
 
 def _kinds(family: str, config: Any) -> tuple[tuple[bool, ...], tuple[bool, ...], tuple[bool, ...]]:

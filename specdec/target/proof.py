@@ -19,10 +19,11 @@ from specdec.target.rounding import (
     FAILURES,
     LENGTH,
     PREFIX,
-    TIMES,
-    Own,
-    apart,
+    TOLERANCE_FACTOR,
+    ReferenceStates,
+    compare_boundary,
     own_states,
+    relative_error,
     run_itself,
     short_text,
 )
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 DEPTH = 6
 WINDOW = 4
 # allowed over all boundaries, by geometric mean, in what the model differs from itself by
-TOGETHER = 2
+MEAN_TOLERANCE = 2
 
 
 @torch.no_grad()
@@ -46,12 +47,12 @@ def prove(target: "Target") -> None:
         config.sliding_window = min(window, WINDOW)
     ids_1T = short_text(target)
     try:
-        _parts(target, ids_1T)
+        _check_parts(target, ids_1T)
         own = own_states(target)
         ours = _ours(target, ids_1T, View.packed(torch.zeros_like(ids_1T)))
-        _same(target, "a plain text", ours, own, slice(None))
-        _packed(target, ids_1T, own)
-        _cached(target, ids_1T, own)
+        _check_close(target, "a plain text", ours, own, slice(None))
+        _check_packed(target, ids_1T, own)
+        _check_cached(target, ids_1T, own)
     except (torch.OutOfMemoryError, ValueError):
         raise
     except FAILURES as error:
@@ -64,7 +65,7 @@ def prove(target: "Target") -> None:
             config.sliding_window = window
 
 
-def _parts(target: "Target", ids_1T: Tensor) -> None:
+def _check_parts(target: "Target", ids_1T: Tensor) -> None:
     """Taps, final norm and head, fed with what the model itself makes."""
     states, out = run_itself(target, ids_1T)
     for name, values in zip(_names(target), states, strict=True):
@@ -73,28 +74,29 @@ def _parts(target: "Target", ids_1T: Tensor) -> None:
             raise ValueError(f"{target.source}: {bad} in {name}, on a short text: {remedy(target)}")
     *hidden, last_1TH = out.hidden_states
     for name, state_1TH, own_1TH in zip(_names(target), states, hidden, strict=False):
-        _equal(target, name, state_1TH, own_1TH)
+        _check_exact(target, name, state_1TH, own_1TH)
     L = target.num_layers
-    _equal(
+    _check_exact(
         target,
         f"the final norm of the state at boundary {L}",
         target.final_norm(states[L]),
         last_1TH,
     )
-    _equal(target, "the logits", target.logits(last_1TH), out.logits)
+    _check_exact(target, "the logits", target.logits(last_1TH), out.logits)
     rows_D = torch.arange(0, target.vocab_size, 3, device=target.device)
-    _equal(
+    _check_exact(
         target, "the logits of some rows", target.logits(last_1TH, rows_D), out.logits[..., rows_D]
     )
 
 
 def remedy(target: "Target") -> str:
-    """Why a target yields NaN or infinities, and what to do."""
+    """Return why a target yields NaN or infinities, and what to do."""
     dtype = str(target.dtype).removeprefix("torch.")
-    named = [
-        (name, weight) for name, weight in target.model.named_parameters() if not weight.is_meta
-    ]
-    bad = next((name for name, weight in named if not weight.isfinite().all()), None)
+    bad = None
+    for name, weight in target.model.named_parameters():
+        if not weight.is_meta and not weight.isfinite().all():
+            bad = name
+            break
     cause = f"its weight {bad} is not finite in {dtype}" if bad else f"{dtype} overflows in it"
     if target.dtype in (torch.float16, torch.bfloat16):
         others = "bfloat16 or float32" if target.dtype == torch.float16 else "float32"
@@ -103,7 +105,7 @@ def remedy(target: "Target") -> str:
 
 
 @torch.no_grad()
-def check_finite(target: "Target") -> None:
+def check_weights_finite(target: "Target") -> None:
     """Refuse a target with a weight that is NaN or infinite, which a short text need not meet; reads each weight once.
 
     Raises:
@@ -122,21 +124,21 @@ def check_finite(target: "Target") -> None:
             raise ValueError(f"{target.source}: {remedy(target)}")
 
 
-def _packed(target: "Target", ids_1T: Tensor, own: Own) -> None:
+def _check_packed(target: "Target", ids_1T: Tensor, own: ReferenceStates) -> None:
     """Two documents in one row do not see each other."""
     document_1T = (torch.arange(LENGTH, device=target.device) >= PREFIX).long()[None]
-    ours, (alone, _) = (
-        _ours(target, ids_1T, View.packed(document_1T)),
-        run_itself(target, ids_1T[:, PREFIX:]),
+    ours = _ours(target, ids_1T, View.packed(document_1T))
+    alone, _ = run_itself(target, ids_1T[:, PREFIX:])
+    _check_close(
+        target, "packing, the first document", [x[:, :PREFIX] for x in ours], own, slice(PREFIX)
     )
-    _same(target, "packing, the first document", [x[:, :PREFIX] for x in ours], own, slice(PREFIX))
     second = own._replace(states=alone, sure_T=torch.zeros_like(own.sure_T[PREFIX:]))
-    _same(
+    _check_close(
         target, "packing, the second document", [x[:, PREFIX:] for x in ours], second, slice(None)
     )
 
 
-def _cached(target: "Target", ids_1T: Tensor, own: Own) -> None:
+def _check_cached(target: "Target", ids_1T: Tensor, own: ReferenceStates) -> None:
     """Prefill, verify a tree whose true path is its even nodes, commit that path, go on; or a chain, half refused."""
     cache = target.new_cache(LENGTH + 2 * DEPTH)
     device = target.device
@@ -145,22 +147,22 @@ def _cached(target: "Target", ids_1T: Tensor, own: Own) -> None:
         view = View.chain(torch.tensor(first, device=device), last - first, cache.capacity, cache)
         return _ours(target, ids_1T[:, first:last], view)
 
-    _same(target, "prefill in the cache", chain(0, PREFIX), own, slice(PREFIX))
+    _check_close(target, "prefill in the cache", chain(0, PREFIX), own, slice(PREFIX))
     accepted = PREFIX + DEPTH
     if target.recurrent:
-        before = cache.recurrent_states()
+        recurrent_states = cache.recurrent_states()
         decoys_1D = (ids_1T[:, accepted : accepted + 2] + 1) % target.vocab_size
         view = View.chain(torch.tensor(PREFIX, device=device), DEPTH + 2, cache.capacity, cache)
         chained = _ours(target, torch.cat([ids_1T[:, PREFIX:accepted], decoys_1D], 1), view)
-        _same(
+        _check_close(
             target,
             "verifying a chain",
             [x[:, :DEPTH] for x in chained],
             own,
             slice(PREFIX, accepted),
         )
-        cache.restore(before)
-        _same(
+        cache.restore(recurrent_states)
+        _check_close(
             target,
             "again without what was refused",
             chain(PREFIX, accepted),
@@ -168,15 +170,15 @@ def _cached(target: "Target", ids_1T: Tensor, own: Own) -> None:
             slice(PREFIX, accepted),
         )
     else:
-        _tree(target, ids_1T, own, cache)
-    further = [
-        torch.cat(x, 1)
-        for x in zip(chain(accepted, accepted + 1), chain(accepted + 1, LENGTH), strict=True)
-    ]
-    _same(target, "going on after a commit", further, own, slice(accepted, None))
+        _check_tree(target, ids_1T, own, cache)
+    pieces = zip(chain(accepted, accepted + 1), chain(accepted + 1, LENGTH), strict=True)
+    after = [torch.cat(states, 1) for states in pieces]
+    _check_close(target, "going on after a commit", after, own, slice(accepted, None))
 
 
-def _tree(target: "Target", ids_1T: Tensor, own: Own, cache: "TargetCache") -> None:
+def _check_tree(
+    target: "Target", ids_1T: Tensor, own: ReferenceStates, cache: "TargetCache"
+) -> None:
     """Verify a tree behind the first tokens, in a cache that has them, and commit its true path."""
     device = target.device
     # the root has two children, the second of them has two, and so on: each true node has a decoy for a sibling
@@ -193,7 +195,7 @@ def _tree(target: "Target", ids_1T: Tensor, own: Own, cache: "TargetCache") -> N
         start, seen_QQ.to(device), torch.tensor(depths, device=device), cache.capacity, cache
     )
     on_path = [x[:, path_P] for x in _ours(target, nodes_1Q, view)]
-    _same(target, "verifying a tree", on_path, own, slice(PREFIX, PREFIX + DEPTH))
+    _check_close(target, "verifying a tree", on_path, own, slice(PREFIX, PREFIX + DEPTH))
     cache.commit(start[None], path_P[None])
 
 
@@ -210,49 +212,55 @@ def _ours(target: "Target", ids_1T: Tensor, view: View) -> list[Tensor]:
     """States by way of :meth:`specdec.target.target.Target.forward`."""
     out = target(ids_1T, view, range(target.num_layers + 1))
     states = [*out.aux_BTNH.unbind(2), out.final_BTH, target.logits(out.final_BTH)]
-    _equal(target, "the final state", out.final_BTH, target.final_norm(states[target.num_layers]))
+    _check_exact(
+        target, "the final state", out.final_BTH, target.final_norm(states[target.num_layers])
+    )
     return states
 
 
-def _equal(target: "Target", what: str, ours: Tensor, own: Tensor) -> None:
-    """The same operation on the same input."""
+def _check_exact(target: "Target", what: str, ours: Tensor, own: Tensor) -> None:
+    """Raise ValueError unless the same operation on the same input gave the same."""
     if ours.shape != own.shape:
         raise ValueError(
             f"{target.source}: {what}: shape {tuple(ours.shape)}, the model's own {tuple(own.shape)}"
         )
     allowed = max(4 * torch.finfo(own.dtype).eps, 1e-5)  # float32's sums in another order
-    if not (worst := float(apart(ours, own).max())) <= allowed:
+    if not (worst := float(relative_error(ours, own).max())) <= allowed:
         raise ValueError(
             f"{target.source}: {what} is not the model's own: relative difference {worst:.2g}, allowed {allowed:.2g}, "
             f"since no layer lies between; specdec cannot use {type(target.model).__name__} as it is"
         )
 
 
-def _same(target: "Target", where: str, ours: list[Tensor], own: Own, at: slice) -> None:
-    """The same text through the same layers by other kernels."""
-    L = target.num_layers
-    theirs = [x[:, at] for x in own.states]
+def _check_close(
+    target: "Target", where: str, ours: list[Tensor], own: ReferenceStates, at: slice
+) -> None:
+    """Raise ValueError unless the same text through the same layers by other kernels gave nearly the same."""
+    own_states_at = [state[:, at] for state in own.states]
+    boundaries = own_states_at[: target.num_layers + 1]
     use = f"{own.why}; specdec cannot use {type(target.model).__name__} as it is"
     times = []  # what the model differs from itself by
-    for n, (name, x, allowed) in enumerate(zip(_names(target), ours, own.allowed, strict=True)):
-        gaps = {
-            b: float(apart(x, theirs[b]).median())
-            for b in ({n - 1, n, n + 1} & set(range(L + 1)) | {n})
-        }
-        times.append(gaps[n] / own.spread[n])
-        nearest = min(gaps, key=gaps.__getitem__)
-        if not gaps[n] <= allowed or gaps[nearest] < gaps[n] / 2:
-            rather = f" but that of boundary {nearest}" if gaps[nearest] < gaps[n] / 2 else ""
+    for n, (name, state, allowed) in enumerate(zip(_names(target), ours, own.allowed, strict=True)):
+        neighbors = {b: [boundaries[b]] for b in (n - 1, n + 1) if 0 <= b < len(boundaries)}
+        difference = compare_boundary(n, [state], {n: [own_states_at[n]], **neighbors})
+        times.append(difference.error / own.spread[n])
+        if not difference.fits(allowed):
+            rather = ""
+            if difference.is_of_another:
+                rather = f" but that of boundary {difference.nearest}"
             raise ValueError(
-                f"{target.source}: {where}: {name} is not the model's own{rather}: relative difference {gaps[n]:.2g} "
-                f"(median over tokens), allowed {allowed:.2g}: {own.most:g} at most, or {TIMES} times {use}"
+                f"{target.source}: {where}: {name} is not the model's own{rather}: "
+                f"relative difference {difference.error:.2g} (median over tokens), allowed {allowed:.2g}: "
+                f"{own.most:g} at most, or {TOLERANCE_FACTOR} times {use}"
             )
-    if (mean := math.exp(fmean(math.log(max(one, 1e-3)) for one in times[1:]))) > TOGETHER:
+    mean = math.exp(fmean(math.log(max(ratio, 1e-3)) for ratio in times[1:]))
+    if mean > MEAN_TOLERANCE:
         raise ValueError(
             f"{target.source}: {where}: its states are not the model's own: over all boundaries {mean:.2g} times off, "
-            f"allowed {TOGETHER:g} times, {use}"
+            f"allowed {MEAN_TOLERANCE:g} times, {use}"
         )
-    differ = own.sure_T[at] & (ours[-1].argmax(-1) != theirs[-1].argmax(-1))[0]
+    is_other_1T = ours[-1].argmax(-1) != own_states_at[-1].argmax(-1)
+    differ = own.sure_T[at] & is_other_1T[0]
     if differ.any():
         raise ValueError(
             f"{target.source}: {where}: at {int(differ.sum())} of {len(differ)} places the most likely token is not "

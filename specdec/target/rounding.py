@@ -9,7 +9,8 @@ the last one after the final norm, and the logits.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 # tokens of a short text, and of its first part
 LENGTH = 32
 PREFIX = 17
-TIMES = 4  # what is allowed, in what the model differs from itself by
+TOLERANCE_FACTOR = 4  # what is allowed, in what the model differs from itself by
 # of float32, in which norms and softmax run in most families, whatever the model's dtype
 SUMS = 2e-5
 # a model that differs more from itself proves nothing in that dtype, or is broken in one of its own ways
@@ -35,56 +36,96 @@ MOST[torch.float8_e4m3fn] = 0.3  # in which states may be stored
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ImportError)
 
 
-class Own(NamedTuple):
+class ReferenceStates(NamedTuple):
     """The model's own states on a short text, and what may differ from them."""
 
     states: list[Tensor]
-    spread: list[
-        float
-    ]  # for each state, what the model differs from itself by: median over tokens of :func:`apart`
+    # for each state, what the model differs from itself by: see :func:`median_error`
+    spread: list[float]
     most: float
     sure_T: Tensor  # bool, where its most likely token leads by more than rounding takes
     why: str  # where ``spread`` comes from
 
     @property
     def allowed(self) -> list[float]:
-        """Of what should equal the states."""
-        return [min(TIMES * s, self.most) for s in self.spread]
+        """The median error that is allowed of what should equal each state."""
+        return [min(TOLERANCE_FACTOR * error, self.most) for error in self.spread]
+
+
+class BoundaryError(NamedTuple):
+    """How far states are from the boundary that they are said to be of, and from the nearest other one."""
+
+    error: float
+    nearest: int
+    nearest_error: float  # infinite if they were held against no other
+
+    @property
+    def is_of_another(self) -> bool:
+        """Whether the states are those of the other boundary."""
+        return self.nearest_error < self.error / 2
+
+    def fits(self, allowed: float) -> bool:
+        """Whether the states are the boundary's own."""
+        return self.error <= allowed and not self.is_of_another
 
 
 def short_text(target: "Target") -> Tensor:
-    """Some token ids, (1, T)."""
-    return (torch.arange(LENGTH, device=target.device) * 7919 + 3)[
-        None
-    ] % target.embedding_weight().shape[0]
+    """Return some token ids, (1, T)."""
+    ids_T = torch.arange(LENGTH, device=target.device) * 7919 + 3
+    return ids_T[None] % target.embedding_weight().shape[0]
 
 
-def apart(ours_TH: Tensor, own_TH: Tensor) -> Tensor:
-    """|difference| / |value| of each token, in float64."""
+def relative_error(ours_TH: Tensor, own_TH: Tensor) -> Tensor:
+    """Return |difference| / |value| of each token, (T,) float64."""
     ours = ours_TH.to(own_TH.device).double()
     own = own_TH.double()
     return (ours - own).norm(dim=-1) / own.norm(dim=-1).clamp_min(1e-12)
 
 
-def run_itself(target: "Target", ids_BT: Tensor, **more: Any) -> tuple[list[Tensor], Any]:
-    """One forward of the model itself, to which the tape only listens: its states, and what it returned."""
+def median_error(ours_TH: Tensor, own_TH: Tensor) -> float:
+    """Return the median over tokens of :func:`relative_error`."""
+    return float(relative_error(ours_TH, own_TH).median())
+
+
+def compare_boundary(
+    boundary: int, states: Sequence[Tensor], own: Mapping[int, Sequence[Tensor]]
+) -> BoundaryError:
+    """Hold states against the model's own at the boundary that they are said to be of, and at others.
+
+    Args:
+        boundary: which it is.
+        states: of each text, (T, H).
+        own: by boundary, the model's own states of the same texts.
+
+    Returns:
+        The median errors, each of the text where it is largest.
+    """
+    errors = {}
+    for other, own_states in own.items():
+        pairs = zip(states, own_states, strict=True)
+        errors[other] = max(median_error(ours_TH, own_TH) for ours_TH, own_TH in pairs)
+    error = errors.pop(boundary)
+    nearest = min(errors, key=errors.__getitem__, default=boundary)
+    return BoundaryError(error, nearest, errors.get(nearest, math.inf))
+
+
+def run_itself(target: "Target", ids_BT: Tensor, **options: Any) -> tuple[list[Tensor], Any]:
+    """Run the model itself once, while the tape only listens; return its states, and what it returned."""
     boundaries = range(target.num_layers + 1)
+    options = {"output_hidden_states": True, "use_cache": False, **options}
     with target._tape.running((), boundaries) as h:
-        out = target.model(
-            input_ids=ids_BT, **{"output_hidden_states": True, "use_cache": False, **more}
-        )
+        out = target.model(input_ids=ids_BT, **options)
     if out.hidden_states is None or len(out.hidden_states) != len(boundaries):
         raise ValueError(
             f"{target.source}: the model does not report its {len(boundaries)} hidden states"
         )
-    return [
-        x.to(ids_BT.device)
-        for x in (*(h[b] for b in boundaries), out.hidden_states[-1], out.logits)
-    ], out
+    states = (*(h[b] for b in boundaries), out.hidden_states[-1], out.logits)
+    return [state.to(ids_BT.device) for state in states], out
 
 
 def in_pieces(target: "Target", ids_1T: Tensor, sizes: int | list[int]) -> list[Tensor]:
-    """The model's own states on a text, of which it runs pieces of these sizes one after the other, with its cache."""
+    """Return the model's own states on a text, which it runs in pieces of these sizes, one after the other, with its
+    cache."""
     parts = []
     cache = None
     for piece in ids_1T.split(sizes, 1):
@@ -96,8 +137,8 @@ def in_pieces(target: "Target", ids_1T: Tensor, sizes: int | list[int]) -> list[
 
 @torch.no_grad()
 def moved_logits(target: "Target", ids_1T: Tensor) -> Tensor:
-    """By how much the model itself moves the logits of a text when it runs token by token with its cache: (T,) float64,
-    each token's greatest difference."""
+    """Return by how much the model itself moves the logits of a text when it runs token by token with its cache: each
+    token's greatest difference, (T,) float64."""
     ids_1T = ids_1T.to(target.device)
     whole_1TV = run_itself(target, ids_1T)[0][-1]
     stepped_1TV = in_pieces(target, ids_1T, 1)[-1]
@@ -105,14 +146,15 @@ def moved_logits(target: "Target", ids_1T: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def own_states(target: "Target", kept: torch.dtype | None = None) -> Own:
+def own_states(target: "Target", stored: torch.dtype | None = None) -> ReferenceStates:
     """Run the model on a short text, and again in other ways.
 
     Args:
-        kept: the dtype that what is held against its states was stored in, if any.
+        target: the target.
+        stored: the dtype that what is held against its states was stored in, if any.
     """
     ids_1T = short_text(target)
-    dtypes = (target.dtype, kept or target.dtype)
+    dtypes = (target.dtype, stored or target.dtype)
     states, _ = run_itself(target, ids_1T)
     unit = max(SUMS, *(torch.finfo(dtype).eps for dtype in dtypes))
     spread = [unit] * len(states)
@@ -121,32 +163,30 @@ def own_states(target: "Target", kept: torch.dtype | None = None) -> Own:
     jitter_T = unit * logits_TV.abs().amax(-1)
     for way, others in _other_ways(target, ids_1T):
         ways.append(way)
-        spread = [
-            max(s, float(apart(x, y).median()))
-            for s, x, y in zip(spread, others, states, strict=True)
-        ]
+        errors = map(median_error, others, states)
+        # in this order an error that is NaN, of padding in some families, does not count
+        spread = [max(known, error) for known, error in zip(spread, errors, strict=True)]
         jitter_T = jitter_T.maximum((others[-1][0].double() - logits_TV).abs().amax(-1))
     most = max(MOST[dtype] for dtype in dtypes)
     first_T2 = logits_TV.topk(2).values
-    sure_T = first_T2[:, 0] - first_T2[:, 1] > 2 * TIMES * jitter_T
-    by = (
-        f"what the model differs from itself by ({', '.join(ways)})"
-        if ways
-        else "rounding: it runs in no other way"
-    )
-    return Own(states, spread, most, sure_T, f"{by} in {str(target.dtype).removeprefix('torch.')}")
+    sure_T = first_T2[:, 0] - first_T2[:, 1] > 2 * TOLERANCE_FACTOR * jitter_T
+    why = "rounding: it runs in no other way"
+    if ways:
+        why = f"what the model differs from itself by ({', '.join(ways)})"
+    why += f" in {str(target.dtype).removeprefix('torch.')}"
+    return ReferenceStates(states, spread, most, sure_T, why)
 
 
 def _other_ways(target: "Target", ids_1T: Tensor) -> Iterator[tuple[str, list[Tensor]]]:
-    """The model's states on the same text, run in other ways; one that its family does not know is left out."""
-    theirs = target.config._attn_implementation
+    """Yield the model's states on the same text, run in other ways; one that its family does not know is left out."""
+    attention = target.config._attn_implementation
 
     def eager() -> list[Tensor]:
         target.model.set_attn_implementation("eager")
         try:
             return run_itself(target, ids_1T)[0]
         finally:
-            target.model.set_attn_implementation(theirs)
+            target.model.set_attn_implementation(attention)
 
     def padded() -> list[Tensor]:
         more_13 = ids_1T[:, :3]
@@ -155,12 +195,8 @@ def _other_ways(target: "Target", ids_1T: Tensor) -> Iterator[tuple[str, list[Te
         seen_2S = torch.ones_like(ids_2S)
         seen_2S[0, :3] = 0
         positions_2S = (seen_2S.cumsum(1) - 1).clamp_min(0)
-        return [
-            x[:1, 3:]
-            for x in run_itself(target, ids_2S, attention_mask=seen_2S, position_ids=positions_2S)[
-                0
-            ]
-        ]
+        states, _ = run_itself(target, ids_2S, attention_mask=seen_2S, position_ids=positions_2S)
+        return [state_2S[:1, 3:] for state_2S in states]
 
     def cached() -> list[Tensor]:
         return in_pieces(target, ids_1T, [PREFIX, 1, 1, LENGTH - PREFIX - 2])
@@ -169,7 +205,7 @@ def _other_ways(target: "Target", ids_1T: Tensor) -> Iterator[tuple[str, list[Te
         "padded in a batch": padded,
         "in pieces with its cache": cached,
     }
-    if theirs == OURS:  # sdpa; a model that runs with eager attention may have no other
+    if attention == OURS:  # sdpa; a model that runs with eager attention may have no other
         ways = {"with eager attention": eager, **ways}
     for name, way in ways.items():
         try:

@@ -16,30 +16,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specdec.embedded import embedded_target
 from specdec.nn.view import Spans, View
-from specdec.target.adapter import merge_adapter
-from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_attention
-from specdec.target.files import failing_in_one_line, gguf_file, is_local, numbers
-from specdec.target.loading import (
-    fingerprint,
-    load_config,
-    load_model,
-    load_parts,
-    load_tokenizer,
-    named_parts,
-    spread,
-)  # fmt: skip
+from specdec.target.attention import Mask, Tape, TargetCache, layer_masks, use_own_attention
+from specdec.target.files import numbers
+from specdec.target.identity import model_fingerprint
+from specdec.target.loading import devices_of_layers, named_parts
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
-from specdec.target.proof import check_finite, prove
+from specdec.target.proof import prove
+from specdec.target.source import TargetSource
 
 log = logging.getLogger(__name__)
-
-EMBEDDED = "embedded"
-
-
-class NotServable(ValueError):  # noqa: N818  a verdict
-    """An engine cannot run the target or express the drafter: the message names what it lacks and its version."""
 
 
 class TargetOutput(NamedTuple):
@@ -139,10 +125,11 @@ class Target:
     def eos_token_ids(self) -> frozenset[int]:
         """Every token that ends a text, after the generation config, the model's config and the tokenizer."""
         named = [self.config, self.model.config, self.model.generation_config, self._tokenizer]
-        found: set[int] = set()
-        for value in (getattr(holder, "eos_token_id", None) for holder in named):
-            found.update([value] if isinstance(value, int) else value or [])
-        return frozenset(found)
+        ids: set[int] = set()
+        for holder in named:
+            value = getattr(holder, "eos_token_id", None)
+            ids.update([value] if isinstance(value, int) else value or [])
+        return frozenset(ids)
 
     @property
     def identity(self) -> dict[str, str | int | None]:
@@ -169,7 +156,7 @@ class Target:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return fingerprint(self.model.config.to_dict(), self.model.state_dict())
+        return model_fingerprint(self.model.config.to_dict(), self.model.state_dict())
 
     @cached_property
     def _parts_fingerprint(self) -> str:
@@ -178,7 +165,7 @@ class Target:
             for name, value in self.model.config.to_dict().items()
             if name != "quantization_config"
         }
-        return fingerprint(config, dict(named_parts(self.model).values()))
+        return model_fingerprint(config, dict(named_parts(self.model).values()))
 
     def is_of(self, identity: Mapping[str, Any]) -> bool:
         """Whether it is the target of that identity, by all weights or, where not both know these, by its parts."""
@@ -198,7 +185,7 @@ class Target:
             for weight in self.model.parameters():
                 if not weight.is_meta:
                     weight.data = weight.data.to(device)
-        elif not spread(self.model):
+        elif not devices_of_layers(self.model):
             self.model.to(device)
         return self
 
@@ -226,17 +213,12 @@ class Target:
             ValueError: no such boundary, the view does not fit the cache or the model, or there are no layers to run.
         """
         self._check_whole()
-        wrong = [b for b in layers if not 0 <= b <= self.num_layers]
-        if wrong:
-            raise ValueError(
-                f"no layer boundary {wrong[0]}: this target has {self.num_layers} layers, so 0 (the embeddings) "
-                f"to {self.num_layers} (before the final norm)"
-            )
+        self._check_boundaries(layers)
         cache = view.cache
         columns = view.visibility.columns
         last = self.num_layers
         if self.recurrent and cache is None and (documents := _documents(view)):
-            return self._apart(ids_BT, documents, layers, final_norm)
+            return self._forward_by_document(ids_BT, documents, layers, final_norm)
         if self.most_slots is not None and columns > self.most_slots:
             raise ValueError(
                 f"{columns} slots or tokens are more than {self.most_slots}, where this model's rotary frequencies "
@@ -248,20 +230,12 @@ class Target:
             raise ValueError(
                 f"the target keeps its keys in a TargetCache (new_cache), not a {type(cache).__name__}"
             )
-        config = self.config  # its window is read anew each time, since a proof narrows it
-        windows = [config.sliding_window if sliding else None for sliding in self._parts.sliding]
-        weight = self._parts.head.weight
-        masks = layer_masks(
-            view, columns, windows, weight.dtype, config._attn_implementation in (OURS, OURS_EAGER)
-        )
-        masks = [
-            mask if attends else None for mask, attends in zip(masks, self.attends, strict=True)
-        ]
+        masks = self._masks(view, columns)
         # each layer gets a mask of its own; this one keeps the family from making any
         no_mask = view.positions_BT.new_ones(1, dtype=torch.bool)
         kept = frozenset(b for b in layers if b < last or not final_norm)
         with (
-            torch.autocast(weight.device.type, enabled=False),
+            torch.autocast(self.device.type, enabled=False),
             self._tape.running(masks, kept) as h,
         ):
             final_BTH = self._parts.decoder(
@@ -281,7 +255,25 @@ class Target:
 
     __call__ = forward
 
-    def _apart(
+    def _check_boundaries(self, layers: Sequence[int]) -> None:
+        for boundary in layers:
+            if not 0 <= boundary <= self.num_layers:
+                raise ValueError(
+                    f"no layer boundary {boundary}: this target has {self.num_layers} layers, so 0 (the embeddings) "
+                    f"to {self.num_layers} (before the final norm)"
+                )
+
+    def _masks(self, view: View, columns: int) -> list[Mask]:
+        """Return each layer's mask over the first ``columns`` keys; None for a layer that does not attend."""
+        config = self.config  # its window is read anew each time, since a proof narrows it
+        windows = [config.sliding_window if sliding else None for sliding in self._parts.sliding]
+        in_pieces = config._attn_implementation in (OURS, OURS_EAGER)
+        masks = layer_masks(view, columns, windows, self._parts.head.weight.dtype, in_pieces)
+        return [
+            mask if attends else None for mask, attends in zip(masks, self.attends, strict=True)
+        ]
+
+    def _forward_by_document(
         self,
         ids_BT: Tensor,
         documents: Sequence[tuple[int, slice]],
@@ -295,10 +287,14 @@ class Target:
             B, T, len(layers), self.hidden_size, dtype=self.dtype, device=ids_BT.device
         )
         final_BTH = aux_BTNH.new_zeros(B, T, self.hidden_size)
-        longest_first = sorted(documents, key=lambda one: one[1].start - one[1].stop)
+
+        def length(document: tuple[int, slice]) -> int:
+            return document[1].stop - document[1].start
+
+        longest_first = sorted(documents, key=length, reverse=True)
         while longest_first:
-            longest = longest_first[0][1].stop - longest_first[0][1].start
-            batch = [one for one in longest_first if 2 * (one[1].stop - one[1].start) > longest]
+            longest = length(longest_first[0])
+            batch = [document for document in longest_first if 2 * length(document) > longest]
             longest_first = longest_first[len(batch) :]
             # what follows a document does not reach it
             ids_NL = ids_BT.new_zeros(len(batch), longest)
@@ -320,20 +316,20 @@ class Target:
         """
         parts = self._parts
         device = self._parts.head.weight.device
-        output = _Instead(None, {"last_hidden_state": final_BTH.to(device)})
+        decoded = _Stub(None, {"last_hidden_state": final_BTH.to(device)})
         body: dict[str, Any] = {}
         # the decoder, or modules around it: whichever is called
         for depth in range(len(parts.decoder_path), 0, -1):
             module = self.model.get_submodule(".".join(parts.decoder_path[:depth]))
-            body = {parts.decoder_path[depth - 1]: _Instead(module, {"output": output, **body})}
+            body = {parts.decoder_path[depth - 1]: _Stub(module, {"output": decoded, **body})}
         if rows_D is not None:
             at = rows_D.to(device) if isinstance(rows_D, Tensor) else rows_D
             weight_DH = parts.head.weight[at]
             bias_D = None if parts.head.bias is None else parts.head.bias[at]
             body[parts.head_name] = lambda x_BTH: F.linear(x_BTH, weight_DH, bias_D)
         with torch.autocast(device.type, enabled=False):
-            made = type(self.model).forward(_Instead(self.model, body), use_cache=False)
-        return made.logits.to(final_BTH.device)
+            output = type(self.model).forward(_Stub(self.model, body), use_cache=False)
+        return output.logits.to(final_BTH.device)
 
     def new_cache(self, capacity: int, batch: int = 1) -> TargetCache:
         """An empty cache of ``capacity`` slots for each of ``batch`` sequences.
@@ -381,7 +377,7 @@ def _documents(view: View) -> list[tuple[int, slice]]:
 
 
 @dataclass(eq=False)
-class _Instead:
+class _Stub:
     """The object ``of``, which is left alone itself, with other attributes; called, it gives its ``output``.
 
     Of nothing (None), every attribute that is not named is None: what a decoder returns has only its last state.
@@ -400,120 +396,3 @@ class _Instead:
         if name in self.named:
             return self.named[name]
         return None if self.of is None else getattr(self.of, name)
-
-
-@dataclass(frozen=True)
-class TargetSource:
-    """A target by name.
-
-    Args:
-        source: a Hub id, a directory, a GGUF file (dequantized by transformers), or ``embedded``: the small model that
-            comes with specdec.
-        revision: a branch, tag or commit on the Hub.
-        dtype: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
-        trust_remote_code: run code that the model's repository brings; off unless you have read it.
-        device_map: ``auto`` spreads the layers over the GPUs that this process sees, by transformers and accelerate.
-        adapter: a LoRA adapter of it as PEFT saves one, a directory or a Hub id; merged into the weights.
-        parts: read embedding, final norm and head alone: enough to train from stored features, to export and to import,
-            whatever memory the layers take; nothing is decoded then, nor proved.
-    """
-
-    source: str = EMBEDDED
-    revision: str | None = None
-    dtype: str = "float32"
-    trust_remote_code: bool = False
-    device_map: str | None = None
-    adapter: str | None = None
-    parts: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("adapter", "device_map"):
-            if self.parts and getattr(self, name) is not None:
-                raise ValueError(f"target.{name} is of the whole target: set target.parts=false")
-
-    @classmethod
-    def of(cls, target: "TargetSource | Target | str | Path") -> "TargetSource":
-        """A source as it is, where a loaded target came from, or a directory or Hub id by its name."""
-        if isinstance(target, TargetSource):
-            return target
-        if isinstance(target, Target):
-            if target.origin is not None:
-                return target.origin
-            dtype = str(target.dtype).removeprefix("torch.")
-            return cls(
-                target.source,
-                target.revision,
-                dtype,
-                adapter=target.adapter,
-                parts=not target.whole,
-            )
-        return cls(str(target))
-
-    def load_tokenizer(self) -> Any:
-        """The target's tokenizer alone; ``ValueError`` if there is none or it cannot be read."""
-        return load_tokenizer(self.directory(), self.revision, self.trust_remote_code)
-
-    def directory(self) -> str:
-        """A directory, GGUF file or Hub id."""
-        if self.source != EMBEDDED:
-            return self.source
-        return str(embedded_target())
-
-    @property
-    def is_gguf(self) -> bool:
-        """Whether it is a GGUF file, whose quantized weights no serving engine runs as transformers does."""
-        return self.source != EMBEDDED and gguf_file(self.source) is not None
-
-    def servable(self) -> str:
-        """Where an engine finds it; ``NotServable`` if it is a GGUF file, or has an adapter merged into it."""
-        if self.adapter is not None:
-            raise NotServable(
-                f"{self.source} with {self.adapter}: an engine keeps an adapter apart, and rounds otherwise: save the "
-                "merged model (docs/data.md says how), and give that as the target"
-            )
-        if self.is_gguf:
-            raise NotServable(
-                f"{self.source}: engines run a GGUF file's quantized weights, not those that the drafter is for: save "
-                "them as a directory (docs/data.md says how), and give that as the target"
-            )
-        return self.directory()
-
-    def local_config(self) -> Any | None:
-        """The text model's configuration where that takes no network, else None.
-
-        Raises:
-            ValueError: it is neither a directory or GGUF file that is there nor a Hub id.
-        """
-        if self.source != EMBEDDED and not is_local(self.source):
-            return None
-        return load_config(self.directory(), self.revision, self.trust_remote_code)
-
-    def load(self, device: str = "cpu") -> Target:
-        """Load model and tokenizer from disk, without any network, or from the Hugging Face Hub.
-
-        Raises:
-            ValueError: whatever is wrong with source, weights, dtype or device, in one line.
-        """
-        place = self.directory()
-        trusted = self.trust_remote_code
-        log.info(
-            "loading %s %s in %s",
-            "parts of" if self.parts else "the target",
-            self.source,
-            self.dtype,
-        )
-        if self.parts:
-            model, tokenizer = load_parts(place, self.revision, self.dtype, device, trusted)
-        else:
-            model, tokenizer = load_model(
-                place, self.revision, self.dtype, device, trusted, self.device_map
-            )
-        if self.adapter is not None:
-            model = merge_adapter(model, self.adapter)
-        with failing_in_one_line(place):
-            target = Target(
-                model, tokenizer, self.source, self.revision, self.adapter, not self.parts
-            )
-        check_finite(target)
-        target.origin = self
-        return target

@@ -15,9 +15,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from specdec.utils.imports import guard
+from specdec.utils.imports import guard_parsers
 from specdec.utils.locks import claim_of, is_held
-from specdec.utils.trust import check_reach, load_yaml, measure, read_yaml_text, redacted
+from specdec.utils.trust import check_reach, check_yaml_size, load_yaml, read_yaml_text, redacted
 
 
 def shipped(path: str) -> str:
@@ -33,7 +33,7 @@ def read_yaml(path: str) -> dict[str, Any]:
     says what only the command line may."""
 
     def load(text: str) -> Any:
-        return OmegaConf.to_container(OmegaConf.create(text)) if measure(text) else None
+        return OmegaConf.to_container(OmegaConf.create(text)) if check_yaml_size(text) else None
 
     config = load_yaml(read_yaml_text(path), path, load)
     if not isinstance(config, dict):
@@ -63,7 +63,7 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     ``${...}`` references are left for the parser, which resolves them after the arguments (``omegaconf+``). ValueError
     if a file cannot be read.
     """
-    config, rest = merged(args)
+    config, rest = merge_config(args)
     words = [word.rpartition("=") for word in rest]
     # a part's file by its whole path: a bare mine.yaml would also be the name of something in a module
     return config, [
@@ -71,9 +71,9 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     ]
 
 
-def merged(args: list[str]) -> tuple[dict[str, Any], list[str]]:
+def merge_config(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     """The same, with the remaining arguments as they are."""
-    guard()
+    guard_parsers()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     try:

@@ -33,7 +33,7 @@ WANTED = {"imports": "a module's name: --allow_imports my_package", "env": "a va
           "keys": f"a key: --allow_keys {next(iter(trust.REACH))}"}  # fmt: skip
 
 
-def guard() -> None:
+def guard_parsers() -> None:
     """Make jsonargparse refuse every import that is not allowed; call it before any value is parsed."""
     set_parsing_settings(
         import_path_denylist=["*"],
@@ -42,7 +42,7 @@ def guard() -> None:
         # else any class could be built where a parameter is not annotated
         instantiate_subclass_spec_in_any=False,
     )
-    trust.guard()
+    trust.guard_yaml()
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def allowing(
             _import(module)
         both = zip(before, (modules, env, keys), strict=True)
         trust.allowed.append(Allowed(*(tuple(dict.fromkeys((*one, *two))) for one, two in both)))
-        guard()
+        guard_parsers()
         yield
     finally:
         if len(trust.allowed) > depth:  # else it failed before
@@ -93,7 +93,7 @@ def ensure(class_path: str) -> None:
         _import(module)
 
 
-def take(args: list[str]) -> tuple[Allowed, list[str]]:
+def take_permissions(args: list[str]) -> tuple[Allowed, list[str]]:
     """What ``--allow_imports``, ``--allow_env`` and ``--allow_keys``, and the same in the environment as
     ``$SPECDEC_ALLOW_IMPORTS``, name, and the other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

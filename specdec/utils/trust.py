@@ -97,7 +97,7 @@ def read_yaml_text(path: Path | str) -> str:
 def load_yaml(text: str, name: Path | str, load: Callable[[str], Any] | None = None) -> Any:
     """What a YAML text says; ValueError with ``name``, and the line, if it is not YAML or would grow endlessly."""
     try:
-        measure(text)
+        check_yaml_size(text)
         return load(text) if load else loaded(text)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -110,13 +110,17 @@ def load_yaml(text: str, name: Path | str, load: Callable[[str], Any] | None = N
 
 
 def loaded(text: str) -> Any:
-    """What a YAML text says, as ``yaml.safe_load`` reads it."""
+    """Return what a YAML text says, as ``yaml.safe_load`` reads it."""
     return yaml.load(text, LOADER)  # noqa: S506  a safe one
 
 
-def measure(text: str) -> bool:
-    """Whether a YAML text is a mapping, or empty; ValueError if it holds more values, or deeper ones, than any config,
-    YAMLError if it is none."""
+def check_yaml_size(text: str) -> bool:
+    """Return whether a YAML text is a mapping, or empty.
+
+    Raises:
+        ValueError: it holds more values, or deeper ones, than any config.
+        yaml.YAMLError: it is no YAML.
+    """
     plain = False
     if len(text) > MOST_YAML:
         raise ValueError(f"{len(text):,} letters, and no more than {MOST_YAML:,} are read")
@@ -260,11 +264,12 @@ def _made(*given: Any) -> Any:
     )
 
 
-def guard() -> None:
+def guard_yaml() -> None:
     """Let jsonargparse read its files through :func:`read_yaml_text` and its values through :func:`load_yaml`, refuse
     in them what only the command line may say, and resolve ``${...}`` as a file may; a value of an option's own is no
     mapping, and free."""
-    jsonargparse.Path.read_text = lambda self: read_yaml_text(self.absolute)  # type: ignore[method-assign]
+    # jsonargparse has no other place where a file is seen before all of it is in memory
+    jsonargparse.Path.read_text = lambda self: _read_part(self.absolute)  # type: ignore[method-assign]
     for mode in MODES:
         set_loader(mode, _checked(_loader(mode)), (yaml.YAMLError,))
     for name, resolver in {"oc.env": _environment, "oc.create": _made, "oc.decode": _made}.items():
@@ -280,16 +285,33 @@ def writing() -> Iterator[None]:
     try:
         yield
     finally:
-        guard()
+        guard_yaml()
+
+
+def _holds_mapping(value: Any) -> bool:
+    """Whether it says something of options or parts: a mapping, or a list with one."""
+    values = value if isinstance(value, list) else [value]
+    return any(isinstance(child, Mapping) for child in values)
+
+
+def _read_part(path: str) -> str:
+    """Return the text of a file that jsonargparse takes for a part's.
+
+    It tries every file that stands where a part may, those of training texts too. YAMLError if the file holds no
+    options: then jsonargparse leaves the path as it is.
+    """
+    text = read_yaml_text(path)
+    check_yaml_size(text)
+    if not _holds_mapping(loaded(text)):
+        raise yaml.YAMLError(f"{path}: it holds no mapping of keys")
+    return text
 
 
 def _checked(load: Callable[[str], Any]) -> Callable[[str], Any]:
     def loader(text: str) -> Any:
-        measure(text)
+        check_yaml_size(text)
         value = load(text)
-        if isinstance(value, Mapping) or (
-            isinstance(value, list) and any(isinstance(one, Mapping) for one in value)
-        ):
+        if _holds_mapping(value):
             check_reach(value, "config")
         return value
 

@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 from specdec.cli import main
-from specdec.commands.fit import _once, run
+from specdec.commands.fit import _once, run_fit
 from specdec.drafter import load_drafter
 from specdec.features import OnTheFly
 from specdec.target.target import TargetOutput
@@ -65,7 +65,7 @@ def bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_keeps_everything(base: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert (
-        run(
+        run_fit(
             "fit",
             [
                 *base,
@@ -92,7 +92,7 @@ def test_a_run_keeps_everything(base: list[str], tmp_path: Path) -> None:
     assert drafter.config.draft_vocab_size == 200
     assert drafter.config.target["fingerprint"]
     again = tmp_path / "again"  # the saved config is a run of its own
-    assert run("fit", ["--config", str(out / "config.yaml"), "--out", str(again)]) == 0
+    assert run_fit("fit", ["--config", str(out / "config.yaml"), "--out", str(again)]) == 0
     one, two = (load_file(path / "drafter" / "model.safetensors") for path in (out, again))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -118,7 +118,7 @@ def test_loggers_are_added_replaced_and_switched_off(
     """Each lies in the run directory and has the config, flattened by its own habit."""
     out = tmp_path / "run"
     short = ["--trainer.max_steps=1", "--trainer.limit_val_batches=0"]
-    assert run("fit", [*base, *short, *given, f"--out={out}"]) == 0
+    assert run_fit("fit", [*base, *short, *given, f"--out={out}"]) == 0
     assert sorted(path.parent.name for path in out.glob("*/version_0")) == folders
     for folder in folders:
         found = yaml.safe_load((out / folder / "version_0" / "hparams.yaml").read_text())
@@ -135,7 +135,7 @@ def test_loggers_are_added_replaced_and_switched_off(
     # none of it lies in the first run's
     saved = ["--config", str(out / "config.yaml"), f"--out={tmp_path / 'again'}"]
     if folders == ["csv", "mine", "tensorboard"]:
-        assert run("fit", saved) == 0
+        assert run_fit("fit", saved) == 0
         assert (
             sorted(path.parent.name for path in (tmp_path / "again").glob("*/version_0")) == folders
         )
@@ -150,20 +150,22 @@ def test_what_no_file_may_say_may_be_typed(base: list[str], tmp_path: Path) -> N
         f"--trainer.logger.save_dir={logs}",
         "--trainer.max_steps=1",
     ]
-    assert run("fit", [*base, *typed, f"--out={out}"]) == 0
+    assert run_fit("fit", [*base, *typed, f"--out={out}"]) == 0
     assert list(logs.glob("*/version_0/hparams.yaml"))
     saved = ["--config", str(out / "config.yaml"), f"--out={tmp_path / 'again'}"]
     with pytest.raises(ValueError, match="--allow_keys save_dir"):
-        run("fit", saved)
+        run_fit("fit", saved)
 
 
 def test_a_config_that_was_printed_leaves_the_next_run_alone(
     base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("fit", [*base, "--print_config"]) == 0 and "ttt_steps: 3" in capsys.readouterr().out
+    assert (
+        run_fit("fit", [*base, "--print_config"]) == 0 and "ttt_steps: 3" in capsys.readouterr().out
+    )
     assert main(["fit", *base, "--print_config", "--trainer.max_steps=many"]) == 2
     short = ["--trainer.max_steps=1", "--trainer.limit_val_batches=0"]
-    assert run("fit", [*base, *short, f"--out={tmp_path / 'run'}"]) == 0
+    assert run_fit("fit", [*base, *short, f"--out={tmp_path / 'run'}"]) == 0
     assert (tmp_path / "run" / "DONE.json").exists()
 
 
@@ -171,7 +173,7 @@ def test_callbacks_are_added(base: list[str], tmp_path: Path) -> None:
     out, short = tmp_path / "run", ["--trainer.max_steps=2", "--trainer.limit_val_batches=0"]
     added = ["--trainer.callbacks+=EMA", "--trainer.callbacks.decay=0.5"]
     added += ["--trainer.callbacks+=lightning.pytorch.callbacks.LearningRateMonitor"]
-    assert run("fit", [*base, *short, *added, f"--out={out}"]) == 0
+    assert run_fit("fit", [*base, *short, *added, f"--out={out}"]) == 0
     # of the average
     assert "current_model_state" in torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     metrics = (out / "csv" / "version_0" / "metrics.csv").read_text()
@@ -187,7 +189,7 @@ def test_a_run_ends_with_what_to_do_next(
     """The commands do it."""
     caplog.set_level("INFO", "specdec")
     out = tmp_path / "run"
-    assert run("fit", [*base, "--data.init_args.seq_len=64", f"--out={out}"]) == 0
+    assert run_fit("fit", [*base, "--data.init_args.seq_len=64", f"--out={out}"]) == 0
     first, place, drafter, best, accepted, evaluate, export = caplog.messages[-1].splitlines()
     assert first.startswith("trained 6 steps, train/loss ") and "val/acceptance_length 1." in first
     assert place.split() == ["run", "directory", str(out)] and drafter.split() == [
@@ -236,7 +238,7 @@ def test_of_several_processes_the_first_speaks(monkeypatch: pytest.MonkeyPatch) 
 def test_training_learns_and_leaves_the_target_out(base: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert (
-        run(
+        run_fit(
             "fit",
             [
                 *base,
@@ -284,7 +286,7 @@ def test_a_checkpoint_of_another_config_is_refused(
 ) -> None:
     out = tmp_path / "run"
     short = ["--trainer.max_steps=3", "--trainer.limit_val_batches=0"]
-    assert run("fit", [*base, *short, "--out", str(out)]) == 0
+    assert run_fit("fit", [*base, *short, "--out", str(out)]) == 0
     checkpoint = str(out / "checkpoints" / "step-3.ckpt")
     for override, message in (
         (
@@ -514,7 +516,7 @@ def test_an_interrupted_run_can_be_resumed(
         drafter.lm_head.weight, saved["state_dict"]["train_step.drafter.lm_head.weight"]
     )
     more = [*base, "--out", str(out), "--trainer.max_steps", str(steps + 2)]
-    assert run("fit", [*more, "--ckpt_path", str(out / "checkpoints" / "last.ckpt")]) == 0
+    assert run_fit("fit", [*more, "--ckpt_path", str(out / "checkpoints" / "last.ckpt")]) == 0
     assert json.loads((out / "DONE.json").read_text())["steps"] == steps + 2
     assert (out / "config.yaml").read_text() != (out / "config.1.yaml").read_text()
 
@@ -529,7 +531,7 @@ def test_a_killed_run_goes_on_to_the_last_bit(base: list[str], tmp_path: Path) -
         "--trainer.limit_val_batches=0",
     ]
     whole, out = tmp_path / "whole", tmp_path / "killed"
-    assert run("fit", [*args, f"--out={whole}"]) == 0
+    assert run_fit("fit", [*args, f"--out={whole}"]) == 0
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
     command = [sys.executable, "-m", "specdec", "fit", *args, f"--out={out}"]
     with subprocess.Popen(
@@ -538,7 +540,7 @@ def test_a_killed_run_goes_on_to_the_last_bit(base: list[str], tmp_path: Path) -
         while process.poll() is None and not list(out.glob("checkpoints/step-*.ckpt")):
             time.sleep(0.02)
         process.kill()
-    assert run("fit", [*args, f"--out={out}", "--ckpt_path=auto"]) == 0
+    assert run_fit("fit", [*args, f"--out={out}", "--ckpt_path=auto"]) == 0
     assert (out / "losses.txt").read_text() == (whole / "losses.txt").read_text()
     one, two = (load_drafter(path / "drafter").state_dict() for path in (whole, out))
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonargparse import ArgumentParser
 
-from specdec.commands.parser import call, parse, parser_of, short
+from specdec.commands.parser import call, parse, parser_of, shorten_message
 from specdec.drafter import Entry
 
 
@@ -41,7 +41,7 @@ def test_a_mistake_is_one_line(parser: ArgumentParser, argv: list[str], message:
 
 def test_of_many_types_the_reasons_are_kept() -> None:
     text = "Parser key 'x':\n  No type took it\n  Errors:\n  - too big\n  - not a <class 'NoneType'>\n  Given value: 9"
-    assert short(text) == "Parser key 'x': - too big"
+    assert shorten_message(text) == "Parser key 'x': - too big"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.cli import main
-from specdec.commands.fit import run
+from specdec.commands.fit import run_fit
 from specdec.commands.plan import drafter_flops, target_flops
 from specdec.data import Batch
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, load_drafter
@@ -59,7 +59,7 @@ def test_a_run_is_what_was_planned(
     caplog.set_level(logging.INFO, logger="specdec")
     out, flags = tmp_path / "run", {"max_steps": 1, "log_every_n_steps": 1, "limit_val_batches": 0}
     assert (
-        run(
+        run_fit(
             "fit",
             [
                 *base,

@@ -12,8 +12,8 @@ import yaml
 import specdec.commands.quickstart
 import specdec.embedded.corpus
 from specdec.cli import main
+from specdec.commands.pretraining import RECORD
 from specdec.embedded.corpus import Corpus, CorpusFile
-from specdec.pretrain import RECORD
 from specdec.utils.files import write_json
 from tests.conftest import TEXT
 
@@ -23,7 +23,7 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
     """A random target in place of the embedded one, eight lines of training, three prompts."""
     target = shutil.copytree(target_directory, tmp_path / "target")
     write_json(target / RECORD, {"parameters": 12345, "held_out_loss": 5.0})
-    monkeypatch.setattr("specdec.target.target.embedded_target", lambda: target)
+    monkeypatch.setattr("specdec.target.source.embedded_target", lambda: target)
     longer = TEXT.replace("    return", "    if a > b:\n        return b\n    return")
     files = Corpus([CorpusFile("a.py", longer)], [CorpusFile("b.py", longer[:400])])
     monkeypatch.setattr(specdec.embedded.corpus, "corpus", lambda seed: files)
@@ -146,7 +146,7 @@ def test_in_full_the_target_is_trained_too_and_decoding_compiled(
     monkeypatch.setattr(
         specdec.commands.quickstart,
         "pretrain",
-        lambda config: shutil.copytree(small_world / "target", config.out),
+        lambda config: shutil.copytree(small_world / "target", config.out) and 0,
     )
     out = small_world / "run"
     assert main(["quickstart", "--full", "--out", str(out)]) == 0

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import COMMANDS, check_names
-from specdec.commands.spelling import arguments_of, index, known_parts, names_in, source_of
+from specdec.commands.known import class_arguments, index, known_parts
+from specdec.commands.sources import names_in, source_of
 
 ROOT = Path(__file__).parents[2]
 PARTS = "from specdec.drafter import Fusion\n\n\nclass TokenGate(Fusion):\n    pass\n"
@@ -182,7 +183,7 @@ def test_what_is_known_of_classes() -> None:
         parts["model.drafter.norms.aux"].words == ("none", "each", "concat")
         and parts["trainer.strategy"].free
     )
-    assert arguments_of("specdec.training.divergences.JensenShannon") == ["beta"]
+    assert class_arguments("specdec.training.divergences.JensenShannon") == ["beta"]
     for part in parts.values():
         assert set(part.classes) <= set(index()["classes"])
 

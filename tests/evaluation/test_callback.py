@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdec.commands.fit import run
+from specdec.commands.fit import run_fit
 from specdec.data import Document, TextData
 from specdec.data.packing import pack_stream, pack_whole
 from specdec.decoding import SpeculativeDecoder, parse_shape
@@ -108,7 +108,7 @@ def test_training_is_left_alone_to_the_last_bit(base: list[str], tmp_path: Path)
     for every in ("1", "0"):
         out = tmp_path / every
         assert (
-            run(
+            run_fit(
                 "fit", [*base, *extra, "--acceptance.every_n_validations", every, "--out", str(out)]
             )
             == 0
@@ -126,7 +126,7 @@ def test_what_is_logged_is_what_decoding_gives(
     base: list[str], tmp_path: Path, easy: Path, text_file: Path
 ) -> None:
     out, dtype = tmp_path / "run", "bfloat16"  # the target's; the drafter trains in float32
-    assert run("fit", [*base, *LONG, "--model.target.dtype", dtype, "--out", str(out)]) == 0
+    assert run_fit("fit", [*base, *LONG, "--model.target.dtype", dtype, "--out", str(out)]) == 0
     wanted = measured(out, easy, text_file, "chain:depth=5", dtype)
     assert wanted["acceptance_length"] > 1.4
     logged = json.loads((out / "DONE.json").read_text())["metrics"]
@@ -182,7 +182,7 @@ def test_the_best_drafter_is_kept_beside_the_last(
     """As it was decoded: averaged, where the average is validated."""
     caplog.set_level("INFO", "specdec")
     out = tmp_path / "run"
-    assert run("fit", [*worse, *average, f"--out={out}"]) == 0
+    assert run_fit("fit", [*worse, *average, f"--out={out}"]) == 0
     lengths = dict(zip(decoded_at(out), column(out, "val/acceptance_length"), strict=True))
     best = max(lengths, key=lambda step: lengths[step])
     found, done = chosen_by(out), json.loads((out / "DONE.json").read_text())
@@ -205,13 +205,13 @@ def test_the_best_drafter_is_kept_beside_the_last(
 def test_the_best_drafter_survives_a_kill(worse: list[str], tmp_path: Path) -> None:
     """The folder is the run's, though the checkpoint that goes on is older; only what was decoded alike compares."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    assert run("fit", [*worse, f"--out={whole}"]) == 0
-    assert run("fit", [*worse, f"--out={halves}", "--trainer.max_steps=23"]) == 0
+    assert run_fit("fit", [*worse, f"--out={whole}"]) == 0
+    assert run_fit("fit", [*worse, f"--out={halves}", "--trainer.max_steps=23"]) == 0
     assert chosen_by(halves) == chosen_by(whole)
     for path in (halves / "checkpoints").glob("*.ckpt"):
         if path.name not in ("step-5.ckpt", "step-10.ckpt"):
             path.unlink()
-    assert run("fit", [*worse, f"--out={halves}", "--ckpt_path=auto"]) == 0
+    assert run_fit("fit", [*worse, f"--out={halves}", "--ckpt_path=auto"]) == 0
     assert (
         json.loads((halves / "DONE.json").read_text())["best"]
         == chosen_by(halves)
@@ -220,14 +220,14 @@ def test_the_best_drafter_survives_a_kill(worse: list[str], tmp_path: Path) -> N
     one, two = (load_drafter(out / "drafter_best").state_dict() for out in (whole, halves))
     assert all(torch.equal(one[name], two[name]) for name in one)
     longer = [*worse, "--ckpt_path=auto", "--trainer.max_steps=40", f"--out={halves}"]
-    assert run("fit", [*longer, "--acceptance.shape=chain:depth=2"]) == 0
+    assert run_fit("fit", [*longer, "--acceptance.shape=chain:depth=2"]) == 0
     assert (
         chosen_by(halves)["step"] > 30 and chosen_by(halves)["decoded"]["shape"] == "chain:depth=2"
     )
     weights = halves / "drafter_best" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match=r"drafter_best.*remove .*drafter_best") as error:
-        run("fit", [*longer, "--trainer.max_steps=41"])
+        run_fit("fit", [*longer, "--trainer.max_steps=41"])
     assert "\n" not in str(error.value)
 
 
@@ -236,7 +236,7 @@ def test_no_decoding_no_best_drafter(
 ) -> None:
     caplog.set_level("INFO", "specdec")
     out = tmp_path / "run"
-    assert run("fit", [*base, "--acceptance.every_n_validations=0", f"--out={out}"]) == 0
+    assert run_fit("fit", [*base, "--acceptance.every_n_validations=0", f"--out={out}"]) == 0
     assert not (out / "drafter_best").exists() and "best" not in json.loads(
         (out / "DONE.json").read_text()
     )
@@ -266,7 +266,7 @@ def test_what_is_said_of_best_and_last() -> None:
 def test_every_second_validation(base: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
     seldom = [*base, "--acceptance.every_n_validations", "2"]
-    assert run("fit", [*seldom, "--trainer.max_steps", "3", "--out", str(out)]) == 0
+    assert run_fit("fit", [*seldom, "--trainer.max_steps", "3", "--out", str(out)]) == 0
     assert len(column(out, "val/loss")) == 2 and len(column(out, "val/acceptance_length")) == 1
 
 
@@ -312,7 +312,7 @@ def test_decoding_keeps_to_its_share_of_the_training_time(
         "--checkpoint.save_top_k=-1",
     ]
     args += ["--trainer.log_every_n_steps=1", "--model.ttt_steps=1", "--data.batch_size=1"]
-    assert run("fit", [*args, f"--out={out}"]) == 0
+    assert run_fit("fit", [*args, f"--out={out}"]) == 0
     # spent and to be spent: 0.5 + 2 * 0.5 = 1.5 s, affordable from the 30th second on; then 2 s, from the 40th
     steps = decoded_at(out)
     assert steps == [3, 15, 21] and len(column(out, "val/loss")) == 7
@@ -331,7 +331,7 @@ def test_decoding_keeps_to_its_share_of_the_training_time(
 
     resumed = tmp_path / "resumed"  # it knows what was spent and trained before
     more = ["--ckpt_path", str(out / "checkpoints" / "step-9.ckpt"), f"--out={resumed}"]
-    assert run("fit", [*args, *more]) == 0
+    assert run_fit("fit", [*args, *more]) == 0
     assert decoded_at(resumed) == [15, 21] and column(resumed, "val/acceptance_seconds") == [
         1.0,
         1.5,
@@ -350,7 +350,7 @@ def test_nothing_is_decoded_at_the_sanity_check(
 ) -> None:
     out, shape = tmp_path / "run", "tree:depth=3,top_k=2,nodes=6"
     more = ["--trainer.num_sanity_val_steps", "2", "--acceptance.shape", shape, "--out", str(out)]
-    assert run("fit", [*base, *more]) == 0
+    assert run_fit("fit", [*base, *more]) == 0
     logged = column(out, "val/acceptance_length")
     assert len(logged) == len(column(out, "val/loss"))
     assert logged[-1] == pytest.approx(measured(out, easy, text_file, shape)["acceptance_length"])
@@ -364,7 +364,7 @@ def test_averaged_weights_are_measured(
         "--trainer.callbacks+=specdec.training.callbacks.EMA",
         "--trainer.callbacks.decay=0.9",
     ]
-    assert run("fit", [*base, *LONG, *average, "--out", str(out)]) == 0
+    assert run_fit("fit", [*base, *LONG, *average, "--out", str(out)]) == 0
     wanted = measured(out, easy, text_file, "chain")["acceptance_length"]
     assert wanted > 1.2
     assert column(out, "val/acceptance_length")[-1] == pytest.approx(wanted)
@@ -394,7 +394,7 @@ def test_wrong_input_is_told_before_training(
     base: list[str], tmp_path: Path, override: list[str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        run("fit", [*base, *override, "--out", str(tmp_path / "run")])
+        run_fit("fit", [*base, *override, "--out", str(tmp_path / "run")])
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
@@ -402,7 +402,7 @@ def test_wrong_input_is_told_before_training(
 def test_nothing_is_asked_of_data_that_is_never_validated(base: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
     more = ["--acceptance.max_new_tokens", "250", "--trainer.limit_val_batches", "0"]
-    assert run("fit", [*base, *more, "--trainer.max_steps", "1", "--out", str(out)]) == 0
+    assert run_fit("fit", [*base, *more, "--trainer.max_steps", "1", "--out", str(out)]) == 0
 
 
 def test_logged_figures_of_few_answers(caplog: pytest.LogCaptureFixture) -> None:

@@ -127,7 +127,7 @@ def test_no_thread_is_left_of_a_run(whole: Path, target_directory: Path) -> None
     data = Texts()
     data.prepare(None)
     batch = data.splits.validation
-    module.source.announce(batch)
+    module.source.prefetch(batch)
     layers = module.source.layers
     assert module.source(module.target, batch, layers, False).aux_BTNH.shape[2] == len(layers)
     module.source.close()
@@ -153,7 +153,7 @@ def test_features_on_the_fly_are_the_targets(rows: Any, target: Target) -> None:
     assert not real.all()
 
 
-def test_what_is_announced_is_read_once(
+def test_what_is_prefetched_is_read_once(
     whole: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = Texts()
@@ -210,7 +210,7 @@ def test_taps_that_are_off_by_one_are_caught_before_the_first_step(
     cache = fill(tmp_path / "cache", target, Texts(), layers=[1, 2, 3])
     changed(cache, layers=LAYERS)
     with pytest.raises(
-        ValueError, match=r"boundary 2 is not the target's .* nearest is boundary 1"
+        ValueError, match=r"boundary 2 is not the target's .* nearest other is boundary 1"
     ):
         train(target_directory, "eagle3", Cached(str(cache)), steps=1)
 

@@ -23,7 +23,7 @@ from specdec.data.loader import PAD_DOCUMENT
 from specdec.drafter import load_drafter
 from specdec.engines.extract import rows_of
 from specdec.features import OnTheFly, Streamed, streamed
-from specdec.features.producers import LEASES
+from specdec.features.producers import MAX_IN_FLIGHT
 from specdec.features.store import FeatureStore
 from specdec.target import Target
 from specdec.utils import cluster
@@ -93,7 +93,7 @@ def below(parent: int) -> Iterator[tuple[int, str]]:
 def test_losses_are_those_of_the_fly_whatever_dies(
     target_directory: Path, text_file: Path, tmp_path: Path
 ) -> None:
-    """Two producers and two processes of DDP; a producer, the ledger and the trainer get SIGKILL."""
+    """Two producers and two processes of DDP; a producer, the queue and the trainer get SIGKILL."""
     fly, out = tmp_path / "fly", tmp_path / "streamed"
     ran(
         fit(
@@ -107,7 +107,7 @@ def test_losses_are_those_of_the_fly_whatever_dies(
         assert process.stderr is not None
         for victim, step in (
             ("ray::Producer", 20),
-            ("ray::Ledger", 60),
+            ("ray::RowQueue", 60),
             (f"{sys.executable} -m specdec", 100),
         ):
             while (
@@ -125,7 +125,7 @@ def test_losses_are_those_of_the_fly_whatever_dies(
     workers = [
         pid
         for pid, command in found.items()
-        if command.startswith(("ray::Producer", "ray::Ledger"))
+        if command.startswith(("ray::Producer", "ray::RowQueue"))
     ]
     # the cluster ends with its process
     while left := [pid for pid in workers if Path(f"/proc/{pid}").exists()]:
@@ -196,7 +196,7 @@ def test_a_slow_trainer_stalls_a_producer(target: Target, target_directory: Path
     data.reader = source
 
     def count(of: str) -> int:
-        return source._ray.get(source._ledger.counts.remote())[of]
+        return source._ray.get(source._queue.counts.remote())[of]
 
     def done() -> int:
         return count("done") - 1  # one was compared with the target
@@ -211,9 +211,9 @@ def test_a_slow_trainer_stalls_a_producer(target: Target, target_directory: Path
                 time.sleep(0.05)
             time.sleep(0.5)
             assert done() == window
-            assert len(source._announced) == 1 + ahead
+            assert len(source._prefetched) == 1 + ahead
             held = sum(
-                column.nbytes for one in source._announced.values() for column in one.result()
+                column.nbytes for one in source._prefetched.values() for column in one.result()
             )
             tokens = (1 + ahead) * data.batch_size * data.seq_len
             assert held == tokens * source.contract.token_bytes
@@ -225,21 +225,21 @@ def test_a_slow_trainer_stalls_a_producer(target: Target, target_directory: Path
             off = (found.aux_BTNH - own.aux_BTNH)[real].norm() / own.aux_BTNH[real].norm()
             assert 0.005 < off < 0.05  # three bits
         batches.close()  # type: ignore[attr-defined]
-        assert not source._announced
+        assert not source._prefetched
         # rows that are forgotten before a producer takes them are not made
         producers = [
             pid for pid, command in below(os.getpid()) if command.startswith("ray::Producer")
         ]
         for pid in producers:
             os.kill(pid, signal.SIGSTOP)
-        begun, data.reader = done() + LEASES, None
+        begun, data.reader = done() + MAX_IN_FLIGHT, None
         few = [batch for _, batch in zip(range(4), data.train_dataloader(), strict=False)]
         for one in few:
-            source.announce(one)
-        while count("waiting") < 4 * data.batch_size - LEASES:
+            source.prefetch(one)
+        while count("waiting") < 4 * data.batch_size - MAX_IN_FLIGHT:
             time.sleep(0.05)
         for one in few:
-            source.forget(one)
+            source.cancel(one)
         for pid in producers:
             os.kill(pid, signal.SIGCONT)
         time.sleep(2)
@@ -249,8 +249,8 @@ def test_a_slow_trainer_stalls_a_producer(target: Target, target_directory: Path
         source.close()
         padding = batch._replace(documents_BT=torch.full_like(batch.documents_BT, PAD_DOCUMENT))
         # starts the producers anew, as where a process of several has no row
-        source.announce(padding)
-        assert source._ledger is not None
+        source.prefetch(padding)
+        assert source._queue is not None
         again = source(target, batch, LAYERS, False)
         assert torch.equal(again.aux_BTNH[real], found.aux_BTNH[real])
     finally:

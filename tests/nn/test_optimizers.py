@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from specdec.commands.fit import run
+from specdec.commands.fit import run_fit
 from specdec.nn.optimizers import AdamW, MuonAdamW, hidden_matrix, orthogonal
 from tests.short_run import short_run
 from tests.tiny import presets, tiny_drafter
@@ -214,9 +214,9 @@ def test_a_shipped_optimizer_resumes_exactly(
         precision,
     ]
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    assert run("fit", [*args, "--out", str(whole)]) == 0
+    assert run_fit("fit", [*args, "--out", str(whole)]) == 0
     checkpoint = whole / "checkpoints" / "step-2.ckpt"
-    assert run("fit", [*args, "--out", str(halves), "--ckpt_path", str(checkpoint)]) == 0
+    assert run_fit("fit", [*args, "--out", str(halves), "--ckpt_path", str(checkpoint)]) == 0
     one, two = weights(whole), weights(halves)
     assert all(torch.equal(one[name], two[name]) for name in one)
     saved = torch.load(checkpoint, weights_only=True)["state_dict"]

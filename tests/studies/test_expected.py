@@ -97,8 +97,8 @@ def test_a_plan_loads_and_trains_no_target(
 
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
     monkeypatch.setattr("specdec.target.loading.load_model", refuse)
-    monkeypatch.setattr("specdec.target.target.load_model", refuse)
-    monkeypatch.setattr("specdec.pretrain.pretrain", refuse)
+    monkeypatch.setattr("specdec.target.source.load_model", refuse)
+    monkeypatch.setattr("specdec.commands.pretraining.pretrain", refuse)
     study = write(axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None)
     assert main(["sweep", str(study), "--out", str(tmp_path / "out"), "--plan_only"]) == 0
     said = capsys.readouterr().out

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.pretrain import PretrainConfig
+from specdec.commands.pretraining import PretrainConfig
 from specdec.studies.arms import argument, read_arms
 from specdec.studies.study import Level, arm_name, combinations
 from specdec.studies.study_file import read_study
@@ -203,7 +203,7 @@ def test_the_studies_of_the_page_are_studies(tmp_path: Path) -> None:
 )
 def test_the_arms_of_a_shipped_study_are_legal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a target as deep as the embedded one, also those that are for a chat model; every level is parsed once."""
-    shape = PretrainConfig()
+    shape = PretrainConfig(out=Path("target"))
     with torch.device("meta"):
         model = LlamaForCausalLM(
             LlamaConfig(

@@ -21,7 +21,7 @@ from specdec.nn.cache import FEW
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.target.attention import Tape, layer_masks, use_own_attention
-from specdec.target.loading import fingerprint
+from specdec.target.identity import model_fingerprint
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts
 from tests.no_pairs import NoPairs
 from tests.target.zoo import FAMILIES, LAYERS, SINGLE, SIZES, assert_close, make, own_logits, tokens
@@ -89,7 +89,7 @@ def test_the_models_own_forward_is_that_of_sdpa_to_the_last_bit(
 @pytest.mark.parametrize("family", ["llama", "gemma3_wrapper"])
 def test_who_the_target_is_does_not_change(family: str) -> None:
     model = make(family)
-    wanted = fingerprint(model.config.to_dict(), model.state_dict())
+    wanted = model_fingerprint(model.config.to_dict(), model.state_dict())
     before = copy.deepcopy(model.config.to_dict())
     target = Target(model)
     assert implementation(model) == OURS and model.config.to_dict() == before

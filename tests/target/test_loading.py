@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, modeling
 
 from specdec.data.template import text_ids
 from specdec.target import Target, TargetSource, files, load_config, loading
-from specdec.target.loading import SAMPLES, fingerprint
+from specdec.target.identity import SAMPLES, model_fingerprint
 from specdec.target.model_parts import OURS_EAGER
 from specdec.utils.text import printable
 from tests.target.zoo import make
@@ -432,25 +432,25 @@ def test_layers_over_several_devices_stay_there(
 
 def test_any_single_value_counts() -> None:
     weight = torch.randn(8, SAMPLES)
-    first = fingerprint({}, {"w": weight})
-    assert first == fingerprint({}, {"w": weight.clone()}) and len(first) == 64
+    first = model_fingerprint({}, {"w": weight})
+    assert first == model_fingerprint({}, {"w": weight.clone()}) and len(first) == 64
     for place in (1, 777, weight.numel() - 2):
         other = weight.clone()
         other.view(-1)[place] += 0.5
-        assert fingerprint({}, {"w": other}) != first
+        assert model_fingerprint({}, {"w": other}) != first
 
 
 def test_order_names_and_shapes_count() -> None:
     a, b = torch.randn(6, 4), torch.randn(6, 4)
-    first = fingerprint({}, {"a": a, "b": b})
-    assert first == fingerprint({}, {"b": b, "a": a})
+    first = model_fingerprint({}, {"a": a, "b": b})
+    assert first == model_fingerprint({}, {"b": b, "a": a})
     others = [
         {"a": b, "b": a},
         {"a": a, "c": b},
         {"a": a.view(4, 6), "b": b},
         {"a": a.flip(0), "b": b},
     ]
-    assert len({fingerprint({}, other) for other in others} | {first}) == len(others) + 1
+    assert len({model_fingerprint({}, other) for other in others} | {first}) == len(others) + 1
 
 
 def test_a_model_in_another_precision_is_the_same_model() -> None:
@@ -458,7 +458,7 @@ def test_a_model_in_another_precision_is_the_same_model() -> None:
     assert (
         len(
             {
-                fingerprint({}, {"w": weight.to(kind)})
+                model_fingerprint({}, {"w": weight.to(kind)})
                 for kind in (torch.float32, torch.float64, torch.bfloat16)
             }
         )
@@ -475,7 +475,7 @@ def test_paths_and_versions_do_not_count() -> None:
         "_attn_implementation": "sdpa",
         "dtype": "y",
     }
-    assert fingerprint(config, {}) == fingerprint(stored, {})
-    assert fingerprint(config, {}) != fingerprint(
+    assert model_fingerprint(config, {}) == model_fingerprint(stored, {})
+    assert model_fingerprint(config, {}) != model_fingerprint(
         {**config, "text_config": {"rope_theta": 2.0}}, {}
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdec.commands.fit import run
+from specdec.commands.fit import run_fit
 from specdec.target import Target
 from specdec.training.callbacks import RunRecord
 from specdec.training.losses_file import read_losses
@@ -90,7 +90,9 @@ def test_the_average_is_validated_and_saved(
     base: list[str], tmp_path: Path, history: list[dict[str, torch.Tensor]]
 ) -> None:
     out = tmp_path / "run"
-    assert run("fit", [*base, *EMA, "--trainer.num_sanity_val_steps", "1", "--out", str(out)]) == 0
+    assert (
+        run_fit("fit", [*base, *EMA, "--trainer.num_sanity_val_steps", "1", "--out", str(out)]) == 0
+    )
     sanity, *first, valid, again, four, five, six, valid_six, _, left = history
     assert len(first) == 3 and equal(valid, again)
     trained = [*first, four, five, six]
@@ -115,19 +117,19 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     """Also from a last checkpoint that is only written when training ends."""
     whole, first, halves = tmp_path / "whole", tmp_path / "first", tmp_path / "halves"
     constant = [*base, *EMA, "--model.schedule.warmup", "0", "--model.schedule.floor", "1"]
-    assert run("fit", [*constant, "--out", str(whole)]) == 0
+    assert run_fit("fit", [*constant, "--out", str(whole)]) == 0
     short = [
         "--trainer.max_steps",
         "4",
         "--checkpoint.every_n_train_steps",
         "3" if checkpoint == "step-3" else "100",
     ]
-    assert run("fit", [*constant, *short, "--out", str(first)]) == 0
+    assert run_fit("fit", [*constant, *short, "--out", str(first)]) == 0
     path = first / "checkpoints" / f"{checkpoint}.ckpt"
     assert torch.load(path, weights_only=True)["global_step"] == (
         3 if checkpoint == "step-3" else 4
     )
-    assert run("fit", [*constant, "--out", str(halves), "--ckpt_path", str(path)]) == 0
+    assert run_fit("fit", [*constant, "--out", str(halves), "--ckpt_path", str(path)]) == 0
     assert equal(weights(whole), weights(halves))
 
 
@@ -143,11 +145,11 @@ def test_an_interrupted_validation_saves_both(
     with monkeypatch.context() as patch:
         patch.setattr(DrafterModule, "validation_step", interrupted)
         assert (
-            run("fit", [*base, *EMA, "--trainer.num_sanity_val_steps", "0", "--out", str(out)])
+            run_fit("fit", [*base, *EMA, "--trainer.num_sanity_val_steps", "0", "--out", str(out)])
             == 130
         )
     whole = tmp_path / "whole"
-    assert run("fit", [*base, *EMA, "--out", str(whole)]) == 0
+    assert run_fit("fit", [*base, *EMA, "--out", str(whole)]) == 0
     saved = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     wanted = torch.load(whole / "checkpoints" / "step-3.ckpt", weights_only=True)
     assert saved["global_step"] == 3

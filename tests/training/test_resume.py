@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from specdec.cli import main
-from specdec.commands.fit import run
+from specdec.commands.fit import run_fit
 from specdec.data import Batch
 from specdec.training.checkpoint import AtomicCheckpointIO, newest
 from specdec.training.module import DrafterModule
@@ -84,14 +84,14 @@ def test_one_command_begins_and_goes_on(
     """From the start where there is no checkpoint; past damaged ones to the newest whole one; then it is done."""
     caplog.set_level(logging.INFO, "specdec")
     whole, out = tmp_path / "whole", tmp_path / "run"
-    assert run("fit", [*base, f"--out={whole}"]) == 0
+    assert run_fit("fit", [*base, f"--out={whole}"]) == 0
     auto = [*base, f"--out={out}", "--ckpt_path=auto"]
     for at, found, damaged in ((1, None, ()), (5, None, ("last.ckpt", "step-4.ckpt")), (5, 2, ())):
         caplog.clear()
         with monkeypatch.context() as patch:
             dies(patch, at)
             with pytest.raises(DeadError):
-                run("fit", auto)
+                run_fit("fit", auto)
         begin = (
             f"going on from {out}/checkpoints/step-{found}.ckpt"
             if found
@@ -104,7 +104,7 @@ def test_one_command_begins_and_goes_on(
     # by a killed save, whose lock nobody holds
     (left := out / "checkpoints" / ".tmp-0123456789ab").mkdir()
     (left / ".lock").touch()
-    assert run("fit", auto) == 0
+    assert run_fit("fit", auto) == 0
     assert f"going on from {out}/checkpoints/step-4.ckpt" in caplog.text
     assert same(whole, out) and checkpoints(out) == checkpoints(whole) == [
         "last.ckpt",
@@ -113,7 +113,7 @@ def test_one_command_begins_and_goes_on(
     ]
     configs = len(list(out.glob("config*")))
     caplog.clear()
-    assert run("fit", auto) == 0
+    assert run_fit("fit", auto) == 0
     assert (
         f"{out} is done: nothing is left to train" in caplog.text
         and len(list(out.glob("config*"))) == configs
@@ -127,7 +127,7 @@ def test_after_an_error_within_a_step_no_batch_is_lost(
     """The loader has counted the batch by then, and under accumulation the one before it too."""
     base = [*base, f"--trainer.accumulate_grad_batches={accumulate}"]
     whole, out = tmp_path / "whole", tmp_path / "run"
-    assert run("fit", [*base, f"--out={whole}"]) == 0
+    assert run_fit("fit", [*base, f"--out={whole}"]) == 0
     auto, inner = [*base, f"--out={out}", "--ckpt_path=auto"], DrafterModule.training_step
 
     def failing(self: DrafterModule, batch: Batch, batch_idx: int) -> torch.Tensor:
@@ -138,9 +138,9 @@ def test_after_an_error_within_a_step_no_batch_is_lost(
     with monkeypatch.context() as patch:
         patch.setattr(DrafterModule, "training_step", failing)
         with pytest.raises(ValueError, match="of the fourth step"):
-            run("fit", auto)
+            run_fit("fit", auto)
     assert checkpoints(out) == ["last.ckpt", "step-2.ckpt"] and not (out / "DONE.json").exists()
-    assert run("fit", auto) == 0
+    assert run_fit("fit", auto) == 0
     assert same(whole, out)
 
 
@@ -155,13 +155,13 @@ def test_a_scheduler_of_torch_goes_on_to_the_last_bit(
     (tmp_path / "cycle.yaml").write_text(json.dumps({"model": {"schedule": cycle}}))
     base = ["--config", str(tmp_path / "cycle.yaml"), *base, "--trainer.log_every_n_steps=1"]
     whole, out = tmp_path / "whole", tmp_path / "run"
-    assert run("fit", [*base, f"--out={whole}"]) == 0
+    assert run_fit("fit", [*base, f"--out={whole}"]) == 0
     auto = [*base, f"--out={out}", "--ckpt_path=auto"]
     with monkeypatch.context() as patch:
         dies(patch, 3)
         with pytest.raises(DeadError):
-            run("fit", auto)
-    assert run("fit", auto) == 0
+            run_fit("fit", auto)
+    assert run_fit("fit", auto) == 0
     assert (
         same(whole, out) and (whole / "losses.txt").read_text() == (out / "losses.txt").read_text()
     )
@@ -265,12 +265,12 @@ def test_going_back_needs_a_directory_of_its_own(
     base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, again = tmp_path / "run", tmp_path / "again"
-    assert run("fit", [*base, f"--out={out}"]) == 0
+    assert run_fit("fit", [*base, f"--out={out}"]) == 0
     before, earlier = checkpoints(out), f"--ckpt_path={out}/checkpoints/step-4.ckpt"
     assert main(["fit", *base, f"--out={out}", earlier]) == 2
     assert "later checkpoints than" in capsys.readouterr().err.splitlines()[-1]
     assert checkpoints(out) == before and (out / "DONE.json").exists()
-    assert run("fit", [*base, f"--out={again}", earlier]) == 0
+    assert run_fit("fit", [*base, f"--out={again}", earlier]) == 0
     assert same(out, again)
 
 
@@ -282,7 +282,7 @@ def test_a_resumed_run_may_be_made_longer_and_changed_by_name(
 ) -> None:
     caplog.set_level(logging.INFO, "specdec")
     out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    assert run("fit", [*base, f"--out={out}"]) == 0
+    assert run_fit("fit", [*base, f"--out={out}"]) == 0
     auto = [*base, f"--out={out}", "--ckpt_path=auto"]
     before = checkpoints(out)
     assert main(["fit", *auto, "--model.optimizer.lr=0.5", "--seed_everything=3"]) == 2
@@ -297,6 +297,6 @@ def test_a_resumed_run_may_be_made_longer_and_changed_by_name(
     )
     assert "(model.ttt_steps)" in capsys.readouterr().err and not elsewhere.exists()
     allowed = ["--model.optimizer.lr=0.5", "--allow_changes=[model.optimizer]"]
-    assert run("fit", [*auto, *allowed, "--trainer.max_steps=8"]) == 0
+    assert run_fit("fit", [*auto, *allowed, "--trainer.max_steps=8"]) == 0
     assert json.loads((out / "DONE.json").read_text())["steps"] == 8
     assert checkpoints(out) == ["last.ckpt", "step-6.ckpt", "step-8.ckpt"]

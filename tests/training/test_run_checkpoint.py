@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.utilities import _scan_checkpoints
 from safetensors.torch import load_file
 
-from specdec.commands.fit import run
+from specdec.commands.fit import run_fit
 from specdec.data import Batch
 from specdec.training.checkpoint import RunCheckpoint
 from specdec.training.module import DrafterModule
@@ -71,13 +71,13 @@ def test_a_run_stopped_within_a_step_goes_on_as_if_it_were_not(
     """In the second step: at its first batch, at its last, and in the validation between its batches."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     handlers = [signal.getsignal(each) for each in STATUS]
-    assert run("fit", [*base, "--out", str(whole)]) == 0
+    assert run_fit("fit", [*base, "--out", str(whole)]) == 0
     with monkeypatch.context() as patch:
         sent(patch, method, at, signum)
-        assert run("fit", [*base, "--out", str(halves)]) == STATUS[signum]
+        assert run_fit("fit", [*base, "--out", str(halves)]) == STATUS[signum]
     last = halves / "checkpoints" / "last.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == 2
-    assert run("fit", [*base, "--out", str(halves), "--ckpt_path", str(last)]) == 0
+    assert run_fit("fit", [*base, "--out", str(halves), "--ckpt_path", str(last)]) == 0
     one, two = (load_file(path / "drafter" / "model.safetensors") for path in (whole, halves))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert handlers == [signal.getsignal(each) for each in STATUS]
@@ -106,7 +106,7 @@ def test_the_first_signal_waits_for_the_step_and_ctrl_c_after_it_ends_the_run_at
 ) -> None:
     sent(monkeypatch, "training_step", 4, *signums)
     every = ["--checkpoint.every_n_train_steps", "1"]
-    assert run("fit", [*base, *every, "--out", str(tmp_path / "run")]) == status
+    assert run_fit("fit", [*base, *every, "--out", str(tmp_path / "run")]) == status
     assert (
         torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
         == step
@@ -134,5 +134,5 @@ def test_a_logger_gets_the_checkpoints(
     )
     monkeypatch.setattr(CSVLogger, "finalize", lambda *_: [take(c) for c in waiting])
     out = tmp_path / "run"
-    assert run("fit", [*base, "--checkpoint.every_n_train_steps=2", f"--out={out}"]) == 0
+    assert run_fit("fit", [*base, "--checkpoint.every_n_train_steps=2", f"--out={out}"]) == 0
     assert found == [("last.ckpt", 2), ("last.ckpt", 4)][-uploads:]

@@ -142,7 +142,7 @@ def test_every_way_in_is_guarded(first: str) -> None:
         "parser = j.ArgumentParser(exit_on_error=False); parser.add_argument('--call', type=Callable)\n"
         f"{first}\n"
         "try: parser.parse_args(['--call', 'os.system'])\n"
-        "except j.ArgumentError as error: assert specdec.commands.parser.short(str(error)).startswith('os.system (call)')\n"  # noqa: E501
+        "except j.ArgumentError as error: assert specdec.commands.parser.shorten_message(str(error)).startswith('os.system (call)')\n"  # noqa: E501
         "else: raise SystemExit('taken')"
     )
     done = subprocess.run(
@@ -219,10 +219,10 @@ def test_the_flag_is_taken_from_the_arguments(monkeypatch: pytest.MonkeyPatch) -
         "--allow_imports",
         "x",
     ]
-    assert imports.take(args) == ((("z", "x", "y", "w"), (), ()), ["--a", "1", "--b"])
+    assert imports.take_permissions(args) == ((("z", "x", "y", "w"), (), ()), ["--a", "1", "--b"])
     for wrong in (["--allow_imports"], ["--allow_imports", "--out"]):
         with pytest.raises(ValueError, match="needs a module's name"):
-            imports.take(wrong)
+            imports.take_permissions(wrong)
 
 
 def test_other_complaints_are_no_refusals() -> None:

@@ -10,6 +10,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from specdec.cli import main
+from specdec.commands.parser import call
+from specdec.data.mixes import MixSource
 from specdec.studies.study_file import read_study
 from specdec.utils import imports, machine
 from specdec.utils.config import compose, read_yaml
@@ -129,6 +131,29 @@ def test_a_part_of_any_name_is_measured(
     assert str(part) in last and "and no YAML of over" in last
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one line\n",
+        "the first line\nthe second line\n",
+        "- a list\n- of lines\n",
+        '{"text": "a row"}\n',
+        "a: [b",
+        "",
+    ],
+)
+def test_a_file_of_training_texts_stays_a_path(text: str, tmp_path: Path) -> None:
+    """Also where a part's file may stand in its place."""
+    paths = []
+
+    def command(*, train: str | list[str] | MixSource) -> None:
+        paths.append(train)
+
+    (tmp_path / "notes.txt").write_text(text)
+    call(command, "command", ["--train", str(tmp_path / "notes.txt")])
+    assert paths == [str(tmp_path / "notes.txt")]
+
+
 def test_what_is_off_reaches_nothing() -> None:
     check_reach(
         {
@@ -197,7 +222,7 @@ def test_a_variable_is_read_only_if_it_is_allowed(
 ) -> None:
     monkeypatch.setenv("PLAIN_NAME", "its-value")
     text = yaml.safe_dump({"a": value, "b": "PLAIN_NAME", "c": "NAME", "d": "${oc.env:PLAIN_NAME}"})
-    imports.guard()
+    imports.guard_parsers()
     with pytest.raises(ValueError, match=r"--allow_env PLAIN_NAME|nobody has checked"):
         resolved(text)
     with imports.allowing((), env=["PLAIN_NAME"]):
@@ -239,11 +264,13 @@ def test_a_tokenizer_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_line_allows_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_ALLOW_ENV", "DATA")
-    given, rest = imports.take(["--allow_env", "ROOT,DATA", "--allow_keys=vllm", "--x", "1"])
+    given, rest = imports.take_permissions(
+        ["--allow_env", "ROOT,DATA", "--allow_keys=vllm", "--x", "1"]
+    )
     assert given == ((), ("DATA", "ROOT"), ("vllm",)) and rest == ["--x", "1"]
     assert given.flags() == ["--allow_env", "DATA,ROOT", "--allow_keys", "vllm"]
     with pytest.raises(ValueError, match="--allow_keys needs a key"):
-        imports.take(["--allow_keys"])
+        imports.take_permissions(["--allow_keys"])
 
 
 def test_no_secret_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
-"""``specdec pretrain``: how the embedded target was made, a small Llama of the Python standard library's sources.
+"""How the embedded target was trained, a small Llama of the Python standard library's sources.
+
+``specdec quickstart --full`` trains it again; ``benchmarks/embedded_target.py`` measures it and writes its answers too.
 
 Legend: B rows of a batch, T tokens of a row, L layers, h heads.
 """
 
 import dataclasses
-import itertools
-import json
 import logging
 import shutil
 import signal
@@ -22,17 +22,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.data import Batch
-from specdec.embedded import EmbeddedData, held_out_prompts
-from specdec.embedded.corpus import ANSWERS as ANSWERS_FILE
-from specdec.embedded.corpus import SEED, CorpusFile, corpus, functions, train_tokenizer
-from specdec.evaluation.metrics import loops
+from specdec.embedded import SEED, EmbeddedData
+from specdec.embedded.corpus import Corpus, corpus, train_tokenizer
 from specdec.nn.cache import additive
 from specdec.nn.optimizers import AdamW
 from specdec.nn.view import View
 from specdec.training.callbacks import progress as progress_of_fit
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, newest
-from specdec.utils.config import runs_folder
-from specdec.utils.files import staged_directory, write_json, write_text
+from specdec.utils.files import staged_directory, write_json
 from specdec.utils.machine import multiplies_bfloat16, provenance
 from specdec.utils.numbers import (
     Count,
@@ -49,24 +46,15 @@ from specdec.utils.numbers import (
     Width,
     check_numbers,
 )
-from specdec.utils.progress import progress
 from specdec.utils.reading import read_json, sha256
 
 log = logging.getLogger(__name__)
 
 RECORD = "pretrain.json"
-CARD = "README.md"
 WEIGHTS = "model.safetensors"
 EMBEDDING_STD = 0.5  # the embedding must not drown in what the layers add
-# tokens of a function that an answer goes on from; rows
-BEGINNINGS = (12, 20, 32, 48)
-ANSWERED_AT_ONCE = 128
 TINY = 1e-6  # under a root, whose slope at zero has no end
-# what the card's figures are measured on
-SINK_ROWS = 32
-ANSWERS = 60
-PROMPT_TOKENS = 32
-NEW_TOKENS = 96
+EVALUATED_AT_ONCE = 16  # rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +62,7 @@ class PretrainConfig:
     """A small Llama and its training; with the corpus, which is this Python's, it determines the weights.
 
     Args:
-        out: the model's directory; by default runs/pretrain.
+        out: the model's directory.
         vocab_size: tokens, the 256 bytes, <s> and </s> included.
         hidden_size: width of the residual stream.
         num_layers: decoder layers.
@@ -100,7 +88,7 @@ class PretrainConfig:
         every_n_train_steps: steps between checkpoints, with which an interrupted run goes on.
     """
 
-    out: Path | None = None
+    out: Path
     vocab_size: Vocabulary = 2048
     hidden_size: Width = 256
     num_layers: Layers = 12
@@ -238,15 +226,16 @@ def llama(config: PretrainConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaFo
 def pretrain(config: PretrainConfig) -> int:
     """Train a small Llama on the Python standard library's sources, on one process.
 
-    The embedded target was made so: its record, pretrain.json, has the command, seed and hashes. An interrupted run
-    goes on where it was; the directory appears when it is whole.
+    An interrupted run goes on where it was. The directory appears when it is whole: bfloat16 weights, tokenizer and
+    :data:`RECORD`.
 
-    Example: specdec pretrain --out runs/pretrain
+    Returns:
+        The exit status: 0, or 130 after Ctrl-C.
 
     Raises:
-        ValueError: a setting is out of range, Python has no library sources, or the directory holds something else.
+        ValueError: Python has no library sources, or the directory holds something else.
     """
-    out = config.out or runs_folder() / "pretrain"
+    out = config.out
     if out.exists():
         if not (out / RECORD).is_file() or read_json(out / RECORD)["config"] != config.determinants:
             raise ValueError(
@@ -255,12 +244,7 @@ def pretrain(config: PretrainConfig) -> int:
         log.info("%s is trained already", out)
         return 0
     work = out.with_name(out.name + ".partial")
-    if not (work / RECORD).exists():
-        write_json(work / RECORD, config.determinants)
-    elif read_json(work / RECORD) != config.determinants:
-        raise ValueError(
-            f"{work} holds a training of other settings: choose another --out or remove it"
-        )
+    _claim_work(work, config)
     sources = corpus(config.seed)
     texts = [file.text for file in sources.train]
     log.info("training a tokenizer of %d tokens on %d files", config.vocab_size, len(texts))
@@ -270,19 +254,13 @@ def pretrain(config: PretrainConfig) -> int:
     precision = config.precision
     if precision == "auto":
         precision = "bf16-mixed" if multiplies_bfloat16() else "32-true"
+    tokens = config.steps * config.batch_size * config.seq_len
+    parameters = module.model.num_parameters()
     log.info(
-        "training %.1fM parameters on %s tokens, %s",
-        module.model.num_parameters() / 1e6, f"{config.steps * config.batch_size * config.seq_len:,}", precision,
-    )  # fmt: skip
-    trainer = pl.Trainer(
-        accelerator="auto", devices=1, precision=precision, max_steps=config.steps, gradient_clip_val=1.0,
-        callbacks=[RunCheckpoint(config.every_n_train_steps), progress_of_fit()], plugins=[AtomicCheckpointIO()],
-        logger=CSVLogger(work, name="csv"), default_root_dir=work, log_every_n_steps=50, limit_val_batches=32,
-        val_check_interval=config.every_n_train_steps, check_val_every_n_epoch=None, num_sanity_val_steps=0,
-        use_distributed_sampler=False, enable_model_summary=False, enable_progress_bar=False,
-    )  # fmt: skip
+        "training %.1fM parameters on %s tokens, %s", parameters / 1e6, f"{tokens:,}", precision
+    )
     try:
-        trainer.fit(
+        _trainer(config, work, precision).fit(
             module, datamodule=data, ckpt_path=newest(work / "checkpoints"), weights_only=True
         )
     except SystemExit as error:
@@ -293,158 +271,59 @@ def pretrain(config: PretrainConfig) -> int:
     with staged_directory(out) as staging:
         tokenizer.save_pretrained(staging)
         model.save_pretrained(staging)
-        model.float()  # of what was saved
+        loss = held_out_loss(model.float(), data)  # of the rounded weights, which were saved
         record = {
             "config": config.determinants,
-            "parameters": model.num_parameters(),
-            "tokens": config.steps * config.batch_size * config.seq_len,
+            "parameters": parameters,
+            "tokens": tokens,
             "precision": precision,
-            "corpus": {
-                "files": len(texts),
-                "characters": sum(map(len, texts)),
-                "sha256": sources.sha256,
-            },
+            "corpus": _about(sources),
             "weights_sha256": sha256(staging / WEIGHTS),
-            **measure(model, data, tokenizer),
+            "held_out_loss": loss,
             "provenance": provenance(seed=config.seed),
         }
-        rows = answers(model, sources.train, tokenizer)
-        write_text(
-            staging / ANSWERS_FILE.name,
-            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
-        )
-        record["answers"] = len(rows)
         write_json(staging / RECORD, record)
-        write_text(staging / CARD, card(record))
     shutil.rmtree(work)
-    log.info("%s: held-out loss %.3f", out, record["held_out_loss"])
+    log.info("%s: held-out loss %.3f", out, loss)
     return 0
 
 
-@torch.inference_mode()
-def answers(
-    model: LlamaForCausalLM, files: list[CorpusFile], tokenizer: PreTrainedTokenizerFast
-) -> list[dict[str, Any]]:
-    """What the model writes, greedily, after the first tokens of functions of these files: text to train drafters on.
-
-    Returns:
-        One ``{"text": beginning and answer, "ended": whether the model ended it}`` each; none of an answer that loops.
-    """
-    whole = [text for file in files for _, text in functions(file.text)]
-    encoded = tokenizer(whole, return_attention_mask=False, verbose=False)["input_ids"]
-    rows = []
-    lengths = itertools.cycle(BEGINNINGS)
-    beginnings = [
-        ids[:length] for ids, length in zip(encoded, lengths, strict=False) if len(ids) > length
-    ]
-    with progress("answering", "function", len(beginnings)) as done:
-        for length in BEGINNINGS:  # those of one length at once: no padding
-            alike = [ids for ids in beginnings if len(ids) == length]
-            for start in range(0, len(alike), ANSWERED_AT_ONCE):
-                ids_BT = torch.tensor(alike[start : start + ANSWERED_AT_ONCE])
-                for ids, made in zip(
-                    ids_BT.tolist(), greedy(model, ids_BT, tokenizer.eos_token_id), strict=True
-                ):
-                    if not loops(made):
-                        text = tokenizer.decode([*ids, *made], skip_special_tokens=True)
-                        rows.append({"text": text, "ended": len(made) < NEW_TOKENS})
-                done(len(ids_BT))
-    return rows
+def _about(sources: Corpus) -> dict[str, Any]:
+    """Return what the record says of the corpus."""
+    texts = [file.text for file in sources.train]
+    characters = sum(map(len, texts))
+    return {"files": len(texts), "characters": characters, "sha256": sources.sha256}
 
 
-def greedy(model: LlamaForCausalLM, ids_BT: Tensor, end: int) -> list[list[int]]:
-    """Up to :data:`NEW_TOKENS` tokens after each row, without the end token."""
-    made_BT = model.generate(
-        ids_BT,
-        attention_mask=torch.ones_like(ids_BT),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        pad_token_id=end,
-    )[:, ids_BT.shape[1] :]
-    return [list(itertools.takewhile(lambda id_: id_ != end, ids)) for ids in made_BT.tolist()]
+def _claim_work(work: Path, config: PretrainConfig) -> None:
+    """Mark the directory of a training under way; raise ValueError if it is another one's."""
+    if not (work / RECORD).exists():
+        write_json(work / RECORD, config.determinants)
+    elif read_json(work / RECORD) != config.determinants:
+        raise ValueError(
+            f"{work} holds a training of other settings: choose another --out or remove it"
+        )
+
+
+def _trainer(config: PretrainConfig, work: Path, precision: Any) -> pl.Trainer:
+    """The trainer, which keeps its checkpoints and its log in ``work``."""
+    return pl.Trainer(
+        accelerator="auto", devices=1, precision=precision, max_steps=config.steps, gradient_clip_val=1.0,
+        callbacks=[RunCheckpoint(config.every_n_train_steps), progress_of_fit()], plugins=[AtomicCheckpointIO()],
+        logger=CSVLogger(work, name="csv"), default_root_dir=work, log_every_n_steps=50, limit_val_batches=32,
+        val_check_interval=config.every_n_train_steps, check_val_every_n_epoch=None, num_sanity_val_steps=0,
+        use_distributed_sampler=False, enable_model_summary=False, enable_progress_bar=False,
+    )  # fmt: skip
 
 
 @torch.inference_mode()
-def measure(
-    model: LlamaForCausalLM, data: EmbeddedData, tokenizer: PreTrainedTokenizerFast
-) -> dict[str, Any]:
-    """What the card says of a trained model.
-
-    Returns:
-        ``held_out_loss``, in nats per token, of all held-out documents; ``attention_sink``: of each layer's heads, the
-        mean attention on ``<s>`` of the tokens after it, over held-out documents that fill a row, and the strongest
-        head's; ``state_rms``: at the first token and at the others, after each layer; ``looping``: share of greedy
-        answers to held-out prompts that loop.
-    """
+def held_out_loss(model: LlamaForCausalLM, data: EmbeddedData) -> float:
+    """Return the mean loss of all held-out documents, in nats per token."""
     rows = data.splits.validation.int64()
-    losses = 0.0
-    counts = 0
-    for batch in (
-        Batch(*columns) for columns in zip(*(column.split(16) for column in rows), strict=True)
-    ):
-        logits_RV, ids_R = next_tokens(model, batch)
-        losses += float(cross_entropy(logits_RV, ids_R, reduction="sum"))
-        counts += len(ids_R)
-    one_document = (rows.documents_BT == 0).all(1)
-    ids_BT = rows.ids_BT[one_document][:SINK_ROWS]
-    seen = model(ids_BT, use_cache=False, output_attentions=True, output_hidden_states=True)
-    sinks_Lh = torch.stack(
-        [weights_BhTT[:, :, 1:, 0].mean((0, 2)) for weights_BhTT in seen.attentions]
-    )
-    rms = [state_BTH.square().mean(-1).sqrt() for state_BTH in seen.hidden_states]
-    prompts = held_out_prompts(ANSWERS, PROMPT_TOKENS, data.seed, tokenizer)
-    # of equal lengths
-    ids_BT = tokenizer([row["prompt"] for row in prompts], return_tensors="pt").input_ids
-    made = greedy(model, ids_BT, tokenizer.eos_token_id)
-    return {
-        "held_out_loss": losses / counts,
-        "attention_sink": {
-            "strongest": float(sinks_Lh.max()),
-            "mean": float(sinks_Lh.mean()),
-            "heads": sinks_Lh.tolist(),
-        },
-        "state_rms": {
-            "first": [float(x[:, 0].mean()) for x in rms],
-            "others": [float(x[:, 1:].mean()) for x in rms],
-        },
-        "looping": sum(map(loops, made)) / len(made),
-    }
-
-
-def card(record: dict[str, Any]) -> str:
-    """The model card, in the Hub's layout."""
-    config, sink, rms, text = (
-        record[name] for name in ("config", "attention_sink", "state_rms", "corpus")
-    )
-    made = record["provenance"]
-    return f"""---
-license: psf-2.0
-language: [code]
-library_name: transformers
-pipeline_tag: text-generation
----
-# specdec's embedded target
-
-A Llama of {record["parameters"] / 1e6:.1f}M parameters that continues Python: {config["num_layers"]} layers of
-width {config["hidden_size"]}, {config["heads"]} heads, a vocabulary of {config["vocab_size"]}. It is what drafters are
-trained for where nothing may be downloaded: a small model with some of the large ones' habits, no programmer.
-
-- **Text**: {text["files"]} files of Python {made["python"]}'s standard library, {text["characters"]:,} characters,
-  without its tests; 5 % of all files, chosen by a hash of their names, were held out. A document is a function or
-  a method; each starts with `<s>` and ends with `</s>`. SHA-256 of names and texts:
-  `{text["sha256"]}`.
-- **Training**: `{made["command"]}`, seed {config["seed"]}: {record["tokens"]:,} tokens in {config["steps"]:,} steps of
-  AdamW, {record["precision"]}; torch {made["versions"]["torch"]}, {made["cpu"]}, {made["date"]}.
-- **Weights**: bfloat16, SHA-256 `{record["weights_sha256"]}`.
-- **Held-out loss**: {record["held_out_loss"]:.3f} nats per token.
-- **Attention sink**: the strongest head puts {sink["strongest"]:.2f} of its attention on `<s>`, the mean head
-  {sink["mean"]:.3f} (the later tokens of {SINK_ROWS} held-out documents of {config["seq_len"]} tokens). The embedding
-  of `<s>` began {config["bos_scale"]:g} times as long as the others, so that a sink comes early. After the last layer
-  but one the state has an RMS of {rms["first"][-2]:.1f} at `<s>` and {rms["others"][-2]:.1f} elsewhere.
-- **Answers**: `{ANSWERS_FILE.name}` has {record["answers"]:,} greedy ones, of at most {NEW_TOKENS} tokens, to the
-  beginnings of training functions, those left out that loop: text to train drafters on.
-- **Loops**: {100 * record["looping"]:.0f} % of {ANSWERS} greedy answers to held-out prompts, of at most {NEW_TOKENS}
-  tokens, repeat themselves.
-
-`{RECORD}` has every setting and every head's figure. The standard library is licensed under the PSF licence.
-"""
+    loss = 0.0
+    tokens = 0
+    for columns in zip(*(column.split(EVALUATED_AT_ONCE) for column in rows), strict=True):
+        logits_RV, ids_R = next_tokens(model, Batch(*columns))
+        loss += float(cross_entropy(logits_RV, ids_R, reduction="sum"))
+        tokens += len(ids_R)
+    return loss / tokens
