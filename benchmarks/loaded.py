@@ -98,7 +98,7 @@ def compared(
     import transformers as hf
     from safetensors.torch import load_file, save_file
 
-    from specdec.diagnostics.parity_compare import trained
+    from specdec.diagnostics.parity_compare import training_outputs
     from specdec.export import NotServable, export_drafter
     from specdec.nn.view import View
     from specdec.target import Target
@@ -128,7 +128,7 @@ def compared(
     # further on it reads zeros in the place of tokens that there are not
     slots = range(LENGTH - STEPS - 1)
     with torch.no_grad():
-        ours = trained(target, drafter, [ids], slots, STEPS - 1)
+        ours = training_outputs(target, drafter, [ids], slots, STEPS - 1)
         ids_1T = torch.tensor([ids])
         documents = torch.zeros_like(ids_1T)
         read = target.forward(ids_1T, View.packed(documents), drafter.config.aux_layers).aux_BTNH

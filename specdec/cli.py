@@ -29,15 +29,15 @@ COMMANDS = {
     ),
     "fit": ("specdec.commands.fit:run_fit", "train a drafter (LightningCLI)"),
     "doctor": (
-        "specdec.diagnostics.doctor:main",
+        "specdec.diagnostics.doctor:doctor",
         "the faults of a set-up, or its data, before it is trained",
     ),
     "plan": (
-        "specdec.commands.plan:main",
+        "specdec.commands.plan:plan",
         "memory and steps of a fit on many devices, worked out in one process",
     ),
     "cache": (
-        "specdec.engines.extract:main",
+        "specdec.engines.extract:cache",
         "store the target's features of a run's data for training",
     ),
     "evaluate": (

@@ -11,7 +11,7 @@ from specdec.export import tensors
 
 def published(drafter: Drafter) -> dict[str, Tensor]:
     """The parameters, with the joined ones under the names of one matrix a projection; gradients flow back."""
-    return tensors.published(dict(drafter.named_parameters()), drafter.config)
+    return tensors.to_published(dict(drafter.named_parameters()), drafter.config)
 
 
 @torch.no_grad()
@@ -22,5 +22,5 @@ def fill(drafter: Drafter, weights: Mapping[str, Tensor]) -> None:
     assert {name: x.shape for name, x in made.items()} == {
         name: x.shape for name, x in weights.items()
     }
-    for name, values in tensors.merged(parameters, weights, drafter.config).items():
+    for name, values in tensors.from_published(parameters, weights, drafter.config).items():
         parameters[name].copy_(values)

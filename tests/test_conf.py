@@ -10,9 +10,9 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from specdec.commands.fit import run_fit
-from specdec.commands.parser import parse
+from specdec.commands.parser import parse_arguments
 from specdec.drafter import MLA, Drafter, DrafterSpec, MaskBlock, TargetNorm, dry_run
-from specdec.utils.config import canonical, compose
+from specdec.utils.config import compose, normalize_config
 from tests.tiny import deeper, presets, tiny_config, variants
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -35,7 +35,7 @@ def read(path: Path) -> DrafterSpec:
     """The design that a preset's file is, with nothing else."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--drafter", type=DrafterSpec)
-    return parse(parser, ["--drafter", str(path)]).drafter
+    return parse_arguments(parser, ["--drafter", str(path)]).drafter
 
 
 def shipped(design: DrafterSpec) -> DrafterSpec:
@@ -85,7 +85,10 @@ def test_every_shipped_config_passes_the_command_line(
     config = printed(capsys, *use)["model"]
     if path.parent.name == "optimizer":
         wanted = yaml.safe_load(path.read_text())
-        assert canonical(config["optimizer"])["class_path"] == canonical(wanted)["class_path"]
+        assert (
+            normalize_config(config["optimizer"])["class_path"]
+            == normalize_config(wanted)["class_path"]
+        )
         assert wanted["init_args"].keys() <= config["optimizer"]["init_args"].keys()
     elif path.parent.name == "train":
         assert config["ttt_steps"] == yaml.safe_load(path.read_text())["model"]["ttt_steps"]

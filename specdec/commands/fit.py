@@ -29,18 +29,24 @@ from specdec.commands.parser import shorten_message
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength, best_and_last, document_prompts
 from specdec.export.ahead import missing_kernels, planned_subject, served, unserved
-from specdec.training.callbacks import BEST, RunRecord, Throughput, check_run, progress
-from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
+from specdec.training.callbacks import BEST, RunRecord, Throughput, check_run, progress_callback
+from specdec.training.checkpoint import (
+    AtomicCheckpointIO,
+    RunCheckpoint,
+    newest,
+    read_training_checkpoint,
+    verify,
+)
 from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
 from specdec.training.run_directory import (
     RunDirectory,
+    changed_settings,
     changes_numbers,
-    compare,
     is_first,
     write_run_sums,
 )
-from specdec.utils.config import canonical, compose, hyperparameters
+from specdec.utils.config import compose, hyperparameters, normalize_config
 from specdec.utils.files import write_text
 from specdec.utils.imports import flags
 from specdec.utils.machine import provenance
@@ -55,7 +61,7 @@ from specdec.utils.numbers import (
 )
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import how_many
-from specdec.utils.trust import flags_for, load_yaml, loaded, read_yaml_text, redacted, writing
+from specdec.utils.trust import flags_for, load_yaml, parse_yaml, read_yaml_text, redacted, writing
 
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
@@ -207,7 +213,7 @@ class DrafterCLI(LightningCLI):
         out = self.out
         given.default_root_dir = str(out)
         config = {
-            key: value for key, value in loaded(self.saved).items() if key not in OF_ONE_START
+            key: value for key, value in parse_yaml(self.saved).items() if key not in OF_ONE_START
         }
         del config["trainer"]["logger"]  # names the logger's own run, which may go on
         self.model.save_hyperparameters(hyperparameters(config))
@@ -216,7 +222,7 @@ class DrafterCLI(LightningCLI):
         record = RunRecord(out, key, self.saved, provenance(seed=seed))
         callbacks = [*_listed(given.callbacks), record, Throughput()]
         if given.enable_progress_bar is not False:
-            callbacks.append(progress())
+            callbacks.append(progress_callback())
             kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
         try:
             # which puts the checkpoints last
@@ -302,11 +308,15 @@ class DrafterCLI(LightningCLI):
             return out
         if given != AUTO:
             verify(begin)
-            if last is not None and contents(last)["global_step"] > contents(begin)["global_step"]:
+            if (
+                last is not None
+                and read_training_checkpoint(last)["global_step"]
+                > read_training_checkpoint(begin)["global_step"]
+            ):
                 raise ValueError(
                     f"{out} has later checkpoints than {begin}: go back to it with another --out"
                 )
-        changes = compare(begin, loaded(self._dumped()), config.allow_changes)
+        changes = changed_settings(begin, parse_yaml(self._dumped()), config.allow_changes)
         if (
             given == AUTO
             and (out / "DONE.json").exists()
@@ -322,9 +332,9 @@ class DrafterCLI(LightningCLI):
         given = self.config.fit.clone()
         given.pop("config", None)
         with writing():
-            config = loaded(self._parser("fit").dump(given, skip_none=False))
+            config = parse_yaml(self._parser("fit").dump(given, skip_none=False))
         optimizer = config["model"].pop("optimizer", None)  # AdamW is torch's name too
-        config["model"] = canonical(config["model"]) | (
+        config["model"] = normalize_config(config["model"]) | (
             {} if optimizer is None else {"optimizer": optimizer}
         )
         saved: dict[str, Any] = redacted(config)

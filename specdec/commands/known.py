@@ -40,7 +40,7 @@ def last_name(path: str) -> str:
 def nearest_class(name: str) -> str:
     """Return ``did you mean ...?`` with a class of specdec's, Lightning's or an allowed module, or an empty text."""
     names = [last_name(path) for path in index()["classes"]]
-    for module in trust.allowed[-1].imports:
+    for module in trust.permissions[-1].imports:
         names += vars(sys.modules[module])
     return nearest_name(name, names)
 

@@ -70,7 +70,7 @@ def call(function: Callable[..., Any], name: str, argv: list[str]) -> int:
     files, rest = merge_config(argv[:end])
     composed = ["--config", yaml.safe_dump(files, sort_keys=False)] if files else []
     spelled = _spelled(config or function, target_shorthand(rest + argv[end:]))
-    given = dict(vars(parse(parser, [*composed, *spelled])))
+    given = dict(vars(parse_arguments(parser, [*composed, *spelled])))
     given.pop("config", None)
     check_numbers(config or function, given, "--")
     status = function(config(**given)) if config else function(**given)
@@ -84,7 +84,7 @@ def _config_of(function: Callable[..., Any]) -> Any:
     return hint if dataclasses.is_dataclass(hint) and not more else None
 
 
-def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
+def parse_arguments(parser: ArgumentParser, argv: list[str]) -> Namespace:
     """Parse, without ``exit_on_error``, and build the parts; ValueError if an argument is unknown, missing or wrong."""
     guard_parsers()
     try:

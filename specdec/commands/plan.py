@@ -63,7 +63,7 @@ def drafter_config(module: DrafterModule, model: Any) -> DrafterConfig:
     return DrafterConfig.for_target(module.spec, text, **sizes, identity={"source": identity})
 
 
-def main(argv: list[str]) -> int:
+def plan(argv: list[str]) -> int:
     """Run the command; ValueError if an argument is wrong, or target and design do not go together."""
     example = "Example: specdec plan --world 8 --config conf/quickstart.yaml"
     parser = OwnOptions("plan", __doc__, f"All other flags are specdec fit's. {example}")

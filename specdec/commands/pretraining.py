@@ -27,7 +27,7 @@ from specdec.embedded.corpus import Corpus, corpus, train_tokenizer
 from specdec.nn.cache import additive
 from specdec.nn.optimizers import AdamW
 from specdec.nn.view import View
-from specdec.training.callbacks import progress as progress_of_fit
+from specdec.training.callbacks import progress_callback as progress_of_fit
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, newest
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.machine import multiplies_bfloat16, provenance

@@ -15,7 +15,7 @@ import yaml
 
 from specdec.commands.known import index, installed_version, known_parts, last_name
 from specdec.commands.sources import names_in, source_of
-from specdec.utils.config import read_yaml, shipped
+from specdec.utils.config import packaged_path, read_yaml
 from specdec.utils.imports import refusal
 from specdec.utils.text import nearest_name
 
@@ -109,7 +109,7 @@ class Spelling:
 
     def check_file(self, path: str, option: str = "") -> None:
         """Check a config file, of everything or of one option."""
-        path = shipped(path)
+        path = packaged_path(path)
         config = None
         if Path(path).is_file():  # nothing that can be read only once
             with contextlib.suppress(ValueError):  # the parser's reader says what is wrong with it

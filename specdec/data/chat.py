@@ -22,7 +22,7 @@ from specdec.data.layouts import (
     TRAINING,
     UNREAD_COLUMNS,
     ChatConversation,
-    named,
+    layouts_named,
     parse_json_field,
     recognise,
 )
@@ -91,7 +91,7 @@ def conversation(row: DataRow, layout: str | None = None) -> ChatConversation:
     Raises:
         ValueError: it has no layout, or not the one that is named, or is malformed.
     """
-    chosen = [] if layout is None else named([layout], TRAINING)
+    chosen = [] if layout is None else layouts_named([layout], TRAINING)
     unread = [column for column in UNREAD_COLUMNS if row.values.get(column)]
     if layout is None and unread and (unread[0] == "history" or "messages" in row.values):
         raise ValueError(

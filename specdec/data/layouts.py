@@ -89,7 +89,7 @@ class Layout(NamedTuple):
         return sorted(row.keys() - read - {"category", *SYSTEM, *ID_COLUMNS}) if self.exact else []
 
 
-def named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]:
+def layouts_named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]:
     """Layouts by their names.
 
     Raises:
@@ -338,13 +338,13 @@ def _ordered_results(messages: list[Message], place: str) -> list[Message]:
         if message["role"] == "tool":
             results.append(message)
             continue
-        named = [result["tool_call_id"] for result in results if "tool_call_id" in result]
-        if ids and all(ids) and len(named) == len(results) > 0:
-            if wrong := [name for name in named if name not in ids]:
+        call_ids = [result["tool_call_id"] for result in results if "tool_call_id" in result]
+        if ids and all(ids) and len(call_ids) == len(results) > 0:
+            if wrong := [name for name in call_ids if name not in ids]:
                 raise ValueError(
                     f"{place}: the result of tool call {wrong[0]!r} has no such call before it"
                 )
-            if len(set(named)) < len(named):
+            if len(set(call_ids)) < len(call_ids):
                 raise ValueError(f"{place}: two results are of the same tool call")
             results.sort(key=lambda result: ids.index(result["tool_call_id"]))
         out += results

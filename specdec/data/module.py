@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.data.chat import Report, encode, iter_conversations
-from specdec.data.layouts import TRAINING, named
+from specdec.data.layouts import TRAINING, layouts_named
 from specdec.data.loader import (
     Batch,
     Document,
@@ -447,7 +447,7 @@ class ChatData(SourceData):
         seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0,
     ) -> None:  # fmt: skip
         super().__init__(train, val, val_fraction, seq_len, batch_size, seed)
-        named([] if layout is None else [layout], TRAINING)  # refuses one that is unknown
+        layouts_named([] if layout is None else [layout], TRAINING)  # refuses one that is unknown
         self.layout = layout
         self.broken = broken
         self.turns = turns

@@ -70,7 +70,7 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def main() -> None:
+def answer_requests() -> None:
     """Answer requests until the pipe closes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     for line in sys.stdin.buffer:
@@ -87,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_requests()

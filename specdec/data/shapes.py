@@ -248,7 +248,7 @@ def place_in(position: int, parts: Sequence[str], starts: Sequence[int]) -> tupl
 # what a template looks for
 
 
-def parse(source: str) -> nodes.Template:
+def parse_template(source: str) -> nodes.Template:
     """A template's syntax, without the tags that mark what is generated."""
     return jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
         GENERATION_TAGS.sub("", source)
@@ -258,7 +258,9 @@ def parse(source: str) -> nodes.Template:
 def constants(source: str) -> set[str]:
     """Every string in a template's expressions; a text equal to one may be compared with it."""
     return {
-        node.value for node in parse(source).find_all(nodes.Const) if isinstance(node.value, str)
+        node.value
+        for node in parse_template(source).find_all(nodes.Const)
+        if isinstance(node.value, str)
     }
 
 
@@ -268,7 +270,7 @@ def looked_for(source: str) -> set[str]:
     Names of fields are none, since ``'name' in message`` looks for a key. Where an operand is a variable, every string
     that the template gives a variable counts.
     """
-    tree = parse(source)
+    tree = parse_template(source)
     operands = operands_of(tree)
     if any(
         isinstance(node, nodes.Name) or next(node.find_all(nodes.Name), None) for node in operands

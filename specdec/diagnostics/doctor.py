@@ -50,7 +50,7 @@ PLAIN = "dim"
 SHOWN = 600  # tokens of a sample
 
 
-def main(argv: list[str]) -> int:
+def doctor(argv: list[str]) -> int:
     """Run the command; status 1 if a fault was found.
 
     Raises:

@@ -26,7 +26,7 @@ from specdec.diagnostics.doctor_setup import (
     logits_of,
     unchecked,
 )
-from specdec.drafter import choose
+from specdec.drafter import most_frequent_ids
 from specdec.embedded.corpus import EmbeddedData
 from specdec.features.source import CachedSource
 from specdec.features.store import DTYPES
@@ -235,7 +235,7 @@ def vocabulary(setup: SetUp) -> Iterator[Finding]:
     ids_D = drafter.vocab.target_ids_D.cpu()
     V = drafter.config.vocab_size
     counts_V = setup.data.supervised_counts(V)
-    best_D = choose(counts_V, len(ids_D), target.eos_token_ids)
+    best_D = most_frequent_ids(counts_V, len(ids_D), target.eos_token_ids)
     total = counts_V.sum().clamp_min(1)
     best = float(counts_V[best_D].sum() / total)
     share = float(counts_V[ids_D].sum() / total)

@@ -14,10 +14,10 @@ from specdec.diagnostics.waterfall import draw_waterfall, waterfall_table
 from specdec.report.tables import (
     GREY,
     ReportTable,
+    format_interval,
     label,
     save_figure,
-    short,
-    shown,
+    short_label,
     style,
     whiskers,
 )
@@ -46,7 +46,9 @@ def drift_tables(drift: Document) -> list[ReportTable]:
     steps = [str(k) for k in range(1, drift["depths"] + 1)]
     if trained is not None:
         steps[trained:] = [f"{step}*" for step in steps[trained:]]
-    figures = [[figure["title"], shown(figure, _number)] for figure in drift["summary"].values()]
+    figures = [
+        [figure["title"], format_interval(figure, _number)] for figure in drift["summary"].values()
+    ]
     about = f"{how_many(sum(drift['chains']), 'chain')} of {how_many(len(drift['prompts']), 'prompt')}, "
     about += f"trained depth {trained or 'unknown'}"
     inputs = drift["inputs"]
@@ -87,7 +89,7 @@ def plot_drift(drifts: Sequence[Document], path: Path) -> None:
     for number, name in enumerate(BY_STEP):
         _by_step(drifts, name, figure.add_subplot(grid[1 + number // 4, number % 4]))
     handles = [
-        Line2D([], [], label=short(name, 70), **style(number))
+        Line2D([], [], label=short_label(name, 70), **style(number))
         for number, name in enumerate(drafter_names(drifts))
     ]
     handles.append(

@@ -49,7 +49,7 @@ class DraftOutputs(NamedTuple):
     log_probs_AKV: Tensor  # of the token after next, float32 at least; -inf for tokens that the drafter does not know
 
 
-def trained(
+def training_outputs(
     target: Target, drafter: Drafter, texts: Sequence[list[int]], slots: Sequence[int], depth: int
 ) -> DraftOutputs:
     """Run training's unroll on the texts, packed into one row; the slots are the row's."""
@@ -74,7 +74,7 @@ def trained(
     return DraftOutputs(torch.stack(features, 1), _over_vocabulary(drafter, log_probs_AKD))
 
 
-def decoded(
+def decoding_outputs(
     target: Target, drafter: Drafter, ids: Sequence[int], slots: Sequence[int], depth: int
 ) -> DraftOutputs:
     """Decode chains of drafts in the drafter's cache, each step given the text's own token."""
@@ -244,10 +244,10 @@ def compare_drafting(
         other = texts[number - 1].ids
         packed_slots = [len(other) + slot for slot in slots]
         unrolled = {
-            "alone": trained(target, drafter, [text.ids], slots, depth),
-            "packed": trained(target, drafter, [other, text.ids], packed_slots, depth),
+            "alone": training_outputs(target, drafter, [text.ids], slots, depth),
+            "packed": training_outputs(target, drafter, [other, text.ids], packed_slots, depth),
         }
-        pairs = {DECODED: decoded(target, drafter, text.ids, slots, depth)}
+        pairs = {DECODED: decoding_outputs(target, drafter, text.ids, slots, depth)}
         if export is not None:
             pairs[EXPORTED] = served_outputs(target, export, text.ids, slots, depth)
         for (pair, outputs), (place, trained_outputs) in product(pairs.items(), unrolled.items()):

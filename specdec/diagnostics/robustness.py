@@ -20,15 +20,15 @@ from specdec.diagnostics.conditions import CleanRun, Condition, parse_conditions
 from specdec.drafter import Drafter
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
-from specdec.evaluation.metrics import Answer, committed, looping, looping_warning, passes
+from specdec.evaluation.metrics import Answer, committed, looping, looping_warning, target_passes
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.report.statistics import LENGTH, POSITIVE, Array, measured, over, ratio
 from specdec.report.tables import (
     ReportTable,
     few_prompts,
+    format_interval,
     print_report,
     save_figure,
-    shown,
     style,
     whiskers,
     write_report,
@@ -88,7 +88,7 @@ def robustness(config: RobustnessConfig) -> None:
     context["drafter"] = drafter_facts(config.drafter, pair)
     context["settings"]["shape_config"] = shape.describe()
     with staged_directory(config.place("robustness")) as folder:
-        runs = [plan_run(condition, clean) for condition in (CLEAN, *conditions)]
+        runs = [planned_run(condition, clean) for condition in (CLEAN, *conditions)]
         decode_runs(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
         result = record(runs) | context
         tables = robustness_tables(result)
@@ -120,7 +120,7 @@ class ConditionRun:
         return next((reason for reason in self.left_out.values() if reason != SAME), SAME)
 
 
-def plan_run(condition: Condition, clean: CleanRun) -> ConditionRun:
+def planned_run(condition: Condition, clean: CleanRun) -> ConditionRun:
     """Choose the prompts of the clean run that a condition can be measured on.
 
     Raises:
@@ -180,7 +180,7 @@ def counts(answers: Sequence[Answer]) -> Counts:
     totals: Counts = {}
     for answer in answers:
         tokens, times = totals.get(answer.prompt_id, (0, 0))
-        totals[answer.prompt_id] = (tokens + committed(answer), times + passes(answer))
+        totals[answer.prompt_id] = (tokens + committed(answer), times + target_passes(answer))
     return totals
 
 
@@ -230,9 +230,10 @@ def robustness_tables(result: dict[str, Any]) -> list[ReportTable]:
         if condition["skipped"] is not None:
             skipped.append([name, condition["skipped"]])
             continue
-        length = shown(condition["acceptance_length"], "{:.2f}".format)
+        length = format_interval(condition["acceptance_length"], "{:.2f}".format)
         shares = [
-            shown(condition[share], lambda value: f"{100 * value:.0f}", " %") for share in SHARES
+            format_interval(condition[share], lambda value: f"{100 * value:.0f}", " %")
+            for share in SHARES
         ]
         left_out = len(condition["left_out"])
         rows.append([name, length, *shares, str(condition["measured_prompts"]), str(left_out)])

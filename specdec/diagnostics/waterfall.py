@@ -29,7 +29,7 @@ from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, Answ
 from specdec.diagnostics.drift_measure import SERIES, drafted, read_inputs
 from specdec.drafter import Drafter
 from specdec.report.statistics import LENGTH, Array, Measured, less, measured
-from specdec.report.tables import ReportTable, shown, style, whiskers
+from specdec.report.tables import ReportTable, format_interval, style, whiskers
 from specdec.target import Target
 from specdec.utils.text import how_many
 
@@ -267,7 +267,7 @@ def waterfall_table(result: dict[str, Any], depth: int) -> ReportTable:
 
 
 def _figure(value: Measured | None) -> str:
-    return shown(value, lambda number: f"{number:z.2f}")
+    return format_interval(value, lambda number: f"{number:z.2f}")
 
 
 def waterfall_verdict(result: dict[str, Any]) -> str:

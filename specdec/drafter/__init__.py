@@ -9,12 +9,39 @@ from specdec.drafter.io import load_drafter, save_drafter
 from specdec.drafter.model import Drafter
 from specdec.drafter.norms import Norm, Norms
 from specdec.drafter.target_layer import TargetLayer, TargetNorm
-from specdec.drafter.vocab import DraftVocab, choose
+from specdec.drafter.vocab import DraftVocab, most_frequent_ids
 from specdec.drafting import MaskBlock, MaskConstant, PostNorm, PreNorm, Recurrence, Step
 
 __all__ = [
-    "GQA", "MLA", "AttentionKind", "Concat", "DraftVocab", "Drafter", "DrafterConfig", "DrafterSpec", "Entered",
-    "Entry", "EntryModule", "Fusion", "KVInjection", "LastLayer", "MaskBlock", "MaskConstant", "Narrow", "Norm",
-    "Norms", "PostNorm", "PreNorm", "Recurrence", "ScalarMix", "Step", "TargetLayer", "TargetNorm", "Wide", "choose",
-    "dry_run", "load_drafter", "save_drafter",
+    "GQA",
+    "MLA",
+    "AttentionKind",
+    "Concat",
+    "DraftVocab",
+    "Drafter",
+    "DrafterConfig",
+    "DrafterSpec",
+    "Entered",
+    "Entry",
+    "EntryModule",
+    "Fusion",
+    "KVInjection",
+    "LastLayer",
+    "MaskBlock",
+    "MaskConstant",
+    "Narrow",
+    "Norm",
+    "Norms",
+    "PostNorm",
+    "PreNorm",
+    "Recurrence",
+    "ScalarMix",
+    "Step",
+    "TargetLayer",
+    "TargetNorm",
+    "Wide",
+    "dry_run",
+    "load_drafter",
+    "most_frequent_ids",
+    "save_drafter",
 ]  # fmt: skip

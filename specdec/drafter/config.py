@@ -14,7 +14,7 @@ from specdec.drafter.norms import Norm, Norms
 from specdec.drafting import DraftingMode, PostNorm, Recurrence
 from specdec.nn.parts import Part, part_from_json, part_to_json
 from specdec.nn.rope import frequencies, rope_parameters
-from specdec.utils.config import read_yaml, shipped
+from specdec.utils.config import packaged_path, read_yaml
 from specdec.utils.numbers import (
     Heads,
     Intermediate,
@@ -114,9 +114,11 @@ class DrafterSpec:
         Raises:
             ValueError: there is none of this name.
         """
-        path = Path(shipped(f"conf/drafter/{name}.yaml"))
+        path = Path(packaged_path(f"conf/drafter/{name}.yaml"))
         if not path.is_file():
-            known = sorted(preset.stem for preset in Path(shipped("conf/drafter")).glob("*.yaml"))
+            known = sorted(
+                preset.stem for preset in Path(packaged_path("conf/drafter")).glob("*.yaml")
+            )
             raise ValueError(f"no preset {name!r} of a drafter: choose from {', '.join(known)}")
         return cls.read(str(path))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 
-def choose(counts_V: Tensor, size: int, always: Iterable[int] = ()) -> Tensor:
+def most_frequent_ids(counts_V: Tensor, size: int, always: Iterable[int] = ()) -> Tensor:
     """The most frequent ``size`` token ids, ascending; ties go to the lower id.
 
     Args:

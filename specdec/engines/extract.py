@@ -19,8 +19,8 @@ from typing import Any
 from specdec.commands.fit import Configured, configured
 from specdec.commands.parser import OwnOptions, fit_options
 from specdec.data import TokenData
-from specdec.features.runners import loaded, running
-from specdec.features.source import boundaries
+from specdec.features.runners import load_for_engine, run_engine
+from specdec.features.source import stored_boundaries
 from specdec.features.store import DTYPES, Contract, PackedRow, each_row
 from specdec.features.writer import SHARD_BYTES, CacheWriter, check_beside, merge, part_folder
 from specdec.training.building import config_for
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 SPARE = 1.01  # keys and headers
 
 
-def main(argv: list[str]) -> int:
+def cache(argv: list[str]) -> int:
     """Run the command.
 
     Raises:
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(
             "target.parts: specdec cache runs the target's layers: set it to false, or take --engine vllm"
         )
-    target = loaded(options.engine, model.target_source)
+    target = load_for_engine(options.engine, model.target_source)
     data.prepare(target.tokenizer)
     data.check_vocabulary(target.vocab_size)
     # A cache of all rows has the same name whatever number was given.
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     number, parts = options.part
     tokens_by_key = {}
     longest = 0
-    for row in rows_of(data, first, number, parts):
+    for row in stored_rows(data, first, number, parts):
         tokens_by_key[row.key] = row.tokens
         longest = max([longest, *map(len, row.pieces())])
     if not tokens_by_key:
@@ -64,11 +64,11 @@ def main(argv: list[str]) -> int:
         )
     # Every boundary that the design reads. The final state is none, and is always stored.
     config = config_for(model.spec, target)
-    tapped = boundaries(target, config.aux_layers, config.fusion.final_norm)
+    tapped = stored_boundaries(target, config.aux_layers, config.fusion.final_norm)
     layers = sorted({*tapped, *options.layers})
     directory = Path(options.out)
     folder = part_folder(number, parts)
-    with running(
+    with run_engine(
         options.engine,
         model.target_source,
         target,
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
         sizes = _check_space(directory, folder, sum(tokens_by_key.values()), contract)
         boundaries_text = list(contract.layers)
         log.info("%s: boundaries %s and the final state: %s", directory, boundaries_text, sizes)
-        rows = rows_of(data, first, number, parts)
+        rows = stored_rows(data, first, number, parts)
         _write_rows(directory / folder, contract, rows, tokens_by_key, engine)
     if folder != ".":
         missing = merge(directory, [part_folder(n, parts) for n in range(parts)])
@@ -181,7 +181,7 @@ def yaml_mapping(text: str) -> dict[str, Any]:
     return dict(load_yaml(text, "--vllm_args"))
 
 
-def rows_of(
+def stored_rows(
     data: TokenData, first: int | None = None, number: int = 0, parts: int = 1
 ) -> Iterator[PackedRow]:
     """Yield the rows of training and of validation, each once.

@@ -17,7 +17,7 @@ from specdec.data import Batch
 from specdec.decoding import Generation, Request, SpeculativeDecoder, parse_shape
 from specdec.drafter import Drafter
 from specdec.evaluation.metrics import Answer, acceptance_length, accepted_per_position
-from specdec.report.tables import shown
+from specdec.report.tables import format_interval
 from specdec.target import Target
 from specdec.training.callbacks import RunRecord
 from specdec.training.distributed import unsharded
@@ -294,7 +294,7 @@ def best_and_last(best: dict[str, Any], last: dict[str, Any]) -> str:
     """
 
     def figure(length: dict[str, Any]) -> str:
-        return f"{shown(length, '{:.2f}'.format)} at step {length['step']}"
+        return f"{format_interval(length, '{:.2f}'.format)} at step {length['step']}"
 
     if best == last:
         return f"{figure(best)}, the last one decoded"

@@ -17,9 +17,9 @@ from specdec.evaluation.metrics import (
     committed,
     looping,
     looping_warning,
-    passes,
     per_prompt,
     read_answers,
+    target_passes,
 )
 from specdec.report.statistics import HOW, POSITIVE, Array, Interval, interval, ratio
 from specdec.report.tables import with_interval
@@ -136,7 +136,9 @@ def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
         ValueError: fewer than two prompts came to a target pass in both.
     """
     ids = {answer.prompt_id for answer in [*a, *b]}
-    sums_of_each = [per_prompt(answers, committed, passes, prompts=ids) for answers in (a, b)]
+    sums_of_each = [
+        per_prompt(answers, committed, target_passes, prompts=ids) for answers in (a, b)
+    ]
     sums_P4 = np.concatenate(sums_of_each, axis=1)
     sums_P4 = sums_P4[(sums_P4 > 0).all(1)]
     prompts = len(sums_P4)

@@ -129,7 +129,7 @@ def committed(answer: Answer) -> int:
     return sum(answer.accepted) + len(answer.accepted)
 
 
-def passes(answer: Answer) -> int:
+def target_passes(answer: Answer) -> int:
     """Target passes of an answer."""
     return len(answer.accepted)
 
@@ -175,7 +175,7 @@ def _pooled(
 
 def acceptance_length(answers: Sequence[Answer]) -> Interval | None:
     """Tokens committed per target pass, bonus token included, pooled over passes."""
-    return _pooled(answers, committed, passes, LENGTH)
+    return _pooled(answers, committed, target_passes, LENGTH)
 
 
 def draft_acceptance_rate(answers: Sequence[Answer]) -> Interval | None:
@@ -269,7 +269,7 @@ def shape_summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) 
     Raises:
         ValueError: the answers hold no target pass.
     """
-    if not any(map(passes, answers)):
+    if not any(map(target_passes, answers)):
         raise ValueError(
             "no target pass to take statistics of: decode at least one prompt, with more new tokens"
         )
@@ -306,7 +306,7 @@ def baseline_summary(name: str, answers: Sequence[Answer]) -> dict[str, Any]:
 def _counts(answers: Sequence[Answer]) -> dict[str, int]:
     return {
         "prompts": len({answer.prompt_id for answer in answers}),
-        "passes": sum(map(passes, answers)),
+        "passes": sum(map(target_passes, answers)),
     }
 
 

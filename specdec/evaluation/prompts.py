@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.data.layouts import PROMPTS, Layout, Message, Question, named, recognise
+from specdec.data.layouts import PROMPTS, Layout, Message, Question, layouts_named, recognise
 from specdec.data.rendering import template_digest
 from specdec.data.rows import read_rows, stem
 from specdec.data.template import template_of, text_ids
@@ -52,7 +52,7 @@ def load_prompts(
         raise ValueError("no prompt file given")
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}: it must be at least 1")
-    preferred = named(layouts, PROMPTS)
+    preferred = layouts_named(layouts, PROMPTS)
     used: set[str] = set()
     names = [str(source) for source in sources]
     loaded = [(name, _load(name, preferred, used)) for name in names]

@@ -13,9 +13,9 @@ from specdec.report.tables import (
     GREY,
     ReportTable,
     few_prompts,
+    format_interval,
     label,
     save_figure,
-    shown,
     style,
 )
 
@@ -117,14 +117,16 @@ def format_number(number: float | None, digits: int) -> str:
 
 def format_length(result: Json) -> str:
     """Return an acceptance length with its interval."""
-    return shown(result["acceptance_length"], "{:.2f}".format)
+    return format_interval(result["acceptance_length"], "{:.2f}".format)
 
 
 def format_speedup(result: Json) -> str:
     """Return a speed-up over plain decoding with its interval, or a dash where plain decoding was not timed."""
     if result["speedup"] is None:
         return "-"
-    return shown({"mean": result["speedup"], **result["speedup_interval"]}, "{:.2f}".format, "x")
+    return format_interval(
+        {"mean": result["speedup"], **result["speedup_interval"]}, "{:.2f}".format, "x"
+    )
 
 
 def plot(metrics: Json, path: Path) -> None:

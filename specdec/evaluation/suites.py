@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.data.layouts import PROMPTS, named
+from specdec.data.layouts import PROMPTS, layouts_named
 from specdec.data.rows import HUB, ROW_FILES, has_rows, read_rows
 from specdec.evaluation.prompts import Prompt, load_prompts
 
@@ -197,7 +197,7 @@ def _found(name: str, source: str) -> FoundSuite:
         raise ValueError(
             f"suite {name}: {source} must be {', '.join(ROW_FILES)} or {HUB}REPOSITORY:CONFIG:SPLIT"
         )
-    words = named(SUITES[name].layouts, PROMPTS)
+    words = layouts_named(SUITES[name].layouts, PROMPTS)
     first = next(iter(read_rows(source)), None)
     # not of turns
     layouts = [layout.name for layout in words if first is not None and layout.fits(first.values)]

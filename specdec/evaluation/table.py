@@ -13,7 +13,7 @@ from specdec.data.rows import stem
 from specdec.evaluation.compare import MAY_DIFFER, OF_TARGET, evaluations_in
 from specdec.evaluation.metrics import METRICS
 from specdec.evaluation.suites import SUITES, suite_notes
-from specdec.report.tables import LOOPING_SHARE, ReportTable, print_report, table
+from specdec.report.tables import LOOPING_SHARE, ReportTable, markdown_table, print_report
 from specdec.utils.files import write_sums, write_text
 from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many
@@ -66,7 +66,7 @@ def write_table(out: Path | None, places: Sequence[Path]) -> None:
     notes += [LOOPING] if any("*" in cell for row in rows for cell in row) else []
     if out is not None:
         paragraphs = [f"{note}\n" for note in notes]
-        lines = [f"# {TITLE}", "", *table(headings, rows, left=2), "", *paragraphs]
+        lines = [f"# {TITLE}", "", *markdown_table(headings, rows, left=2), "", *paragraphs]
         write_text(out / MARKDOWN, "\n".join(lines))
         write_text(out / LATEX, latex(headings, rows))
         write_sums(out, LATEX)

@@ -11,7 +11,13 @@ from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, lo
 from specdec.evaluation.metrics import shape_summary
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.evaluation.results_page import format_length, format_speedup, skipped_table
-from specdec.report.tables import ReportTable, few_prompts, print_report, shown, write_report
+from specdec.report.tables import (
+    ReportTable,
+    few_prompts,
+    format_interval,
+    print_report,
+    write_report,
+)
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.numbers import Side
 from specdec.utils.progress import progress
@@ -161,7 +167,9 @@ def _rows(batch: dict[str, Any]) -> list[list[str]]:
     """Return a row for each shape, the fastest first."""
     rows = []
     for result in batch["results"]:
-        times = [shown(time, "{:.2f}".format, " ms") for time in result["pass_time"].values()]
+        times = [
+            format_interval(time, "{:.2f}".format, " ms") for time in result["pass_time"].values()
+        ]
         rates = [f"{rate:.1f}" for rate in result["tokens_per_second"].values()]
         length = format_length(result)
         rows.append([result["shape"], length, *times, *rates, format_speedup(result)])

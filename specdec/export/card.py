@@ -26,7 +26,7 @@ from specdec.export.card_text import (
     prompts_text,
 )
 from specdec.export.subject import Subject
-from specdec.utils.config import canonical, words
+from specdec.utils.config import normalize_config, to_text
 from specdec.utils.reading import read_json
 from specdec.utils.trust import load_yaml, read_yaml_text
 
@@ -79,7 +79,7 @@ def _difference(metrics: Record, record: Record) -> str | None:
     if drafter.get("weights_sha256") != record["drafter_sha256"]:
         return "drafter's weights"
     measured = {name: drafter.get(name) for name in config}
-    return None if canonical(measured) == canonical(config) else "drafter"
+    return None if normalize_config(measured) == normalize_config(config) else "drafter"
 
 
 def trained(directory: Path) -> Record | None:
@@ -108,7 +108,7 @@ def trained(directory: Path) -> Record | None:
         "steps": steps, "tokens": _tokens(steps, data, config["trainer"]), "resumed": resumed, "chosen_by": chosen,
         "data": _paths(data.get("train") or config["data"]["class_path"].rpartition(".")[2]),
         "mix": provenance.get("mix", []),
-        "loss": words(canonical(config["model"]["loss"])), "ttt_steps": config["model"]["ttt_steps"],
+        "loss": to_text(normalize_config(config["model"]["loss"])), "ttt_steps": config["model"]["ttt_steps"],
         **{name: provenance[name] for name in ("seed", "command", "date", "cpu", "gpus", "git_commit")},
         "versions": {name: provenance["versions"][name] for name in ("specdec", "torch", "transformers")},
     }  # fmt: skip

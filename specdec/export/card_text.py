@@ -13,7 +13,7 @@ from specdec.export.formats import FORMATS
 from specdec.export.subject import Subject
 from specdec.report.tables import FEW_PROMPTS
 from specdec.target import EMBEDDED, TargetSource
-from specdec.utils.config import canonical, words
+from specdec.utils.config import normalize_config, to_text
 from specdec.utils.text import how_many
 
 Record = Mapping[str, Any]
@@ -110,7 +110,7 @@ model verifies, so that what is said is the target's own. It is no language mode
 | Target | {target}{revision} |
 | Target's fingerprint | `{identity["fingerprint"]}` |"""
     for axis in AXES:
-        yield f"| {axis} | {words(canonical(record['drafter'][axis])).strip('{}[]')} |"
+        yield f"| {axis} | {to_text(normalize_config(record['drafter'][axis])).strip('{}[]')} |"
     yield f"| Draft vocabulary | {config.draft_vocab_size:,} of {config.vocab_size:,} tokens |\n\n## Use\n"
 
 

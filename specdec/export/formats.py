@@ -120,7 +120,7 @@ class Format:
         """Return the checkpoint's tensors, contiguous, in the drafter's dtype; vocabulary maps are int64 and bool."""
         names = tensors.name_table(subject.config)
         weights: dict[str, Tensor] = {}
-        for published, value in tensors.published(drafter.state_dict(), subject.config).items():
+        for published, value in tensors.to_published(drafter.state_dict(), subject.config).items():
             if published == VOCABULARY or published in subject.shared:
                 continue
             name = tensors.translate(published, names)

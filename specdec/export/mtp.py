@@ -115,7 +115,7 @@ def _names_of_a_module(directory: Path) -> Iterator[str]:
 class Place(NamedTuple):
     """Where numbers stand: ``ours[index]`` are those of the checkpoint's tensor ``theirs``."""
 
-    ours: str  # by its published name, see :func:`specdec.export.tensors.published`
+    ours: str  # by its published name, see :func:`specdec.export.tensors.to_published`
     index: Any
     theirs: str
 
@@ -147,7 +147,7 @@ def module_places(ours: Mapping[str, Tensor], family: Family, layers: int) -> It
 
 def _module_state(state: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
     """Return a drafter's state without what the target gives it, by published names."""
-    return named.published(
+    return named.to_published(
         {name: value for name, value in state.items() if name not in SHARED}, config
     )
 
@@ -186,7 +186,7 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     for name, at in places.items():
         ours[at.ours][at.index] = tensors[name].to(ours[at.ours].dtype)
     drafter = Drafter(config, torch.arange(config.vocab_size)).to(dtype)
-    state = named.merged([name for name in skeleton if name not in SHARED], ours, config)
+    state = named.from_published([name for name in skeleton if name not in SHARED], ours, config)
     shared = {EMBEDDING: target.embedding_weight(), HEAD: target.head_weight()}
     drafter.load_state_dict(drafter.state_dict() | shared | state)
     number = how_many(len(tensors), "tensor")

@@ -27,7 +27,7 @@ class TensorBlock(NamedTuple):
     columns: slice = ALL
 
 
-def published(ours: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
+def to_published(ours: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
     """Return one matrix for each projection, from a drafter's parameters or state; gradients flow back."""
     parts: dict[str, list[Tensor]] = defaultdict(list)
     for block in blocks(ours, config):
@@ -35,10 +35,10 @@ def published(ours: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Te
     return _concatenated(parts, dim=-1)
 
 
-def merged(
+def from_published(
     names: Iterable[str], weights: Mapping[str, Tensor], config: DrafterConfig
 ) -> dict[str, Tensor]:
-    """Return a drafter's tensors ``names`` from published weights; the inverse of :func:`published`.
+    """Return a drafter's tensors ``names`` from published weights; the inverse of :func:`to_published`.
 
     Raises:
         ValueError: a weight is missing.
@@ -137,7 +137,7 @@ SPELLINGS = (
 
 
 def name_table(config: DrafterConfig) -> dict[str, str]:
-    """Return the checkpoint's name by published name (see :func:`published`), for every module that may be there."""
+    """Return the checkpoint's name by published name (see :func:`to_published`), for every module that may be there."""
     fc = "fusion.fc" if isinstance(config.fusion, Concat) else "entry.fc"
     rows = ELSEWHERE | {fc: "fc"}
     rows |= {f"norms.aux.{n}": f"fc_norm.{n}" for n in range(len(config.aux_layers))}

@@ -56,7 +56,7 @@ def load_weights(
     published_name = named.name_table(config)
     wanted = {
         str(named.translate(name, published_name)): list(value.shape)
-        for name, value in named.published(state, config).items()
+        for name, value in named.to_published(state, config).items()
     }
     if fault := tensor_fault({name: value.shape for name, value in weights.items()}, wanted):
         raise ValueError(fault)
@@ -70,7 +70,7 @@ def load_weights(
         for name, value in weights.items()
     }
     drafter = Drafter(config, ids_D).to(dtype)
-    state = named.merged(state, published, config)
+    state = named.from_published(state, published, config)
     drafter.load_state_dict(state | {VOCABULARY: drafter.vocab.target_ids_D})
     return drafter.eval().requires_grad_(False)
 

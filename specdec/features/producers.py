@@ -17,7 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.features.runners import Engine, EngineDeadError, EngineName, loaded, running
+from specdec.features.runners import (
+    Engine,
+    EngineDeadError,
+    EngineName,
+    load_for_engine,
+    run_engine,
+)
 from specdec.features.store import Contract, PackedRow, crc32, raw
 from specdec.features.writer import SHARD_BYTES, CacheWriter
 from specdec.target import TargetSource
@@ -90,8 +96,8 @@ class Producer:
 
     def _loaded(self) -> Engine:
         if self._running is None:
-            target = loaded(self.engine, self.source)
-            opening = running(
+            target = load_for_engine(self.engine, self.source)
+            opening = run_engine(
                 self.engine, self.source, target, self.contract.layers, *self._options
             )
             self._running = self._open.enter_context(opening)

@@ -181,7 +181,7 @@ Engine = TransformersEngine | VllmEngine
 EngineName = Literal["transformers", "vllm"]
 
 
-def loaded(engine: EngineName, source: TargetSource) -> Target:
+def load_for_engine(engine: EngineName, source: TargetSource) -> Target:
     """What an engine needs of the target in this process: with vLLM, its final norm, its tokenizer and who it is.
 
     Raises:
@@ -196,7 +196,7 @@ def loaded(engine: EngineName, source: TargetSource) -> Target:
 
 
 @contextlib.contextmanager
-def running(
+def run_engine(
     engine: EngineName, source: TargetSource, target: Target, layers: Sequence[int], longest: int, rows: int,
     more: Mapping[str, Any],
 ) -> Iterator[Engine]:  # fmt: skip

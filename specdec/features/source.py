@@ -197,7 +197,7 @@ class RowSource(FeatureSource):
                 f"{where}: made with the target in {contract.target_dtype}, which runs in {dtype} here: set "
                 f"model.target.dtype={contract.target_dtype}, or run specdec cache again"
             )
-        stored = boundaries(target, layers, final_norm)
+        stored = stored_boundaries(target, layers, final_norm)
         if missing := [b for b in stored if b not in contract.layers]:
             raise ValueError(
                 f"{where}: boundaries {missing} are not stored, only {list(contract.layers)}: run specdec cache with "
@@ -298,7 +298,7 @@ class CachedSource(RowSource):
         self.store.read(row, self.taps, *columns_T)
 
 
-def boundaries(target: Target, layers: Sequence[int], final_norm: bool) -> list[int]:
+def stored_boundaries(target: Target, layers: Sequence[int], final_norm: bool) -> list[int]:
     """Those of ``layers`` that are not the final state, which there is of every token."""
     return [b for b in layers if b < target.num_layers or not final_norm]
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from specdec.data import Batch, MixSource, TokenData
 from specdec.target import Target, TargetOutput
-from specdec.utils.config import class_name, pairs, words
+from specdec.utils.config import class_name, differences, to_text
 from specdec.utils.files import write_json
 from specdec.utils.reading import explained, read_json, sha256
 from specdec.utils.text import how_many
@@ -151,8 +151,8 @@ class Contract:
 
     def differences(self, now: Self) -> str:
         """What was otherwise in this one, in words; nothing if all is the same."""
-        changes = pairs(self.to_json(), now.to_json())
-        return "; ".join(f"{key} was {words(a)}, is {words(b)}" for key, a, b in changes)
+        changes = differences(self.to_json(), now.to_json())
+        return "; ".join(f"{key} was {to_text(a)}, is {to_text(b)}" for key, a, b in changes)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able data; ``Contract(**data)`` is the inverse, but for the tuple of layers."""
@@ -375,8 +375,8 @@ class FeatureStore:
         if self.holds(row):
             return
         self.verify()  # it may be the cache that is damaged
-        changes = pairs(dict(self.contract.data), dict(self.data))
-        reason = "; ".join(f"{name} was {words(a)}, is {words(b)}" for name, a, b in changes)
+        changes = differences(dict(self.contract.data), dict(self.data))
+        reason = "; ".join(f"{name} was {to_text(a)}, is {to_text(b)}" for name, a, b in changes)
         reason = reason or "its files or the tokenizer have changed since"
         if (first := self.contract.first_rows) is not None:
             reason += f"; of training the first {how_many(first, 'row')} alone"

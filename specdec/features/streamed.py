@@ -34,7 +34,13 @@ from specdec.features.producers import (
     unpack,
 )
 from specdec.features.runners import EngineName
-from specdec.features.source import Features, FeatureSource, RowSource, boundaries, spot_check
+from specdec.features.source import (
+    Features,
+    FeatureSource,
+    RowSource,
+    spot_check,
+    stored_boundaries,
+)
 from specdec.features.store import DTYPES, Contract, PackedRow, each_row, packed_rows
 from specdec.target import Target, TargetOutput, TargetSource
 from specdec.utils.cluster import AUTH, join, last_line
@@ -136,7 +142,7 @@ class StreamedSource(RowSource):
                     "on one machine: ray start --head on one, ray start --address HEAD:6379 on the others, and "
                     "model.features.address=auto"
                 )
-        stored = boundaries(target, layers, final_norm)
+        stored = stored_boundaries(target, layers, final_norm)
         contract = Contract.of(target, data, stored, features.dtype, features.engine)
         self._start(contract)
         try:

@@ -54,7 +54,7 @@ def write_report(
     for section in tables:
         if section.rows:
             lines += [f"## {section.title}", ""]
-            lines += [*table(section.headings, section.rows, section.left), ""]
+            lines += [*markdown_table(section.headings, section.rows, section.left), ""]
     rows = []
     for key, value in context.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -64,7 +64,7 @@ def write_report(
         "",
         "## How it was made",
         "",
-        *table(["Setting", "Value"], rows, left=2),
+        *markdown_table(["Setting", "Value"], rows, left=2),
     ]
     write_text(path, "\n".join(lines) + "\n")
 
@@ -87,7 +87,9 @@ def print_report(
         console.print(Text(printable(note)))
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+def markdown_table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
+) -> list[str]:
     """The lines of a Markdown table with the first ``left`` columns aligned left, numbers right."""
     rule = ["---" if index < left else "---:" for index in range(len(headings))]
     return [f"| {' | '.join(cell(text) for text in row)} |" for row in (headings, rule, *rows)]
@@ -107,7 +109,9 @@ def with_interval(
     return f"{number(mean)}{unit} [{number(low)}, {number(high)}]"
 
 
-def shown(figure: Mapping[str, Any] | None, number: Callable[[float], str], unit: str = "") -> str:
+def format_interval(
+    figure: Mapping[str, Any] | None, number: Callable[[float], str], unit: str = ""
+) -> str:
     """``mean``, ``low`` and ``high`` as :func:`with_interval`; a dash where there is no mean."""
     if figure is None or figure["mean"] is None:
         return "-"
@@ -152,7 +156,7 @@ def label(name: str, width: int, lines: int = 3) -> str:
     )
 
 
-def short(name: str, longest: int) -> str:
+def short_label(name: str, longest: int) -> str:
     """The name on one line."""
     return escape(name if len(name) <= longest else f"{name[: longest - 4]} ...")
 

@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specdec.commands.fit import Configured, configured, one_parser
-from specdec.commands.parser import parse, parser_of
+from specdec.commands.parser import parse_arguments, parser_of
 from specdec.commands.plan import drafter_config
 from specdec.data import TokenData
 from specdec.decoding import parse_shape
@@ -33,10 +33,10 @@ from specdec.target import EMBEDDED, TargetSource
 from specdec.target.loading import skeleton
 from specdec.training.building import check
 from specdec.training.run_directory import RunDirectory
-from specdec.utils.config import canonical, is_part, pairs, words
+from specdec.utils.config import differences, is_part, normalize_config, to_text
 from specdec.utils.progress import progress
 from specdec.utils.text import how_many
-from specdec.utils.trust import loaded
+from specdec.utils.trust import parse_yaml
 
 COMMANDS = {
     "evaluate": "specdec.evaluation.run:evaluate_command",
@@ -130,7 +130,9 @@ def read_arms(study: Study) -> list[Arm]:
                 raise ValueError(f"arm {name}: {error}") from error
             advance(1)
     for arm, other in itertools.combinations(arms, 2):
-        if arm.measures == other.measures and canonical(arm.config) == canonical(other.config):
+        if arm.measures == other.measures and normalize_config(arm.config) == normalize_config(
+            other.config
+        ):
             raise ValueError(
                 f"arms {arm.name} and {other.name} come to the same training and the same measures: "
                 "change a level, or leave one of them out (leave_out)"
@@ -138,13 +140,14 @@ def read_arms(study: Study) -> list[Arm]:
     return arms
 
 
-def differences(baseline: Arm, arm: Arm) -> list[str]:
+def arm_differences(baseline: Arm, arm: Arm) -> list[str]:
     """Return an arm's changes, a line for each setting (``norms.aux: none to each``), ``model.drafter``'s first."""
-    changes = [*pairs(canonical(baseline.config), canonical(arm.config))]
+    changes = [*differences(normalize_config(baseline.config), normalize_config(arm.config))]
     changes.sort(key=lambda change: not change[0].startswith("model.drafter."))
-    changes += pairs(_measure_configs(baseline), _measure_configs(arm))
+    changes += differences(_measure_configs(baseline), _measure_configs(arm))
     return [
-        f"{key.removeprefix('model.drafter.')}: {words(a)} to {words(b)}" for key, a, b in changes
+        f"{key.removeprefix('model.drafter.')}: {to_text(a)} to {to_text(b)}"
+        for key, a, b in changes
     ]
 
 
@@ -168,7 +171,7 @@ def check_equal(baseline: Arm, arms: Sequence[Arm], allow_unequal: bool = False)
         difference = ""
         if arm.tokens is None or baseline.tokens is None:
             groups = [
-                [canonical(compared.config[group]) for group in ("trainer", "data")]
+                [normalize_config(compared.config[group]) for group in ("trainer", "data")]
                 for compared in (arm, baseline)
             ]
             if groups[0] != groups[1]:
@@ -297,7 +300,7 @@ def _measure(target: TargetSource, kind: str, given_json: str) -> Measure:
         argument(key, as_list(value) if key in several else value) for key, value in options.items()
     ]
     try:
-        built = parse(parser, argv)
+        built = parse_arguments(parser, argv)
         # the commands themselves check these when they begin
         for text in as_list(getattr(built, "shape", [])):
             parse_shape(text)
@@ -315,7 +318,7 @@ def _measure(target: TargetSource, kind: str, given_json: str) -> Measure:
             parse_conditions(built.conditions)
     except ValueError as error:
         raise ValueError(f"{kind}: {error}") from error
-    full = loaded(parser.dump(parser.parse_args(argv), skip_none=False))
+    full = parse_yaml(parser.dump(parser.parse_args(argv), skip_none=False))
     config = {
         name: value
         for name, value in full.items()

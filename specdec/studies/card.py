@@ -10,13 +10,13 @@ from markdown_it import MarkdownIt
 
 from specdec.report.contrasts import METHOD, distinct
 from specdec.report.statistics import ALPHA
-from specdec.report.tables import table, with_interval
+from specdec.report.tables import markdown_table, with_interval
 from specdec.studies.figures import SEPARATOR, draw_figures, label_of, short_names
 from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
 from specdec.studies.reproduce import CARD, VERSION, manifest
 from specdec.studies.results import read_record, results
 from specdec.studies.study import FEWEST_SEEDS
-from specdec.utils.config import words
+from specdec.utils.config import to_text
 from specdec.utils.files import staged_directory, write_json, write_text
 from specdec.utils.text import how_many
 
@@ -208,7 +208,7 @@ def _nulls(card: Json) -> Iterator[str]:
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Iterator[str]:
     if rows := [[_plain(text) for text in row] for row in rows]:
-        yield from (*table(heads, rows, left), "")
+        yield from (*markdown_table(heads, rows, left), "")
 
 
 def _arms(card: Json) -> Iterator[str]:
@@ -254,7 +254,7 @@ def _origin(manifest: Json, where: str) -> Iterator[str]:
     ]
     rows = []
     for name in ("git_commit", "git_dirty", "versions", "platform", "cpu", "gpus"):
-        if known := {words(fit[name]) for fit in fits if fit.get(name)}:
+        if known := {to_text(fit[name]) for fit in fits if fit.get(name)}:
             rows.append([f"Fits: {name.replace('_', ' ')}", "; ".join(sorted(known))])
     yield from _table(
         ["What", "Value"], [*rows, ["Card made", manifest["provenance"]["date"]]], left=2

@@ -21,8 +21,8 @@ from specdec.report.tables import ReportTable, print_report
 from specdec.studies.arms import (
     Arm,
     StudyPrompts,
+    arm_differences,
     check_equal,
-    differences,
     read_arms,
     read_prompts,
 )
@@ -31,7 +31,7 @@ from specdec.studies.outcomes import check_outcome
 from specdec.studies.strict_yaml import read_strictly
 from specdec.studies.study import MEASURES, Study, arm_name
 from specdec.studies.worker import FOLDERS, Job, JobFolder, specdec_job, write_config
-from specdec.utils.config import canonical
+from specdec.utils.config import normalize_config
 from specdec.utils.files import write_json, write_sums, write_text
 from specdec.utils.machine import provenance
 from specdec.utils.reading import SUMS, read_json
@@ -104,7 +104,7 @@ class StudyPlan:
                     "name": arm.name,
                     "levels": arm.levels,
                     "is_baseline": arm.levels == self.study.baseline,
-                    "differences": differences(self.baseline, arm),
+                    "differences": arm_differences(self.baseline, arm),
                     "trained_parameters": arm.trained_parameters,
                     "trained_depth": arm.config["model"]["ttt_steps"],
                     "tokens": arm.tokens,
@@ -147,7 +147,7 @@ class StudyPlan:
     def show(self, further_lines: Sequence[str] = ()) -> None:
         """Print what each arm changes against the baseline, the summary, and further lines."""
         rows = [
-            [arm.name, "\n".join(differences(self.baseline, arm)) or "this is the baseline"]
+            [arm.name, "\n".join(arm_differences(self.baseline, arm)) or "this is the baseline"]
             for arm in self.arms
         ]
         headings = ["Arm", "Changes against the baseline"]
@@ -280,12 +280,12 @@ def _cache_jobs(
     on_the_fly = {"class_path": "OnTheFly", "init_args": {"rows": OnTheFly().rows}}
     groups: dict[str, list[Arm]] = {}
     for arm in arms:
-        if canonical(arm.config["model"]["features"]) != canonical(on_the_fly):
+        if normalize_config(arm.config["model"]["features"]) != normalize_config(on_the_fly):
             raise ValueError(
                 f"arm {arm.name}: model.features is the study's to give while its features are cached: remove it, or "
                 "say features: on_the_fly"
             )
-        data = canonical(arm.config["data"])
+        data = normalize_config(arm.config["data"])
         rows = {name: value for name, value in data["init_args"].items() if name not in INCIDENTAL}
         same = digest(
             [
@@ -330,7 +330,7 @@ def _first_rows(arms: Sequence[Arm]) -> int | None:
         drawn = arm.tokens
         alone = (str(trainer["devices"]), trainer["num_nodes"]) == ("1", 1)
         all_batches = str(trainer["limit_train_batches"]) in ("None", "1.0")
-        alike = canonical(arm.config["data"]) == canonical(arms[0].config["data"])
+        alike = normalize_config(arm.config["data"]) == normalize_config(arms[0].config["data"])
         if drawn is None or not (alone and all_batches and alike):
             return None
         most = max(most, drawn // arm.data.seq_len)

@@ -22,7 +22,7 @@ from specdec.studies.arms import Arm
 from specdec.target import TargetSource
 from specdec.training.run_directory import changes_numbers
 from specdec.utils import trust
-from specdec.utils.config import canonical
+from specdec.utils.config import normalize_config
 from specdec.utils.machine import provenance
 from specdec.utils.reading import sha256
 
@@ -35,7 +35,7 @@ OF_A_TARGET = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".py")
 def key_of(kind: str, decisive: Any) -> str:
     """The key of a job, from its kind and what decides its numbers."""
     modules = {}
-    for name in trust.allowed[-1].imports:
+    for name in trust.permissions[-1].imports:
         module = importlib.util.find_spec(name)
         assert module is not None and module.origin is not None, f"{name} has been imported"
         file = Path(module.origin)
@@ -61,7 +61,7 @@ def digest(value: Any) -> str:
 def fit_decisive(arm: Arm, features: str) -> dict[str, Any]:
     """Return what decides, with its seed, the numbers of a fit to the last bit, whether features are ``cached`` or
     ``on_the_fly`` included."""
-    config = _decisive(canonical(arm.config))
+    config = _decisive(normalize_config(arm.config))
     model = {
         **config["model"],
         "target": target_contents(arm.target),

@@ -21,7 +21,7 @@ from specdec.diagnostics.conditions import parse_conditions
 from specdec.diagnostics.drift_measure import SERIES, DriftFigure, drift_figures, sums_of
 from specdec.diagnostics.drift_measure import VERSION as OF_DRIFT
 from specdec.evaluation.compare import SavedEvaluation, read_evaluation
-from specdec.evaluation.metrics import Answer, committed, passes
+from specdec.evaluation.metrics import Answer, committed, target_passes
 from specdec.report.contrasts import Linear
 from specdec.report.statistics import Array
 from specdec.studies.arms import Arm
@@ -295,7 +295,7 @@ def _acceptance(shape: str) -> Metric:
         answers = run.evaluation.answers.get(shape)
         if answers is None:
             return None
-        return sum_by_prompt(answers, lambda answer: (committed(answer), passes(answer)))
+        return sum_by_prompt(answers, lambda answer: (committed(answer), target_passes(answer)))
 
     return Metric(
         f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, table

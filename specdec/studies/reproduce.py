@@ -15,7 +15,7 @@ from specdec.studies.results import RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
 from specdec.training.losses_file import read_losses
 from specdec.training.run_directory import LOSSES
-from specdec.utils.config import pairs
+from specdec.utils.config import differences
 from specdec.utils.files import write_json
 from specdec.utils.machine import provenance
 from specdec.utils.reading import check_sums, read_json
@@ -150,7 +150,7 @@ def jobs_again(recorded: Json, directory: Path) -> list[Job]:
     then = recorded["fit"]["provenance"]
     now = provenance()
     known = [name for name in MACHINE if name in then]
-    for what, was, is_now in pairs(
+    for what, was, is_now in differences(
         {name: then[name] for name in known}, {name: now[name] for name in known}
     ):
         log.warning("%s: %s then, %s now", what.replace("_", " "), was, is_now)

@@ -22,7 +22,7 @@ from specdec.studies.study import (
     combinations,
     measure_of,
 )
-from specdec.utils.config import is_part, shipped
+from specdec.utils.config import is_part, packaged_path
 from specdec.utils.trust import SECRET_NAME, check_reach, read_yaml_text
 
 KINDS: dict[str, type] = {
@@ -51,7 +51,7 @@ OF_ALL_ARMS = (
 def read_study(path: Path | str, allow_few_seeds: bool = False) -> Study:
     """Read a study file, ``conf/study/...`` of the package too; ValueError, which says where and what to do, if it
     cannot be read or is wrong."""
-    path = shipped(str(path))
+    path = packaged_path(str(path))
     content = read_strictly(path)
     try:
         return _study(content, Path(path), allow_few_seeds)
@@ -265,7 +265,7 @@ def _level(content: Any, where: str, folder: Path) -> Level:
 
 def _config_file(name: str, where: str, folder: Path) -> str:
     """Return the path of a config file beside the study, in the working folder or in the package."""
-    for path in (folder / name, Path(shipped(name))):
+    for path in (folder / name, Path(packaged_path(name))):
         if path.is_file():
             return str(path)
     raise ValueError(

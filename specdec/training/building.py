@@ -12,12 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from specdec.data import TokenData
-from specdec.drafter import GQA, Drafter, DrafterConfig, DrafterSpec, PreNorm, choose, load_drafter
+from specdec.drafter import (
+    GQA,
+    Drafter,
+    DrafterConfig,
+    DrafterSpec,
+    PreNorm,
+    load_drafter,
+    most_frequent_ids,
+)
 from specdec.drafter.dry_run import dry_run
 from specdec.drafter.io import located
 from specdec.target import Target
 from specdec.target.target import same_target
-from specdec.utils.config import canonical, pairs, words
+from specdec.utils.config import differences, normalize_config, to_text
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +51,9 @@ class FromTarget(Start):
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """Return a drafter whose draft vocabulary is the tokens that training data supervise most."""
-        drafter = Drafter(config, choose(counts_V, config.draft_vocab_size, target.eos_token_ids))
+        drafter = Drafter(
+            config, most_frequent_ids(counts_V, config.draft_vocab_size, target.eos_token_ids)
+        )
         drafter.warm_start(target.embedding_weight(), target.head_weight())
         return drafter
 
@@ -68,11 +78,11 @@ class FromDrafter(Start):
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """The saved drafter, bound to this target; ValueError if target or design differ."""
         saved = load_drafter(self.directory, dtype=torch.get_default_dtype())
-        saved_design = canonical(saved.config.to_json())
-        wanted_design = canonical(config.to_json())
+        saved_design = normalize_config(saved.config.to_json())
+        wanted_design = normalize_config(config.to_json())
         differing = [
             (key, a, b)
-            for key, a, b in pairs(saved_design, wanted_design)
+            for key, a, b in differences(saved_design, wanted_design)
             if key.partition(".")[0] not in KEPT | {"target"}
         ]
         if other := [
@@ -82,11 +92,11 @@ class FromDrafter(Start):
                 f"{self.directory}: the drafter is for another target, of {'; '.join(other)}"
             )
         if differing:
-            differences = "; ".join(
-                f"{key} is {words(a)}, not {words(b)}" for key, a, b in differing
+            changes = "; ".join(
+                f"{key} is {to_text(a)}, not {to_text(b)}" for key, a, b in differing
             )
             raise ValueError(
-                f"{self.directory}: the drafter is not of the design in model.drafter: {differences}: set "
+                f"{self.directory}: the drafter is not of the design in model.drafter: {changes}: set "
                 "model.drafter to the drafter's own"
             )
         if not target.is_of(saved.config.target):

@@ -361,7 +361,7 @@ FIGURES: dict[str, Callable[[float], str]] = {
 """What a line says of the metrics that are logged, in its order."""
 
 
-def progress() -> pl.Callback:
+def progress_callback() -> pl.Callback:
     """Return Lightning's bar where standard error is a terminal, else a :class:`ProgressLine`."""
     if sys.stderr.isatty():
         return RichProgressBar(console_kwargs={"stderr": True})

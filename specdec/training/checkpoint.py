@@ -58,7 +58,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: _PATH, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint; ValueError if it is damaged, cut off, or holds more than tensors and plain data."""
         verify(Path(path))
-        return contents(Path(path), mmap=False)
+        return read_training_checkpoint(Path(path), mmap=False)
 
 
 def verify(path: Path) -> None:
@@ -90,7 +90,7 @@ def _digest(stream: IO[bytes], size: int) -> bytes:
     return digest.hexdigest().encode()
 
 
-def contents(path: Path, mmap: bool = True) -> dict[str, Any]:
+def read_training_checkpoint(path: Path, mmap: bool = True) -> dict[str, Any]:
     """Read what a checkpoint holds.
 
     Args:
@@ -122,7 +122,9 @@ def newest(directory: Path) -> Path | None:
     for path in paths:
         try:
             verify(path)
-            whole.append((int(contents(path)["global_step"]), path.name != "last.ckpt", path))
+            whole.append(
+                (int(read_training_checkpoint(path)["global_step"]), path.name != "last.ckpt", path)
+            )
         except ValueError as error:
             log.warning("refused: %s", error)
     if paths and not whole:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from specdec.drafter import Drafter
-from specdec.training.checkpoint import contents, verify
+from specdec.training.checkpoint import read_training_checkpoint, verify
 from specdec.training.step import TrainStep
 
 STRATEGIES = {"auto": "ddp", "ddp": "ddp", "ddp_fork": "ddp", "fsdp2": "fsdp2"}
@@ -107,7 +107,7 @@ class FSDP2(ModelParallelStrategy):
         """Take up weights and optimizer state; ValueError if they are damaged or of another drafter."""
         path = Path(checkpoint_path)
         verify(path)
-        checkpoint = contents(path)
+        checkpoint = read_training_checkpoint(path)
         assert self.lightning_module is not None
         self.lightning_module.on_load_checkpoint(checkpoint)  # before torch complains of shapes
         super().load_checkpoint(path, weights_only=True)

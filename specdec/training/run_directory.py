@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from specdec.training.checkpoint import contents
-from specdec.utils.config import canonical, keys, pairs, run_names, words
+from specdec.training.checkpoint import read_training_checkpoint
+from specdec.utils.config import difference_keys, differences, normalize_config, run_names, to_text
 from specdec.utils.files import remove_abandoned, write_sums
-from specdec.utils.locks import is_claimed, is_held, release_claim, take_claim
+from specdec.utils.locks import claim_message, is_held, release_claim, take_claim
 from specdec.utils.reading import explained
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class RunDirectory:
             )
         if first and not self._claimed(path):
             if is_held(path / CLAIM):
-                raise ValueError(is_claimed(path, path / CLAIM))
+                raise ValueError(claim_message(path, path / CLAIM))
             raise ValueError(
                 f"{path} exists already and is never overwritten: choose another --out, or go on with it by "
                 "--ckpt_path auto"
@@ -153,24 +153,24 @@ def changes_numbers(key: str) -> bool:
     return not key.startswith(NUMBERLESS)
 
 
-def compare(checkpoint: Path, now: dict[str, Any], allowed: Sequence[str]) -> list[str]:
+def changed_settings(checkpoint: Path, now: dict[str, Any], allowed: Sequence[str]) -> list[str]:
     """The settings that differ between the config that a checkpoint was trained under and the present one.
 
     ValueError for what changes what is trained, each logged on a line, and is not below a key that is ``allowed``.
     """
-    trained_under = contents(checkpoint).get(CONFIG)
+    trained_under = read_training_checkpoint(checkpoint).get(CONFIG)
     if not isinstance(trained_under, dict):
         raise ValueError(f"{checkpoint}: it holds no config: it was not written by specdec fit")
-    saved_config = canonical(trained_under)
-    present_config = canonical(now)
-    known = {*keys(saved_config), *keys(present_config)}
+    saved_config = normalize_config(trained_under)
+    present_config = normalize_config(now)
+    known = {*difference_keys(saved_config), *difference_keys(present_config)}
     if unknown := [key for key in allowed if key not in known]:
         raise ValueError(f"--allow_changes {unknown[0]!r}: no setting has that name")
     changed = []
     refused = []
-    for key, old, new in pairs(saved_config, present_config):
+    for key, old, new in differences(saved_config, present_config):
         changed.append(key)
-        difference = f"{key} was {words(old)}, is {words(new)}"
+        difference = f"{key} was {to_text(old)}, is {to_text(new)}"
         if key in LENGTH:
             log.warning(
                 "resuming: %s; the learning rate's schedule depends on the run's length, so from here on it is that "

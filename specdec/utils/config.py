@@ -20,7 +20,7 @@ from specdec.utils.locks import claim_of, is_held
 from specdec.utils.trust import check_reach, check_yaml_size, load_yaml, read_yaml_text, redacted
 
 
-def shipped(path: str) -> str:
+def packaged_path(path: str) -> str:
     """``conf/...`` as shipped with the package, where the working folder has no such file."""
     if not path.startswith("conf/") or Path(path).exists():
         return path
@@ -50,7 +50,7 @@ def _located(value: Any, folder: Path) -> Any:
         return [_located(child, folder) for child in value]
     if not isinstance(value, str) or not value.endswith((".yaml", ".yml")):
         return value
-    places = (folder / value, Path(shipped(value)))
+    places = (folder / value, Path(packaged_path(value)))
     found = next((str(place.resolve()) for place in places if place.exists()), value)
     if found != value or Path(value).exists():
         load_yaml(read_yaml_text(found), found)  # before the parser reads it
@@ -64,10 +64,10 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     if a file cannot be read.
     """
     config, rest = merge_config(args)
-    words = [word.rpartition("=") for word in rest]
+    parts = [word.rpartition("=") for word in rest]
     # a part's file by its whole path: a bare mine.yaml would also be the name of something in a module
     return config, [
-        name + equals + _located(shipped(value), Path()) for name, equals, value in words
+        name + equals + _located(packaged_path(value), Path()) for name, equals, value in parts
     ]
 
 
@@ -81,7 +81,7 @@ def merge_config(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from error
     config = OmegaConf.to_container(
-        OmegaConf.merge({}, *(read_yaml(shipped(path)) for path in found.config))
+        OmegaConf.merge({}, *(read_yaml(packaged_path(path)) for path in found.config))
     )
     assert isinstance(config, dict)
     return {str(key): value for key, value in config.items()}, rest
@@ -112,16 +112,18 @@ def is_part(value: Any) -> bool:
     return isinstance(value, Mapping) and "class_path" in value
 
 
-def canonical(value: Any) -> Any:
+def normalize_config(value: Any) -> Any:
     """The same without tuples, every class by the name under which it was defined, one of specdec's by its own name."""
     if isinstance(value, Mapping):
-        plain = {str(key): canonical(child) for key, child in value.items()}
+        plain = {str(key): normalize_config(child) for key, child in value.items()}
         if is_part(value):
             cls = _loaded(value["class_path"])
             plain["class_path"] = class_name(cls) if cls else value["class_path"]
             plain["init_args"] = plain.get("init_args") or {}
         return plain
-    return [canonical(child) for child in value] if isinstance(value, list | tuple) else value
+    return (
+        [normalize_config(child) for child in value] if isinstance(value, list | tuple) else value
+    )
 
 
 def class_name(cls: Any) -> str:
@@ -173,47 +175,49 @@ def hyperparameters(value: Any, name: str = "") -> Any:
     return class_name(value) if inspect.isclass(value) or inspect.isfunction(value) else str(value)
 
 
-def pairs(one: Any, two: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(one: Any, two: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
     """What differs, as deep down as both have the same keys or are parts of the same class."""
     if one == two:
         return
     if is_part(one) and is_part(two) and one["class_path"] == two["class_path"]:
-        yield from pairs(one["init_args"], two["init_args"], key)
+        yield from differences(one["init_args"], two["init_args"], key)
     elif isinstance(one, dict) and isinstance(two, dict) and not (is_part(one) or is_part(two)):
         for name in one | two:
-            yield from pairs(one.get(name), two.get(name), f"{key}.{name}" if key else name)
+            yield from differences(one.get(name), two.get(name), f"{key}.{name}" if key else name)
     else:
         yield key, one, two
 
 
-def keys(value: Any, key: str = "") -> Iterator[str]:
+def difference_keys(value: Any, key: str = "") -> Iterator[str]:
     """All names that :func:`pairs` may give to a difference, and those above them."""
     below = value["init_args"] if is_part(value) else value
     for name, child in below.items() if isinstance(below, dict) else ():
         inner = f"{key}.{name}" if key else name
         yield inner
-        yield from keys(child, inner)
+        yield from difference_keys(child, inner)
 
 
-def words(value: Any) -> str:
+def to_text(value: Any) -> str:
     """In a few words; of a part, only the arguments that are not its class's own defaults."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
     if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
         return value[:12]
     if isinstance(value, list):
-        return f"[{', '.join(map(words, value))}]"
+        return f"[{', '.join(map(to_text, value))}]"
     if is_part(value):
         cls = _loaded(value["class_path"])
         parameters = inspect.signature(cls).parameters if cls else {}
-        defaults = {name: canonical(parameter.default) for name, parameter in parameters.items()}
+        defaults = {
+            name: normalize_config(parameter.default) for name, parameter in parameters.items()
+        }
         chosen = [
             (name, child)
             for name, child in value["init_args"].items()
             if defaults.get(name, ...) != child
         ]
-        given = [f"{name}={words(child)}" for name, child in chosen]
+        given = [f"{name}={to_text(child)}" for name, child in chosen]
         return value["class_path"].rpartition(".")[2] + (f"({', '.join(given)})" if given else "")
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name} {words(child)}' for name, child in value.items())}}}"
+        return f"{{{', '.join(f'{name} {to_text(child)}' for name, child in value.items())}}}"
     return str(value)

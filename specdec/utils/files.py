@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from specdec.utils.locks import claim_of, is_claimed, lock_now, release_claim, take_claim
+from specdec.utils.locks import claim_message, claim_of, lock_now, release_claim, take_claim
 from specdec.utils.reading import SUMS, TEMPORARY, _sums, explained
 
 LOCK = ".lock"  # in such a folder: it is held until the writer ends, however that ends
@@ -178,7 +178,7 @@ def claimed(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = take_claim(claim)
     if stream is None:
-        raise ValueError(is_claimed(path, claim))
+        raise ValueError(claim_message(path, claim))
     try:
         if path.exists():  # another has just made it; from here on none does
             raise ValueError(there)

@@ -37,7 +37,7 @@ def guard_parsers() -> None:
     """Make jsonargparse refuse every import that is not allowed; call it before any value is parsed."""
     set_parsing_settings(
         import_path_denylist=["*"],
-        import_path_allowlist=[*DEFAULT, *trust.allowed[-1].imports],
+        import_path_allowlist=[*DEFAULT, *trust.permissions[-1].imports],
         omegaconf_absolute_to_relative_paths=True,  # below a sub-command too
         # else any class could be built where a parameter is not annotated
         instantiate_subclass_spec_in_any=False,
@@ -56,8 +56,8 @@ def allowing(
     ValueError if one is no module, or cannot be imported.
     """
     path = list(sys.path)
-    before = trust.allowed[-1]
-    depth = len(trust.allowed)
+    before = trust.permissions[-1]
+    depth = len(trust.permissions)
     try:
         if modules and not {"", os.getcwd()} & set(sys.path):
             sys.path.append(os.getcwd())
@@ -65,13 +65,17 @@ def allowing(
         for module in modules:
             _import(module)
         both = zip(before, (modules, env, keys), strict=True)
-        trust.allowed.append(Allowed(*(tuple(dict.fromkeys((*one, *two))) for one, two in both)))
+        trust.permissions.append(
+            Allowed(*(tuple(dict.fromkeys((*one, *two))) for one, two in both))
+        )
         guard_parsers()
         yield
     finally:
-        if len(trust.allowed) > depth:  # else it failed before
+        if len(trust.permissions) > depth:  # else it failed before
             set_parsing_settings(
-                import_path_denylist=sorted(set(trust.allowed.pop().imports) - set(before.imports))
+                import_path_denylist=sorted(
+                    set(trust.permissions.pop().imports) - set(before.imports)
+                )
             )
         sys.path[:] = path
 
@@ -89,7 +93,7 @@ def _import(module: str) -> None:
 def ensure(class_path: str) -> None:
     """Import the module of a saved part, if the user has vouched for it or for a package around it; else do nothing."""
     module = class_path.rpartition(".")[0]
-    if any(f"{module}.".startswith(f"{name}.") for name in trust.allowed[-1].imports):
+    if any(f"{module}.".startswith(f"{name}.") for name in trust.permissions[-1].imports):
         _import(module)
 
 
@@ -116,7 +120,7 @@ def take_permissions(args: list[str]) -> tuple[Allowed, list[str]]:
 
 def flags() -> list[str]:
     """The arguments that allow again what is allowed now, for the record of a command."""
-    return trust.allowed[-1].flags()
+    return trust.permissions[-1].flags()
 
 
 def refusal(message: str) -> str | None:
@@ -134,5 +138,5 @@ def refusal(message: str) -> str | None:
         return f"{where}: no such file"
     if module.split(".")[0] in sys.stdlib_module_names:
         return f"{where} was not imported: Python's own modules hold no part, and some run commands: remove it"
-    names = ", ".join((*SHORT, *trust.allowed[-1].imports))
+    names = ", ".join((*SHORT, *trust.permissions[-1].imports))
     return f"{where} was not imported: only {names} may be named; if you trust {module}, add {FLAG} {module}"

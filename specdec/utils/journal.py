@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from specdec.utils.config import pairs, words
+from specdec.utils.config import differences, to_text
 from specdec.utils.locks import lock_now
 from specdec.utils.reading import explained
 
@@ -97,8 +97,8 @@ class Journal:
         if first.get("journal") != self.kind:
             raise ValueError(f"{self.path}: no journal of {self.kind}: choose another place")
         if changes := "; ".join(
-            f"{key} {words(old)} there, {words(now)} now"
-            for key, old, now in pairs(first["settings"], self.settings)
+            f"{key} {to_text(old)} there, {to_text(now)} now"
+            for key, old, now in differences(first["settings"], self.settings)
         ):
             raise ValueError(
                 f"{self.path} was begun otherwise: {changes}: give the same again, or another place"

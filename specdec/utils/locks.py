@@ -92,7 +92,7 @@ def is_held(claim: Path) -> bool:
         return False
 
 
-def is_claimed(path: Path, claim: Path) -> str:
+def claim_message(path: Path, claim: Path) -> str:
     """What is said of a claim that another has."""
     holder = "" if not claim.exists() else f" ({claim.read_text(encoding='utf-8').strip()})"
     return f"{path} is claimed by another run{holder}: wait for its end, or choose another --out"

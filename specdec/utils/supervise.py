@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 NOT_RUN = 127  # the exit status of what could not be started, as a shell has it
 
 
-def main(grace: float, command: list[str]) -> int:
+def run_supervised(grace: float, command: list[str]) -> int:
     """Run a command to its end, or until standard input ends, with ``grace`` seconds between SIGTERM to the command and
     SIGKILL to its process group; its exit status, 128 and the signal's number if one ended it."""
     signals: list[int] = []
@@ -78,4 +78,4 @@ def _runs(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))
+    sys.exit(run_supervised(float(sys.argv[1]), sys.argv[2:]))

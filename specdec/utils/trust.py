@@ -71,7 +71,7 @@ class Allowed(NamedTuple):
         return [word for flag, names in given for word in (flag, ",".join(names))]
 
 
-allowed = [Allowed()]
+permissions = [Allowed()]
 """Of the command that runs, the last of them."""
 
 
@@ -98,7 +98,7 @@ def load_yaml(text: str, name: Path | str, load: Callable[[str], Any] | None = N
     """What a YAML text says; ValueError with ``name``, and the line, if it is not YAML or would grow endlessly."""
     try:
         check_yaml_size(text)
-        return load(text) if load else loaded(text)
+        return load(text) if load else parse_yaml(text)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = (
@@ -109,7 +109,7 @@ def load_yaml(text: str, name: Path | str, load: Callable[[str], Any] | None = N
         ) from error
 
 
-def loaded(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
     """Return what a YAML text says, as ``yaml.safe_load`` reads it."""
     return yaml.load(text, LOADER)  # noqa: S506  a safe one
 
@@ -166,7 +166,7 @@ def check_reach(value: Any, name: Path | str) -> None:
     for place, needs, why in _reaching(value):
         if needs is None:
             raise ValueError(f"{name}: {place}: {why}")
-        if needs not in allowed[-1].keys:
+        if needs not in permissions[-1].keys:
             raise ValueError(
                 f"{name}: {place} is taken from the command line alone ({why}): remove it, or if you trust this file, "
                 f"add --allow_keys {needs}"
@@ -176,7 +176,7 @@ def check_reach(value: Any, name: Path | str) -> None:
 def flags_for(config: Any) -> list[str]:
     """The arguments that allow again what is allowed now, and whatever a config reaches that was typed."""
     keys = {needs for _, needs, _ in _reaching(config) if needs}
-    return allowed[-1]._replace(keys=tuple(sorted({*allowed[-1].keys, *keys}))).flags()
+    return permissions[-1]._replace(keys=tuple(sorted({*permissions[-1].keys, *keys}))).flags()
 
 
 def _reaching(value: Any, key: str = "") -> Iterator[tuple[str, str | None, str]]:
@@ -249,7 +249,7 @@ def _environment(name: str, *default: Any) -> Any:
         raise ValueError(
             f"${{oc.env:{name}}} would write a secret of the environment into the saved config: remove it"
         )
-    if name not in allowed[-1].env:
+    if name not in permissions[-1].env:
         raise ValueError(
             f"${{oc.env:{name}}} is not read: if you trust this config, add --allow_env {name}"
         )
@@ -302,7 +302,7 @@ def _read_part(path: str) -> str:
     """
     text = read_yaml_text(path)
     check_yaml_size(text)
-    if not _holds_mapping(loaded(text)):
+    if not _holds_mapping(parse_yaml(text)):
         raise yaml.YAMLError(f"{path}: it holds no mapping of keys")
     return text
 

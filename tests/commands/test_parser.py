@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonargparse import ArgumentParser
 
-from specdec.commands.parser import call, parse, parser_of, shorten_message
+from specdec.commands.parser import call, parse_arguments, parser_of, shorten_message
 from specdec.drafter import Entry
 
 
@@ -20,7 +20,7 @@ def parser() -> ArgumentParser:
 
 
 def test_parts_are_built(parser: ArgumentParser) -> None:
-    args = parse(parser, ["--n", "2", "--entry", "Narrow", "--entry.bias", "false"])
+    args = parse_arguments(parser, ["--n", "2", "--entry", "Narrow", "--entry.bias", "false"])
     assert args.n == 2 and args.entry.bias is False
 
 
@@ -35,7 +35,7 @@ def test_parts_are_built(parser: ArgumentParser) -> None:
 )
 def test_a_mistake_is_one_line(parser: ArgumentParser, argv: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        parse(parser, argv)
+        parse_arguments(parser, argv)
     assert "\n" not in str(error.value)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdec.data.layouts import BOXED, PROMPTS, TRAINING, Question, named, recognise
+from specdec.data.layouts import BOXED, PROMPTS, TRAINING, Question, layouts_named, recognise
 
 SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -150,7 +150,7 @@ def test_a_prompt_is_told_by_its_columns_or_chosen(
 ) -> None:
     chosen = (name, row, question) in CHOSEN
     assert (recognise(row, "x", PROMPTS).name == name) != chosen  # those are never guessed
-    layout = recognise(row, "x", PROMPTS, named([name], PROMPTS))
+    layout = recognise(row, "x", PROMPTS, layouts_named([name], PROMPTS))
     assert layout.name == name
     assert layout.read(row, "x") == question
     assert not question.blank
@@ -335,12 +335,12 @@ CALLING = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argum
 )
 def test_a_malformed_training_row_is_named(name: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^place: .*{message}"):
-        named([name], TRAINING)[0].read(row, "place")
+        layouts_named([name], TRAINING)[0].read(row, "place")
 
 
 @pytest.mark.parametrize("name", [layout.name for layout in PROMPTS])
 def test_a_malformed_prompt_is_named(name: str) -> None:
-    (layout,) = named([name], PROMPTS)
+    (layout,) = layouts_named([name], PROMPTS)
     for bad in (7, []):
         with pytest.raises(ValueError, match=r"^file, line 3: ") as caught:
             layout.read(dict.fromkeys(layout.columns, bad), "file, line 3")

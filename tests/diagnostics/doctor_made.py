@@ -10,7 +10,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from transformers import LlamaForCausalLM
 
-from specdec.commands.parser import parse
+from specdec.commands.parser import parse_arguments
 from specdec.data import ChatData, TextData, TokenData
 from specdec.diagnostics.doctor import run_check
 from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, set_up
@@ -64,7 +64,7 @@ def design(name: str) -> DrafterSpec:
     """A shipped preset, its vocabulary cut down."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--drafter", type=DrafterSpec)
-    spec = parse(parser, ["--drafter", str(CONF / "drafter" / f"{name}.yaml")]).drafter
+    spec = parse_arguments(parser, ["--drafter", str(CONF / "drafter" / f"{name}.yaml")]).drafter
     return dataclasses.replace(
         spec, draft_vocab_size="all" if spec.draft_vocab_size == "all" else 200
     )

@@ -19,7 +19,7 @@ from specdec.diagnostics.conditions import (
     parse_conditions,
     with_first_words,
 )
-from specdec.diagnostics.robustness import CLEAN, SAME, plan_run
+from specdec.diagnostics.robustness import CLEAN, SAME, planned_run
 from specdec.evaluation.prompts import Prompt
 from specdec.nn.view import View
 from tests.diagnostics.chat_target import (
@@ -120,17 +120,17 @@ def test_what_cannot_be_measured_says_why(
     text: str, template: Any, prompt: Prompt, reason: str
 ) -> None:
     clean = clean_run(pair(template=template).target, [prompt], documents=["short"])
-    made = plan_run(one(text), clean)
+    made = planned_run(one(text), clean)
     assert reason in str(made.skipped) and not made.prompts
 
 
 def test_raw_prompts_and_too_long_ones_are_left_out(chat: ChatPair, base: ChatPair) -> None:
-    both = plan_run(one("no_template"), clean_run(chat.target, [RAW, CHAT]))
+    both = planned_run(one("no_template"), clean_run(chat.target, [RAW, CHAT]))
     assert [prompt.prompt_id for prompt in both.prompts] == ["chat"] and both.left_out == {
         "raw": SAME
     }
     assert "exceed the target's 512 positions" in str(
-        plan_run(Condition("context", 500), clean_run(base.target, [RAW])).skipped
+        planned_run(Condition("context", 500), clean_run(base.target, [RAW])).skipped
     )
     spoilt = clean_run(
         base.target, [RAW], documents=["", "xx the grass is xx" * 40, "import re\n" * 90]
@@ -148,10 +148,10 @@ def test_the_clean_run(chat: ChatPair) -> None:
     assert letters.filler(5, without="x") == "äö"  # the third letter's first byte is left out
     assert letters.filler(4, without="ä") == "othe"
     huge = Prompt("huge", None, None, None, "x" * 5000)
-    made = plan_run(CLEAN, clean_run(chat.target, [huge, RAW]))
+    made = planned_run(CLEAN, clean_run(chat.target, [huge, RAW]))
     assert made.prompts == [RAW] and "positions" in made.left_out["huge"]
     with pytest.raises(ValueError, match=r"prompt huge: .*positions; none of 1 can be decoded"):
-        plan_run(CLEAN, clean_run(chat.target, [huge]))
+        planned_run(CLEAN, clean_run(chat.target, [huge]))
 
 
 def test_the_first_words_are_found_and_replaced() -> None:

@@ -19,7 +19,7 @@ from specdec.diagnostics.robustness import (
     counts,
     decode_runs,
     kept_figures,
-    plan_run,
+    planned_run,
     record,
 )
 from specdec.evaluation.benchmark import benchmark
@@ -54,7 +54,7 @@ def chat() -> ChatPair:
 def outcomes(
     one: ChatPair, clean: CleanRun, texts: Sequence[str], **how: Any
 ) -> list[ConditionRun]:
-    runs = [plan_run(condition, clean) for condition in (UNDISTURBED, *parse_conditions(texts))]
+    runs = [planned_run(condition, clean) for condition in (UNDISTURBED, *parse_conditions(texts))]
     decode_runs(clean, one.drafter, Chain(3), runs, **how)
     return runs
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from specdec.cli import main
 from specdec.engines import extract
-from specdec.engines.extract import main as cache
+from specdec.engines.extract import cache as cache
 from specdec.engines.extract import parse_options
 from specdec.features.runners import TransformersEngine
 from specdec.features.store import FeatureIndex, FeatureStore
@@ -225,7 +225,7 @@ def test_parts_make_one_cache(config: list[str], tmp_path: Path) -> None:
     assert len({entry.file.partition("/")[0] for entry in other.entries}) == 3
     _, model, data = parse_options([*config, "--out", "unused"])
     data.prepare(model.target.tokenizer)
-    rows = [*extract.rows_of(data)]
+    rows = [*extract.stored_rows(data)]
     assert len(rows) == sum(entry.rows for entry in other.entries) > 6
     for row in rows:
         found = [[torch.zeros(row.tokens, 3, 32), torch.zeros(row.tokens, 32)] for _ in range(2)]

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.evaluation import metrics
-from specdec.evaluation.metrics import LOOP_PART, LOOP_TOKENS, Answer, loops, passes, per_prompt
+from specdec.evaluation.metrics import (
+    LOOP_PART,
+    LOOP_TOKENS,
+    Answer,
+    loops,
+    per_prompt,
+    target_passes,
+)
 from tests.evaluation.made import answer, answer_lists
 
 
@@ -18,11 +25,13 @@ def computed(name: str, found: list[Answer]) -> Any:
 
 def test_sums_per_prompt_do_not_depend_on_the_order() -> None:
     found = [answer("b", (1,)), answer("a", (2, 0)), answer("b", (3,))]
-    sums = per_prompt(found, passes, lambda one: sum(one.accepted), prompts=["c"])
+    sums = per_prompt(found, target_passes, lambda one: sum(one.accepted), prompts=["c"])
     assert sorted(map(tuple, sums.tolist())) == [(0, 0), (2, 2), (2, 4)]
     assert (
         sums.tolist()
-        == per_prompt(found[::-1], passes, lambda one: sum(one.accepted), prompts=["c"]).tolist()
+        == per_prompt(
+            found[::-1], target_passes, lambda one: sum(one.accepted), prompts=["c"]
+        ).tolist()
     )
 
 

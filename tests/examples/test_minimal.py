@@ -147,7 +147,7 @@ def test_losses_of_every_step_and_their_gradients_are_equal(seed: int) -> None:
 
     out.loss.backward()
     loss.backward()
-    theirs = tensors.published(
+    theirs = tensors.to_published(
         {name: gradient(x) for name, x in drafter.named_parameters()}, drafter.config
     )
     for name, parameter in other.named_parameters():

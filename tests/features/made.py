@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from specdec.data import Document, TokenData
-from specdec.engines.extract import rows_of
+from specdec.engines.extract import stored_rows
 from specdec.features.runners import TransformersEngine
 from specdec.features.store import Contract
 from specdec.features.writer import CacheWriter
@@ -64,7 +64,7 @@ def fill(
     contract = contract_of(target, data, layers, dtype)
     with CacheWriter.building(directory, contract, shard_bytes) as writer:
         for row, aux, final in TransformersEngine(target, contract.layers, "any").states(
-            rows_of(data)
+            stored_rows(data)
         ):
             if row.key not in writer.known:
                 writer.add(row, aux, final)

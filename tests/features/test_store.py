@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from specdec.data import Batch
-from specdec.engines.extract import rows_of
+from specdec.engines.extract import stored_rows
 from specdec.features.runners import TransformersEngine
 from specdec.features.store import FeatureStore, PackedRow, described, packed_rows
 from specdec.features.writer import CacheWriter
@@ -93,7 +93,7 @@ def test_states_that_are_no_numbers_are_not_written(
 ) -> None:
     data = Texts()
     contract = contract_of(target, data)
-    engine, rows = TransformersEngine(target, contract.layers, "any"), rows_of(data)
+    engine, rows = TransformersEngine(target, contract.layers, "any"), stored_rows(data)
     row, aux, final = next(engine.states(rows))
     aux[2, 1, 5] = value
     with (

@@ -21,7 +21,7 @@ from torch import distributed
 from specdec.cli import main
 from specdec.data.loader import PAD_DOCUMENT
 from specdec.drafter import load_drafter
-from specdec.engines.extract import rows_of
+from specdec.engines.extract import stored_rows
 from specdec.features import OnTheFly, Streamed, streamed
 from specdec.features.producers import MAX_IN_FLIGHT
 from specdec.features.store import FeatureStore
@@ -255,7 +255,7 @@ def test_a_slow_trainer_stalls_a_producer(target: Target, target_directory: Path
         assert torch.equal(again.aux_BTNH[real], found.aux_BTNH[real])
     finally:
         source.close()
-    assert len([*rows_of(data)]) > window and not source._ray.is_initialized()
+    assert len([*stored_rows(data)]) > window and not source._ray.is_initialized()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from specdec.decoding import Chain, DynamicTree, Proposer
-from specdec.diagnostics.parity_compare import decoded, trained
+from specdec.diagnostics.parity_compare import decoding_outputs, training_outputs
 from specdec.drafter import Drafter, MaskBlock, PostNorm
 from specdec.nn.view import View
 from specdec.training.building import FromTarget, check
@@ -39,8 +39,11 @@ def test_blocks_behind_many_anchors_of_a_cached_text(layers: str) -> None:
     """Packed behind another text in training, and alone in the cache."""
     drafter, (one, two) = drafter_of(layers), texts()
     slots = [3, 7, 15]
-    unrolled = trained(TARGET, drafter, [one, two], [*slots, 24, 28], K)
-    cached = [decoded(TARGET, drafter, one, slots, K), decoded(TARGET, drafter, two, [4, 8], K)]
+    unrolled = training_outputs(TARGET, drafter, [one, two], [*slots, 24, 28], K)
+    cached = [
+        decoding_outputs(TARGET, drafter, one, slots, K),
+        decoding_outputs(TARGET, drafter, two, [4, 8], K),
+    ]
     for name in ("features_AKH", "log_probs_AKV"):
         ours = torch.cat([getattr(each, name) for each in cached])
         torch.testing.assert_close(ours, getattr(unrolled, name), rtol=0, atol=1e-12)

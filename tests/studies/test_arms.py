@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdec.commands.fit import Configured, configured
-from specdec.studies.arms import NOT_KEPT, argument, arguments, check_equal, differences
+from specdec.studies.arms import NOT_KEPT, argument, arguments, arm_differences, check_equal
 from specdec.studies.jobs import StudyPlan
 from specdec.studies.study import Study
 from specdec.studies.study_file import read_study
@@ -31,7 +31,7 @@ def test_an_arm_is_what_fit_makes_of_the_same_arguments(
 
 def test_what_an_arm_changes_is_told_in_the_parts_own_terms(tiny: tuple[Study, StudyPlan]) -> None:
     plan = tiny[1]
-    assert {arm.name: differences(plan.baseline, arm) for arm in plan.arms} == {
+    assert {arm.name: arm_differences(plan.baseline, arm) for arm in plan.arms} == {
         "fc_norm=off K=1": ["model.ttt_steps: 2 to 1"],
         "fc_norm=off K=2": [],
         "fc_norm=on K=1": ["norms.aux: none to each", "model.ttt_steps: 2 to 1"],

@@ -15,7 +15,7 @@ from specdec.embedded.corpus import Corpus, CorpusFile
 from specdec.evaluation.prompts import load_prompts, prompts_sha256
 from specdec.features.store import FeatureIndex
 from specdec.studies import sweep
-from specdec.studies.arms import differences, read_prompts
+from specdec.studies.arms import arm_differences, read_prompts
 from specdec.studies.jobs import PLAN, StudyPlan, claim
 from specdec.studies.study import Study
 from specdec.studies.study_file import read_study
@@ -106,7 +106,7 @@ def test_generations_share_what_is_the_same_to_them(planned: MakePlan) -> None:
     assert {kind: kinds.count(kind) for kind in kinds} == {"cache": 1, "fit": 9, "evaluate": 12}
     one, two = plan.runs[0][0], plan.runs[1][0]
     assert one["fit"] == two["fit"] and one["evaluate"] != two["evaluate"]
-    changes = differences(plan.arms[0], plan.arms[1])
+    changes = arm_differences(plan.arms[0], plan.arms[1])
     assert [line.split(":")[0] for line in changes] == ["evaluate.shape"]
     (cache,) = (key for key, job in plan.jobs.items() if job.kind == "cache")
     assert plan.jobs[cache].command[-8:-2] == ("--layers", "1", "2", "3", "4", "5")

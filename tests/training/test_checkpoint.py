@@ -15,11 +15,11 @@ from specdec.training.checkpoint import (
     DIGEST,
     AtomicCheckpointIO,
     RunCheckpoint,
-    contents,
     newest,
+    read_training_checkpoint,
     verify,
 )
-from specdec.training.run_directory import compare
+from specdec.training.run_directory import changed_settings
 from tests.tiny import largest_file
 
 
@@ -36,7 +36,9 @@ def written(path: Path, step: int = 7) -> Path:
 def test_a_checkpoint_tells_its_step_and_verifies(tmp_path: Path) -> None:
     path = written(tmp_path / "a.ckpt", 12)
     verify(path)
-    assert contents(path)["global_step"] == 12 and contents(path)["specdec_config"] == {"a": 1}
+    assert read_training_checkpoint(path)["global_step"] == 12 and read_training_checkpoint(path)[
+        "specdec_config"
+    ] == {"a": 1}
 
 
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_what_is_cut_off_does_not_count(left: int, tmp_path: Path) -> None:
     path = written(tmp_path / "a.ckpt")
     path.write_bytes(path.read_bytes()[:left])
     # the data is whole
-    for look in (contents, verify) if left >= 0 or left < -DIGEST else (verify,):
+    for look in (read_training_checkpoint, verify) if left >= 0 or left < -DIGEST else (verify,):
         with pytest.raises(ValueError, match=r"a\.ckpt: damaged, cut off or no checkpoint"):
             look(path)
 
@@ -125,7 +127,7 @@ def test_a_strangers_file_runs_no_code(make: Callable[[Path], object], tmp_path:
     torch.save(make(mark), path)
     verify(path)
     load = AtomicCheckpointIO().load_checkpoint
-    reads = (lambda: newest(tmp_path), lambda: compare(path, {}, []), lambda: load(path))
+    reads = (lambda: newest(tmp_path), lambda: changed_settings(path, {}, []), lambda: load(path))
     for read, message in zip(
         reads, ("of its 1 checkpoint none is whole", *["no checkpoint of specdec"] * 2), strict=True
     ):

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.cli import main
 from specdec.data import Batch
-from specdec.training.checkpoint import contents
+from specdec.training.checkpoint import read_training_checkpoint
 from specdec.training.module import DrafterModule
 from specdec.training.nonfinite import NO_STEP, NonFiniteSteps
 from specdec.training.step import StepOutput
@@ -87,7 +87,10 @@ def test_a_learning_rate_that_is_far_too_high(
     assert SAID in line and "Traceback" not in line
     assert not (out / "DONE.json").exists() and not (out / "drafter").exists()
     for path in out.rglob("*.ckpt"):
-        assert all(bool(value.isfinite().all()) for value in contents(path)["state_dict"].values())
+        assert all(
+            bool(value.isfinite().all())
+            for value in read_training_checkpoint(path)["state_dict"].values()
+        )
 
 
 def test_the_last_sound_checkpoint_stays_and_goes_on(
@@ -105,7 +108,7 @@ def test_the_last_sound_checkpoint_stays_and_goes_on(
         "last.ckpt",
         "step-2.ckpt",
     ]
-    assert contents(out / "checkpoints" / "last.ckpt")["global_step"] == 2
+    assert read_training_checkpoint(out / "checkpoints" / "last.ckpt")["global_step"] == 2
     assert (
         main(["fit", *base, f"--out={out}", "--ckpt_path=auto"])
         == main(["fit", *base, f"--out={whole}"])
@@ -129,7 +132,7 @@ def test_a_lower_learning_rate_lets_a_resumed_run_go_on(
     ).exists()
     assert main(["fit", *auto, "--model.optimizer.lr=1e-3"]) == 0
     assert json.loads((out / "DONE.json").read_text())["steps"] == 6
-    last = contents(out / "checkpoints" / "last.ckpt")
+    last = read_training_checkpoint(out / "checkpoints" / "last.ckpt")
     assert set(last["lr_schedulers"][0]["base_lrs"]) == {1e-3}
     assert {group["initial_lr"] for group in last["optimizer_states"][0]["param_groups"]} == {1e-3}
 

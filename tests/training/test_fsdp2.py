@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from specdec.drafter import load_drafter
 from specdec.nn.optimizers import AdamW, MuonAdamW
 from specdec.training.callbacks import RunRecord
-from specdec.training.checkpoint import RunCheckpoint, contents
+from specdec.training.checkpoint import RunCheckpoint, read_training_checkpoint
 from specdec.training.distributed import FSDP2, unsharded
 from specdec.training.ema import EMA
 from specdec.training.module import DrafterModule
@@ -191,7 +191,7 @@ def test_the_saved_drafter_is_whole(out: Path, found: list[dict[str, Any]]) -> N
 
 
 def test_a_checkpoint_is_one_file_with_all_weights(out: Path, found: list[dict[str, Any]]) -> None:
-    last = contents(out / "checkpoints" / "last.ckpt")
+    last = read_training_checkpoint(out / "checkpoints" / "last.ckpt")
     assert last["global_step"] == STEPS and last["drafter_config"]
     prefix = "train_step.drafter."
     weights = {

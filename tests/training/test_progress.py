@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from specdec.training import callbacks
-from specdec.training.callbacks import ProgressLine, progress
+from specdec.training.callbacks import ProgressLine, progress_callback
 
 
 class Walk(pl.LightningModule):
@@ -73,6 +73,6 @@ def test_without_total(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
-    assert isinstance(progress(), ProgressLine)
+    assert isinstance(progress_callback(), ProgressLine)
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
-    assert isinstance(progress(), RichProgressBar)
+    assert isinstance(progress_callback(), RichProgressBar)

@@ -17,7 +17,7 @@ from specdec.commands.fit import run_fit
 from specdec.data import Batch
 from specdec.training.checkpoint import AtomicCheckpointIO, newest
 from specdec.training.module import DrafterModule
-from specdec.training.run_directory import CONFIG, compare
+from specdec.training.run_directory import CONFIG, changed_settings
 from tests.short_run import short_run
 
 
@@ -220,11 +220,11 @@ def test_what_changes_the_training_is_refused_key_by_key(
         "checkpoint": {"every_n_train_steps": 2},
     }
     path = saved(tmp_path / "a.ckpt", **before)
-    assert compare(path, json.loads(json.dumps(before)), []) == []
+    assert changed_settings(path, json.loads(json.dumps(before)), []) == []
 
     now: dict[str, Any] = json.loads(json.dumps(before))
     now["out"], now["checkpoint"]["every_n_train_steps"], now["trainer"]["max_steps"] = "b", 5, 9
-    assert set(compare(path, now, [])) == {
+    assert set(changed_settings(path, now, [])) == {
         "out",
         "checkpoint.every_n_train_steps",
         "trainer.max_steps",
@@ -243,22 +243,22 @@ def test_what_changes_the_training_is_refused_key_by_key(
     with pytest.raises(
         ValueError, match=r"a\.ckpt was trained under other settings[^\n]*--allow_changes '\["
     ) as told:
-        compare(path, now, [])
+        changed_settings(path, now, [])
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert lines == [
         "  model.optimizer.lr was 0.1, is 0.2", "  trainer.devices was 1, is 2", "  seed_everything was 0, is 1",
     ]  # fmt: skip
     assert all(line.split()[0] in str(told.value) for line in lines)
     with pytest.raises(ValueError, match=r"listed above \(seed_everything\)"):
-        compare(path, now, ["model.optimizer", "trainer.devices"])
-    assert len(compare(path, now, ["model", "trainer.devices", "seed_everything"])) == 6
+        changed_settings(path, now, ["model.optimizer", "trainer.devices"])
+    assert len(changed_settings(path, now, ["model", "trainer.devices", "seed_everything"])) == 6
     with pytest.raises(
         ValueError, match=r"--allow_changes 'model.optimiser': no setting has that name"
     ):
-        compare(path, now, ["model.optimiser"])
+        changed_settings(path, now, ["model.optimiser"])
     AtomicCheckpointIO().save_checkpoint({"global_step": 1}, tmp_path / "b.ckpt")
     with pytest.raises(ValueError, match="it holds no config"):
-        compare(tmp_path / "b.ckpt", now, [])
+        changed_settings(tmp_path / "b.ckpt", now, [])
 
 
 def test_going_back_needs_a_directory_of_its_own(

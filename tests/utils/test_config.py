@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.utils.config import compose, shipped
+from specdec.utils.config import compose, packaged_path
 
 
 def write(path: Path, text: str) -> str:
@@ -49,8 +49,8 @@ def test_shipped_configs_are_found_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Path(shipped("conf/drafter/eagle3_1.yaml")).is_file()
-    assert shipped("conf/nothing.yaml") == "conf/nothing.yaml"
+    assert Path(packaged_path("conf/drafter/eagle3_1.yaml")).is_file()
+    assert packaged_path("conf/nothing.yaml") == "conf/nothing.yaml"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdec.utils.config import canonical, hyperparameters, pairs, words
+from specdec.utils.config import differences, hyperparameters, normalize_config, to_text
 
 LONG = {"class_path": "specdec.drafter.entry.Narrow", "init_args": {"bias": False}}
 
@@ -15,14 +15,14 @@ def test_one_class_has_one_name() -> None:
     import specdec.drafter  # noqa: F401  only what is loaded has a name
 
     for name in ("specdec.drafter.fusion.Concat", "specdec.drafter.Concat"):
-        assert canonical([{"class_path": name}]) == [
+        assert normalize_config([{"class_path": name}]) == [
             {"class_path": "Concat", "init_args": {}},
         ]
-    assert canonical({"class_path": "no.Such", "init_args": None}) == {
+    assert normalize_config({"class_path": "no.Such", "init_args": None}) == {
         "class_path": "no.Such",
         "init_args": {},
     }
-    assert canonical({"a": (1, (2,))}) == {"a": [1, [2]]}
+    assert normalize_config({"a": (1, (2,))}) == {"a": [1, [2]]}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_one_class_has_one_name() -> None:
     ],
 )
 def test_pairs_go_as_deep_as_both_do(one: Any, two: Any, wanted: list) -> None:
-    assert list(pairs(one, two)) == wanted
+    assert list(differences(one, two)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_pairs_go_as_deep_as_both_do(one: Any, two: Any, wanted: list) -> None:
 def test_words(value: Any, wanted: str) -> None:
     import specdec.drafter  # noqa: F401
 
-    assert words(value) == wanted
+    assert to_text(value) == wanted
 
 
 def test_hyperparameters_are_plain_and_hold_no_secret() -> None:

@@ -11,7 +11,7 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from specdec.cli import main
-from specdec.commands.parser import parse
+from specdec.commands.parser import parse_arguments
 from specdec.drafter import Fusion
 from specdec.utils import imports
 
@@ -129,12 +129,15 @@ def test_dangerous_callables_are_out_of_reach(
 def test_a_class_where_no_type_is_declared_is_not_built() -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--free", type=Any)
-    built = parse(parser, ["--free", "{class_path: specdec.drafter.Concat, init_args: {}}"]).free
+    built = parse_arguments(
+        parser, ["--free", "{class_path: specdec.drafter.Concat, init_args: {}}"]
+    ).free
     assert not isinstance(built, Fusion)
 
 
 @pytest.mark.parametrize(
-    "first", ["specdec.utils.config.compose([])", "specdec.commands.parser.parse(parser, [])"]
+    "first",
+    ["specdec.utils.config.compose([])", "specdec.commands.parser.parse_arguments(parser, [])"],
 )
 def test_every_way_in_is_guarded(first: str) -> None:
     code = (
@@ -155,10 +158,10 @@ def test_what_specdec_needs_itself_is_free() -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--fusion", type=Fusion)
     assert (
-        type(parse(parser, ["--fusion", "specdec.drafter.fusion.Concat"]).fusion).__name__
+        type(parse_arguments(parser, ["--fusion", "specdec.drafter.fusion.Concat"]).fusion).__name__
         == "Concat"
     )
-    assert type(parse(parser, ["--fusion", "ScalarMix"]).fusion).__name__ == "ScalarMix"
+    assert type(parse_arguments(parser, ["--fusion", "ScalarMix"]).fusion).__name__ == "ScalarMix"
 
 
 def test_what_was_allowed_is_recorded_and_forgotten(mark: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 RECORDER = "specdec_recorder.ProposalRecorder"
 
 
-def main() -> None:
+def answer_jobs() -> None:
     """Answer until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer
@@ -105,4 +105,4 @@ def release() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_jobs()

@@ -15,7 +15,7 @@ from typing import Any
 WAIT = 60.0  # seconds for a file that vLLM has promised
 
 
-def main() -> None:
+def answer_rows() -> None:
     """Answer until standard input ends."""
     job = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -85,4 +85,4 @@ def wait(llm: Any, file: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_rows()
