@@ -109,7 +109,7 @@ def ours(drafter: Drafter, tokens_T: Tensor, states_LTH: Tensor, final_TH: Tenso
         token_11 = drafter.vocab.to_target(chain[-1].argmax())[None, None]
         drafted = len(chain)
         seen_1Q = torch.ones(1, drafted, dtype=torch.bool)
-        frontier = proposer.expand(
+        frontier = proposer.memory.append(
             count_1, token_11, frontier.h_BKH, seen_1Q, torch.arange(drafted)
         )
         chain += [*frontier.logits_BKD[0]]

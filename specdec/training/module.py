@@ -1,7 +1,7 @@
 """Training a drafter under Lightning.
 
-One training step is read in five files: this one (``training_step``), ``step.py`` (target, unroll and loss), ``ttt.py``
-(the unroll), ``head_loss.py`` (both heads, piece by piece) and ``losses.py``.
+One training step is read in five files: this one (``training_step``), ``step.py`` (target, unroll and loss),
+``drafting/chained.py`` (the unroll), ``head_loss.py`` (both heads, piece by piece) and ``losses.py``.
 
 Legend: B batch, T tokens, N aux layers, H hidden.
 """
