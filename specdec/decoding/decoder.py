@@ -62,9 +62,8 @@ class PlainDecoder:
         self.sampling = sampling
         self.batch = batch
         self.compiled = compiled
-        # that a pass verifies, the root included, at most
         self.name = PlainRound.name
-        self.nodes = PlainRound.nodes
+        self.nodes = PlainRound.nodes  # verified in a pass at most, the root included
         self._idle_session: DecodeSession | None = None  # compiled, while no call uses it
 
     def generate(

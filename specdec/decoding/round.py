@@ -103,7 +103,7 @@ class PlainRound(nn.Module):
         view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, self.cache)
         recurrent_states = self.cache.recurrent_states() if self.nodes > 1 else []
         out = self.target.forward(tokens_BN, view, self.layers, self.final_norm)
-        # logits will do where the likeliest token counts
+        # greedy acceptance needs no probabilities: their argmax is that of the logits
         p_BNV = self.target.logits(out.final_BTH)
         noise = NO_NOISE
         if not isinstance(self.rule, Greedy):

@@ -1,4 +1,8 @@
-"""Draft shapes: how a proposal grows, level by level, into a chain or EAGLE-2's dynamic tree."""
+"""Draft shapes: how a proposal grows, level by level, into a chain or EAGLE-2's dynamic tree.
+
+Legend: B sequences, N tree nodes with the root, K frontier nodes, k = top_k, Q drafted nodes so far, C candidates of a
+level, H hidden, D draft vocabulary, V any vocabulary, X noise numbers.
+"""
 
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
@@ -6,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import DraftTree, Rule
+from specdec.decoding.accept import RULES, DraftTree, Rule
 from specdec.decoding.sampling import DRAFT, draw_distinct, exponential
 from specdec.drafter import DrafterConfig, DraftVocab
 from specdec.drafting.mode import Expand, Frontier
@@ -82,8 +86,11 @@ class DraftShape:
     def check_rule(self, rule: Rule) -> None:
         """Raise ValueError when the rule cannot judge what is proposed so."""
         if rule.needs_chain and not self.in_order:
+            name = next(
+                (word for word, known in RULES.items() if known == rule), type(rule).__name__
+            )
             raise ValueError(
-                f"shape: {self.name} branches, and the rule block judges chains: use a chain"
+                f"shape: {self.name} branches, and the rule {name} judges chains: use a chain"
             )
 
     def prepare(self, device: torch.device) -> None:
@@ -218,9 +225,9 @@ class DynamicTree(DraftShape):
             # the drafter reads the frontier; each of its nodes brings k candidates, valued by their path
             depth_Q = torch.arange(k * (level + 1), device=device) // k
             frontier = expand(ids_BK, h_BKH, seen_BKQ, depth_Q)
-            own_BKL, best_BKL = likeliest(frontier.logits_BKD.log_softmax(-1), k)
-            value_BC = (own_BKL + value_BK[..., None]).flatten(1)
-            ids_BC = vocab.to_target(best_BKL).flatten(1)
+            log_q_BKk, best_BKk = likeliest(frontier.logits_BKD.log_softmax(-1), k)
+            value_BC = (log_q_BKk + value_BK[..., None]).flatten(1)
+            ids_BC = vocab.to_target(best_BKk).flatten(1)
             tokens.append(ids_BC)
             values.append(value_BC)
             parents.append(candidate_BK[..., None].expand(-1, -1, k).flatten(1))

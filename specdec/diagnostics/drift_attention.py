@@ -39,7 +39,7 @@ class Observed:
         visibility: Visibility,
         slots: Tensor | None,
     ) -> Tensor:
-        """See :class:`specdec.nn.cache.KVCache`."""
+        """See :class:`specdec.nn.view.KVCache`."""
         out = self.cache.attend(layer, q_BhTd, k, v, visibility, slots)  # also writes the keys
         keys_BgSd = self.cache.keys_BgSd[layer].narrow(2, 0, visibility.columns)
         q_BgrTd = q_BhTd.unflatten(1, (keys_BgSd.shape[1], -1)) * q_BhTd.shape[-1] ** -0.5

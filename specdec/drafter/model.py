@@ -123,7 +123,7 @@ class Drafter(nn.Module):
 
     Args:
         config: the complete description.
-        target_ids_D: int64, the draft vocabulary; see :func:`choose`.
+        target_ids_D: int64, the draft vocabulary; see :func:`specdec.drafter.vocab.most_frequent_ids`.
     """
 
     def __init__(self, config: DrafterConfig, target_ids_D: Tensor) -> None:

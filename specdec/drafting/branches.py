@@ -18,7 +18,7 @@ class Chains(NamedTuple):
 
 
 class Branches(NamedTuple):
-    """Who sees whom among chains that leave one trunk, in the form that :meth:`View.append` takes.
+    """Who sees whom among chains that leave one trunk, in the form that :meth:`specdec.nn.view.View.append` takes.
 
     The first columns are the trunk, a chain itself. Then follow the chains' nodes, level by level, A to a level: the
     node of level 0 of chain a stands where trunk node ``at_A[a]`` does and sees the trunk nodes before that.

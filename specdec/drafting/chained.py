@@ -3,8 +3,8 @@
 Training unrolls the drafter over its own features (training-time test, EAGLE-3, https://arxiv.org/abs/2503.01840).
 Decoding runs the same steps on a cache.
 
-Legend: B batch, T tokens, N aux layers, H hidden, M kept slots of a row, W what the entry reads of a token, K unroll
-steps or frontier nodes, Q drafted nodes, A anchors.
+Legend: B batch, T tokens, N aux layers, H hidden, M kept slots of a row, R = T + K, W what the entry reads of a token,
+K unroll steps or frontier nodes, Q drafted nodes, A anchors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -126,37 +126,34 @@ class Chained(DraftingMode):
         # Step 0 reads the target's true features.
         h_BTH = drafter.fuse(aux_BTNH)
         # Every token is read once for all steps: step k reads x[t + 1 + k] at slot t, zeros behind the row's end.
-        read_BRW = drafter.read(F.pad(ids_BT, (0, steps)), h_BTH.dtype)
-        view = documents
+        tokens_BRW = drafter.read(F.pad(ids_BT, (0, steps)), h_BTH.dtype)
         mask_11W: Tensor | None = None
-        previous_slots: KeptSlots | None = None
+        previous: KeptSlots | None = None
+        view = documents
         for k in range(steps):
             slots = kept[k] if kept else None
-            fewer = slots is not None and slots is not previous_slots
-            if slots is not None and k == 0:
-                # Every slot needs its step-0 keys, and only the kept ones an output.
-                view = documents._replace(wanted_BM=slots.slots_BM)
-            elif slots is not None and (k == 1 or fewer):
-                view = documents.of(slots.slots_BM)
-            if slots is not None and fewer and k > 0:
-                place_BM = slots.among(previous_slots)
+            if k < 2 or slots is not previous:
+                view = _view_of_slots(documents, slots, k)
+            if k > 0 and slots is not None and slots is not previous:
+                # Fewer slots than the step before: drop the features and the later keys of the others.
+                place_BM = slots.among(previous)
                 h_BTH = h_BTH.take_along_dim(place_BM[..., None], 1)
                 cache.narrow(place_BM)
-            previous_slots = slots
+            previous = slots
             # The token that follows the feature of step k, or a mask in its place.
             if self.reads_mask(k):
                 if mask_11W is None:
                     mask_11W = drafter.read(self.masks(ids_BT[:1, :1]), h_BTH.dtype)
-                read_k = mask_11W.expand(*h_BTH.shape[:2], -1)
+                read_BTW = mask_11W.expand(*h_BTH.shape[:2], -1)
             elif slots is None or k == 0:
-                read_k = read_BRW[:, 1 + k : 1 + k + T]
+                read_BTW = tokens_BRW[:, 1 + k : 1 + k + T]
             else:
-                read_k = slots.take(read_BRW, 1 + k)
+                read_BTW = slots.take(tokens_BRW, 1 + k)
             step_view = view._replace(positions_BT=view.positions_BT + k)
             if recompute and torch.is_grad_enabled():
-                step = _recomputed(drafter, read_k, h_BTH, step_view, cache)
+                step = _recomputed(drafter, read_BTW, h_BTH, step_view, cache)
             else:
-                step = drafter.advance(read_k, h_BTH, step_view._replace(cache=cache))
+                step = drafter.advance(read_BTW, h_BTH, step_view._replace(cache=cache))
             yield step
             # From now on the drafter reads what it made itself, as it does when it decodes.
             h_BTH = self.next_feature(k + 1, h_BTH, step.h_BTH)
@@ -265,6 +262,16 @@ class Chained(DraftingMode):
                 ids_1A = task.given_AK[None, :, level]
             task.on_step(level)
         return Chains(torch.stack(tokens, 1), torch.stack(log_probs, 1), torch.stack(features, 1))
+
+
+def _view_of_slots(documents: View, slots: KeptSlots | None, k: int) -> View:
+    """Return who sees whom at step k, of all slots or of those that are kept."""
+    if slots is None:
+        return documents
+    if k == 0:
+        # Every slot needs its step-0 keys, and only the kept ones an output.
+        return documents._replace(wanted_BM=slots.slots_BM)
+    return documents.of(slots.slots_BM)
 
 
 def _recomputed(

@@ -1,8 +1,13 @@
 """The interface of every way in which the drafts of a target pass are made.
 
 A recurrence says how its drafter drafts (:meth:`specdec.drafting.chained.Recurrence.drafting`). Whoever trains,
-decodes, exports or measures asks that :class:`DraftingMode`, and never what kind of recurrence it is. One file holds
-both halves of a way, training's and decoding's: what is trained must be what is decoded.
+decodes, exports or measures asks that :class:`DraftingMode`, and never what kind of recurrence it is; only the tables
+of what engines know list recurrences by name. One file holds both halves of a way, training's and decoding's: what is
+trained must be what is decoded.
+
+A *slot* is a place of a text, with the feature and the token there; an *anchor* is a slot at which drafting begins; a
+*node* is what passes through the drafter's layers, one for each token that a step reads; a *row* is a node's place in
+the cache of decoding.
 
 Legend: B batch, T tokens, N aux layers, H hidden, W what the entry reads of a token, K unroll steps or frontier nodes,
 M newly committed tokens, Q drafted nodes, D draft vocabulary, A anchors.

@@ -150,8 +150,12 @@ def looping(answers: Sequence[Answer]) -> dict[str, Any]:
 def looping_warning(
     what: str, figures: Mapping[str, Any], least: float = LOOPING_SHARE
 ) -> list[str]:
-    """A line about ``what`` whose figures are ``found``, those of :func:`looping` and ``acceptance_length`` among them,
-    if at least that share of its answers repeats itself."""
+    """Return a line about ``what`` if at least a share of its answers repeats itself, else none.
+
+    Args:
+        figures: those of :func:`looping` and ``acceptance_length`` among them.
+        least: the share.
+    """
     if not figures["looping_answers"] or figures["looping_share"] < least:
         return []
     names = ("acceptance_length", "acceptance_length_without_looping")

@@ -13,13 +13,15 @@ from torch.nn import functional as F
 
 from specdec.nn.view import Spans, Visibility
 
-# queries of a head up to which plain products beat torch's kernels: in bfloat16 on a CPU many times over, and
-FEW = 64
-# on a GPU those that take a mask first copy the keys for every query head
-PAIRS = 2048**2  # of nodes and keys in a sequence, up to which a mask of all is made
-# pairs of a batch's pieces, up to which their masks are made once for all layers, a byte each
-KEPT = 2**27
-ROWS = 512  # nodes of a piece; a document as long is a piece by itself
+# Up to so many queries of a head, plain products beat torch's kernels: in bfloat16 on a CPU many times over; on a GPU,
+# kernels that take a mask copy the keys for every query head first.
+FEW_QUERIES = 64
+# Up to so many pairs of nodes and keys in a sequence, one mask of all is made.
+MAX_MASK_PAIRS = 2048**2
+# Up to so many pairs in a batch's pieces, a byte each, their masks are made once for all layers.
+MAX_KEPT_MASK_PAIRS = 2**27
+# Nodes of a piece; a document as long is a piece by itself.
+PIECE_NODES = 512
 
 
 def additive(allowed_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
@@ -106,7 +108,11 @@ class Pieces(NamedTuple):
         if not isinstance(visibility, Spans) or torch.compiler.is_compiling():
             return None
         T = visibility.first_BT.shape[1]
-        return cls.cut(visibility) if T > FEW and T * visibility.columns > PAIRS else None
+        return (
+            cls.cut(visibility)
+            if T > FEW_QUERIES and T * visibility.columns > MAX_MASK_PAIRS
+            else None
+        )
 
     @classmethod
     def cut(cls, spans: Spans, causal: bool = True) -> Self:
@@ -125,8 +131,8 @@ class Pieces(NamedTuple):
             documents = _causal_documents(seen) if causal else []
             done = 0
             for document in [*documents, _CausalDocument(T, T, 0)]:
-                for start in range(done, document.start, ROWS):
-                    rows = slice(start, min(start + ROWS, document.start))
+                for start in range(done, document.start, PIECE_NODES):
+                    rows = slice(start, min(start + PIECE_NODES, document.start))
                     keys = _keys_seen([(x[rows], y[rows]) for x, y in seen], spans.first_BT.device)
                     if keys is not None:
                         pieces.append(AttentionPiece(b, rows, keys, causal=False))
@@ -136,7 +142,7 @@ class Pieces(NamedTuple):
                     keys = slice(document.first_key, document.first_key + length)
                     pieces.append(AttentionPiece(b, rows, keys, causal=True))
                 done = document.end
-        if sum(piece.pairs for piece in pieces) <= KEPT:
+        if sum(piece.pairs for piece in pieces) <= MAX_KEPT_MASK_PAIRS:
             pieces = [piece._replace(kept_11RK=piece.mask(spans)) for piece in pieces]
         return cls(spans, pieces)
 
@@ -166,7 +172,7 @@ def _causal_documents(seen: list[tuple[Tensor, Tensor]]) -> list[_CausalDocument
         continues_T &= without_sinks_T
     starts = (~continues_T).nonzero()[:, 0]
     ends = torch.cat([starts[1:], starts.new_tensor([T])])
-    is_long = (ends - starts >= ROWS) & sees_itself_T[starts]
+    is_long = (ends - starts >= PIECE_NODES) & sees_itself_T[starts]
     return [
         _CausalDocument(start, end, int(first_T[start]))
         for start, end in zip(starts[is_long].tolist(), ends[is_long].tolist(), strict=True)
@@ -274,7 +280,7 @@ class StaticCache:
         keys_BgSd, values_BgSd = (
             x[layer].narrow(2, 0, columns) for x in (self.keys_BgSd, self.values_BgSd)
         )
-        if q_BhTd.shape[2] > FEW or q_BhTd.requires_grad:
+        if q_BhTd.shape[2] > FEW_QUERIES or q_BhTd.requires_grad:
             return attend(q_BhTd, keys_BgSd, values_BgSd, visible)
         bias_B1TS = additive(visible.mask_B1TS, q_BhTd.dtype)
         return attend_few(q_BhTd, keys_BgSd, values_BgSd, bias_B1TS, q_BhTd.shape[-1] ** -0.5)

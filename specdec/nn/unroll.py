@@ -3,15 +3,12 @@
 At step k a node attends to the step-0 keys that it sees and to its own keys of steps 1..k: a causal block and k
 diagonal columns. After step 0 there may be fewer nodes than step-0 keys. Three kernels give the same numbers:
 
-* :class:`Dense`: the oracle; explicit weights over T + k columns, differentiated by autograd.
-* :class:`Blocked`: the causal block in tiles of nodes, each with the keys that any of its nodes sees, part by part. The
-  weights of a part are exp(score - log-sum-exp), as in FlashAttention (https://arxiv.org/abs/2205.14135): parts, and
-  the own columns beside them, are merged through the log-sum-exp over what came before. It keeps the output and one
-  log-sum-exp a node, and makes the weights anew in the backward pass.
-* :class:`Flex`: flex attention for the causal block (CUDA), merged with the columns likewise.
+* :class:`Dense`: the one that the others are compared with: explicit weights over T + k columns, differentiated by
+  autograd.
+* :class:`specdec.nn.blocked.Blocked`: the causal block in tiles of nodes; the weights are made again in the backward.
+* :class:`specdec.nn.merged.Flex`: flex attention for the causal block (CUDA), merged with the columns.
 
-Legend: B batch, h query heads, g key heads, r = h/g, T nodes, S step-0 keys, d head width, k own columns, n keys of a
-tile's part.
+Legend: B batch, h query heads, g key heads, r = h/g, T nodes, S step-0 keys, d head width, k own columns.
 """
 
 from collections.abc import Sequence

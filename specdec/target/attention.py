@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from specdec.nn.cache import FEW, Pieces, additive, attend_few, attend_pieces, write
+from specdec.nn.cache import FEW_QUERIES, Pieces, additive, attend_few, attend_pieces, write
 from specdec.nn.view import View
 from specdec.target.model_parts import OURS, OURS_EAGER, ModelParts
 
@@ -122,7 +122,7 @@ def _attention(
         return attend_pieces(attend_piece, query, key, value, pieces).transpose(
             1, 2
         ).contiguous(), None
-    few = query.shape[2] <= FEW and not query.requires_grad
+    few = query.shape[2] <= FEW_QUERIES and not query.requires_grad
     if few and not eager and attention_mask is not None and attention_mask.is_floating_point():
         scale = kwargs.get("scaling")
         scale = query.shape[-1] ** -0.5 if scale is None else scale

@@ -157,9 +157,9 @@ def pieces(
     needed_S = torch.zeros_like(trained_KS[0])
     for k in range(min(K, S - 1)):
         needed_S[1 + k :] |= trained_KS[k, : S - 1 - k]
-    # One question for all lists of places, since a device is waited for.
-    asked = torch.cat([needed_S[None], trained_KS])
-    positions_U, *slots = asked.nonzero()[:, 1].split(asked.sum(1).tolist())
+    # One nonzero() for all lists, because every call waits for the device.
+    masks = torch.cat([needed_S[None], trained_KS])
+    positions_U, *slots = masks.nonzero()[:, 1].split(masks.sum(1).tolist())
     states = [
         slots_R if kept_slots is None else kept_slots.place_S[slots_R]
         for slots_R, kept_slots in zip(slots, kept or [None] * K, strict=True)
@@ -271,8 +271,10 @@ class _HeadLoss(torch.autograd.Function):
                 logits_RD = torch.mm(states_RH, head_DH.T, out=logits_buffer_RD[: len(states_RH)])
                 rows = [group.rows for group in piece.groups]
                 for group, draft_RD in zip(piece.groups, logits_RD.split(rows), strict=True):
-                    used_R, losses_N = _group_losses(task, group, draft_RD, probs, count_K.dtype)
-                    count_K[group.step] += used_R.sum()
+                    row_weight_R, losses_N = _group_losses(
+                        task, group, draft_RD, probs, count_K.dtype
+                    )
+                    count_K[group.step] += row_weight_R.sum()
                     loss_KN[group.step] += losses_N
                 if not graded:
                     continue
@@ -332,29 +334,29 @@ def _group_losses(
     here = TargetProbs(*(x[group.positions if x.stride(0) else all_rows] for x in probs))
     # EAGLE-3 trains only where the draft vocabulary has the target's most likely token.
     if task.in_vocab:
-        used_R = here.covered_C.to(kind)
+        row_weight_R = here.covered_C.to(kind)
     else:
-        used_R = here.covered_C.new_ones(group.rows, dtype=kind)
+        row_weight_R = here.covered_C.new_ones(group.rows, dtype=kind)
     if task.weight_KS is not None:
-        used_R = used_R * task.weight_KS[group.step, group.slots]
+        row_weight_R = row_weight_R * task.weight_KS[group.step, group.slots]
     if task.on_logits is not None:
         task.on_logits(group.step, group.slots, draft_RD, here)
-    weight_R = used_R * task.factors[group.step]
+    grad_weight_R = row_weight_R * task.factors[group.step]
     loss_rows = LossRows(draft_RD, *here[:4])
-    return used_R, _losses_and_gradient_(task.terms, loss_rows, weight_R, used_R)
+    return row_weight_R, _losses_and_gradient_(task.terms, loss_rows, grad_weight_R, row_weight_R)
 
 
 def _losses_and_gradient_(
     terms: Sequence[tuple[float, DistributionLoss]],
     rows: LossRows,
-    weight_R: Tensor,
-    used_R: Tensor,
+    grad_weight_R: Tensor,
+    row_weight_R: Tensor,
 ) -> Tensor:
     """Return the summed losses by term, (N,), and leave the gradient of their weighted sum in ``rows.draft_RD``.
 
     Args:
-        weight_R: of each row, in the gradient.
-        used_R: of each row, in the summed losses.
+        grad_weight_R: of each row, in the gradient.
+        row_weight_R: of each row, in the summed losses.
     """
     # A single term may work in the logits' own memory; several need a copy each, and so does a wider dtype.
     same_dtype = rows.draft_RD.dtype == rows.p_RD.dtype
@@ -365,15 +367,15 @@ def _losses_and_gradient_(
         draft_RD = rows.draft_RD
         if not in_place:
             draft_RD = draft_RD.to(rows.p_RD.dtype, copy=True)
-        loss_R = loss.loss_and_grad_(rows._replace(draft_RD=draft_RD), weight_R * weight)
-        if loss_R.shape != used_R.shape:
-            wanted = f"{tuple(used_R.shape)}, one number a row, not {tuple(loss_R.shape)}"
+        loss_R = loss.loss_and_grad_(rows._replace(draft_RD=draft_RD), grad_weight_R * weight)
+        if loss_R.shape != row_weight_R.shape:
+            wanted = f"{tuple(row_weight_R.shape)}, one number a row, not {tuple(loss_R.shape)}"
             raise ValueError(f"loss {type(loss).__name__} must be of shape {wanted}")
-        losses.append((loss_R * used_R).sum())
+        losses.append((loss_R * row_weight_R).sum())
         grads.append(draft_RD)
     if not terms:
         rows.draft_RD.zero_()
-        return used_R.new_zeros(0)
+        return row_weight_R.new_zeros(0)
     if not in_place:
         rows.draft_RD.copy_(torch.stack(grads).sum(0))
     return torch.stack(losses)

@@ -1,4 +1,8 @@
-"""What a training step counts, and the metrics made of the counts."""
+"""What a training step counts, and the metrics made of the counts.
+
+Legend: K unroll steps, N loss terms, S slots of the batch, R rows of a step in a piece, C positions of a piece, D draft
+vocabulary.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self

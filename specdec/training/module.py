@@ -178,13 +178,13 @@ class DrafterModule(BuildsDrafter):
         if stage == "train" and not isinstance(self.noise, NoNoise):
             aux_BTNH = noisy(self.noise, target.aux_BTNH, batch, self.global_step, self.global_rank)
             target = target._replace(aux_BTNH=aux_BTNH)
-        drawn_BT = None
+        random_BT = None
         if stage == "train" and self.objective.keep < 1:
             generator = generator_of(batch, self.global_step, self.global_rank, purpose=1)
-            drawn_BT = torch.rand(
+            random_BT = torch.rand(
                 batch.ids_BT.shape, generator=generator, device=batch.ids_BT.device
             )
-        output: StepOutput = self.train_step(batch, target, measure, drawn_BT)
+        output: StepOutput = self.train_step(batch, target, measure, random_BT)
         if output.counts is not None:
             self.metrics.of_stage(stage).update(output.counts)
         return output
@@ -207,7 +207,7 @@ class DrafterModule(BuildsDrafter):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradient that of the step, and log its norm, which clipping sees next, and the learning rates."""
-        self._mean_over_rows()
+        self._finish_accumulation()
         if not self._is_logged:
             return
         self.nonfinite.check_losses()
@@ -216,7 +216,7 @@ class DrafterModule(BuildsDrafter):
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         self.log_dict({"train/grad_norm": norm, **_learning_rates(optimizer)})
 
-    def _mean_over_rows(self) -> None:
+    def _finish_accumulation(self) -> None:
         """Make the mean of the batches' gradients the gradient of the mean over all their rows, on all ranks; log that.
 
         A batch with few supervised rows counts for few; none at all leaves gradients of zero.
@@ -296,6 +296,7 @@ class DrafterModule(BuildsDrafter):
     def setup(self, stage: str) -> None:
         """Place target and drafter, and forget the losses of an earlier fit."""
         super().setup(stage)
+        self._sums = torch.zeros(2)
         self.nonfinite.restart(self.trainer.strategy.root_device)
 
     def check_finite(self) -> None:

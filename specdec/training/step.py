@@ -67,7 +67,7 @@ class ObjectiveConfig:
         return drafting.shares(self.keep, self.steps)
 
     def piece(self, number_bytes: int, D: int) -> int:
-        """Return the slots of a piece of the loss, whose draft logits at every step fit in ``piece_bytes``."""
+        """Return the positions of a piece of the loss, whose draft logits at every step fit in ``piece_bytes``."""
         return max(16, self.piece_bytes // (number_bytes * self.steps * D))
 
     @cached_property
@@ -91,7 +91,7 @@ class StepOutput(NamedTuple):
     """Mean loss over ``rows`` rows and what it was made of."""
 
     loss: Tensor
-    rows: Tensor  # Σ_k factor_k rows_K: what the mean is taken over
+    rows: Tensor  # Σ_k factor_k rows_k: the weight of all rows together
     counts: StepCounts | None  # None where they were not measured
 
 
@@ -178,7 +178,7 @@ class TrainStep(nn.Module):
         batch: Batch,
         target: TargetOutputs,
         measure: bool = True,
-        drawn_BT: Tensor | None = None,
+        random_BT: Tensor | None = None,
     ) -> StepOutput:
         """Return the unrolled loss: its mean over the rows of all steps, by the weights of steps and slots.
 
@@ -186,11 +186,11 @@ class TrainStep(nn.Module):
 
         Args:
             measure: count for the metrics too, which costs several passes over the logits.
-            drawn_BT: a number from 0 to 1 for each slot: step k leaves those out that are above its share. Figures are
+            random_BT: a number from 0 to 1 for each slot: step k leaves those out that are above its share. Figures are
                 of what is left.
         """
         config = self.objective
-        slots = self._trained_slots(batch, drawn_BT)
+        slots = self._trained_slots(batch, random_BT)
 
         # Training-time test (https://arxiv.org/abs/2503.01840): from step 1 on the drafter reads its own features.
         unroll = self.drafter.unroll(
@@ -231,17 +231,17 @@ class TrainStep(nn.Module):
         loss_KN = torch.stack(columns, dim=1)
         return StepOutput(loss, rows, counter.counts(count_K, loss_KN, slots.trained_KBT))
 
-    def _trained_slots(self, batch: Batch, drawn_BT: Tensor | None) -> TrainedSlots:
+    def _trained_slots(self, batch: Batch, random_BT: Tensor | None) -> TrainedSlots:
         """Return which slots learn at which step; of the others only the step-0 keys matter, which later slots see."""
         K = self.objective.steps
         drafting = self.drafter.config.drafting
         mask_BT = batch.loss_mask_BT
         by_step = [supervised(mask_BT, batch.documents_BT, k) for k in range(K)]
         trained_KBT = torch.stack(by_step)
-        if drawn_BT is None:
+        if random_BT is None:
             return TrainedSlots(trained_KBT, None, [KeptSlots.of(trained_KBT)] * K)
         shares = self.objective.shares(drafting)
-        drawn_KBT = torch.stack([drawn_BT <= share for share in shares])
+        drawn_KBT = torch.stack([random_BT <= share for share in shares])
         trained_KBT &= drawn_KBT
         return TrainedSlots(trained_KBT, drawn_KBT, drafting.kept_slots(trained_KBT))
 
@@ -263,7 +263,7 @@ class TrainStep(nn.Module):
     ) -> HeadTask:
         """Return the work of the head: pieces of the batch, and the loss terms that compare distributions."""
         config = self.objective
-        piece_slots = config.piece(number_bytes, self.drafter.config.draft_vocab_size)
+        piece_positions = config.piece(number_bytes, self.drafter.config.draft_vocab_size)
         final_SH = target.final_BTH.flatten(0, 1)
         distribution_terms = [
             (term.weight, term.loss)
@@ -271,7 +271,7 @@ class TrainStep(nn.Module):
             if isinstance(term.loss, DistributionLoss)
         ]
         return HeadTask(
-            pieces=list(pieces(slots.trained_KBT, piece_slots, slots.kept)),
+            pieces=list(pieces(slots.trained_KBT, piece_positions, slots.kept)),
             probs=lambda positions_C: target.probs(final_SH[positions_C]),
             terms=distribution_terms,
             factors=config.weights.factors(config.steps),

@@ -189,7 +189,7 @@ def differences(one: Any, two: Any, key: str = "") -> Iterator[tuple[str, Any, A
 
 
 def difference_keys(value: Any, key: str = "") -> Iterator[str]:
-    """All names that :func:`pairs` may give to a difference, and those above them."""
+    """All names that :func:`differences` may give to a difference, and those above them."""
     below = value["init_args"] if is_part(value) else value
     for name, child in below.items() if isinstance(below, dict) else ():
         inner = f"{key}.{name}" if key else name

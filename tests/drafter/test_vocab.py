@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.drafter import DraftVocab, choose
+from specdec.drafter import DraftVocab, most_frequent_ids
 
 counted = st.lists(st.integers(0, 4), min_size=1, max_size=30)  # few values, so that ties abound
 
@@ -18,16 +18,16 @@ def test_choose_takes_the_forced_then_the_most_frequent(
     size = data.draw(st.integers(1, len(counts)))
     ids = st.integers(0, len(counts) - 1)
     forced = data.draw(st.lists(ids, max_size=size))  # repeats are no harm
-    chosen = choose(torch.tensor(counts), size, forced)
+    chosen = most_frequent_ids(torch.tensor(counts), size, forced)
     assert chosen.dtype == torch.int64
     rest = sorted(set(range(len(counts))) - set(forced), key=lambda i: (-counts[i], i))
     assert chosen.tolist() == sorted(set(forced) | set(rest[: size - len(set(forced))]))
 
 
 def test_ties_and_padding_go_to_the_lower_ids() -> None:
-    assert choose(torch.tensor([0, 5, 0, 5, 5, 0]), 2).tolist() == [1, 3]
-    assert choose(torch.tensor([0, 0, 0, 0, 7, 0]), 3).tolist() == [0, 1, 4]
-    assert choose(torch.tensor([9, 8, 7, 0]), 2, always=(3,)).tolist() == [0, 3]
+    assert most_frequent_ids(torch.tensor([0, 5, 0, 5, 5, 0]), 2).tolist() == [1, 3]
+    assert most_frequent_ids(torch.tensor([0, 0, 0, 0, 7, 0]), 3).tolist() == [0, 1, 4]
+    assert most_frequent_ids(torch.tensor([9, 8, 7, 0]), 2, always=(3,)).tolist() == [0, 3]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_ties_and_padding_go_to_the_lower_ids() -> None:
 )
 def test_what_does_not_fit_is_refused(size: int, always: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        choose(torch.tensor([1, 2, 3, 4]), size, always)
+        most_frequent_ids(torch.tensor([1, 2, 3, 4]), size, always)
 
 
 @settings(max_examples=100, deadline=None)

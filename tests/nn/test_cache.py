@@ -15,7 +15,15 @@ from torch.nn import functional as F
 
 from specdec.nn import cache as nn_cache
 from specdec.nn.blocked import Blocked
-from specdec.nn.cache import FEW, Pieces, StaticCache, additive, attend, attend_few, attend_pieces
+from specdec.nn.cache import (
+    FEW_QUERIES,
+    Pieces,
+    StaticCache,
+    additive,
+    attend,
+    attend_few,
+    attend_pieces,
+)
 from specdec.nn.merged import Merged
 from specdec.nn.unroll import Dense, UnrollCache, UnrollKernel
 from specdec.nn.view import Pairs, Spans, View
@@ -153,15 +161,20 @@ def test_no_keys_are_copied_for_every_query_head() -> None:
 
 def test_few_and_many_queries_meet_keys_alike() -> None:
     """At the number where one way of counting gives way to the other."""
-    T = FEW + 1
+    T = FEW_QUERIES + 1
     view = View.chain(3, T, T + 5)
     q, k, v = random(1, 4, T, d), random(1, 2, T, d, seed=1), random(1, 2, T, d, seed=2)
     whole = StaticCache(1, 2, T + 5, d, torch.float64)
     many = whole.attend(0, q, k, v, view.visibility, view.slots_BT)
     few = whole.attend(
-        0, q[:, :, :FEW], k, v, view.visibility.of(torch.arange(FEW)[None]), view.slots_BT
+        0,
+        q[:, :, :FEW_QUERIES],
+        k,
+        v,
+        view.visibility.of(torch.arange(FEW_QUERIES)[None]),
+        view.slots_BT,
     )
-    torch.testing.assert_close(few, many[:, :, :FEW], rtol=0, atol=1e-12)
+    torch.testing.assert_close(few, many[:, :, :FEW_QUERIES], rtol=0, atol=1e-12)
     keys, values = (x[0].clone() for x in (whole.keys_BgSd, whole.values_BgSd))
     torch.testing.assert_close(
         many, slow_attend(q, keys, values, view.visibility.mask_B1TS[:, 0]), rtol=0, atol=1e-12
@@ -306,7 +319,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 def test_any_packed_visibility(visible: Spans, rows: int, causal: bool) -> None:
     T, S = visible.mask_B1TS.shape[2:]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nn_cache, "ROWS", rows)
+        patch.setattr(nn_cache, "PIECE_NODES", rows)
         cut = Pieces.cut(visible, causal)
     q, k, v = random(2, 3, T, 4), random(2, 3, S, 4, seed=1), random(2, 3, S, 3, seed=2)
     got, want = attend_pieces(plain, q, k, v, cut), plain(q, k, v, visible.mask_B1TS)
@@ -330,12 +343,12 @@ def test_whole_documents_are_causal_and_short_ones_share_a_tile() -> None:
     ]
 
 
-@pytest.mark.parametrize("kept", [0, nn_cache.KEPT])
+@pytest.mark.parametrize("kept", [0, nn_cache.MAX_KEPT_MASK_PAIRS])
 def test_masks_of_pieces_are_made_once_for_all_layers(
     kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as they are small together; what comes out is the same."""
-    monkeypatch.setattr(nn_cache, "KEPT", kept)
+    monkeypatch.setattr(nn_cache, "MAX_KEPT_MASK_PAIRS", kept)
     first_BT = torch.tensor([[0] * 40 + [40] * 30 + [70] * 50] * 2)
     spans = Spans(first_BT, torch.arange(120).expand(2, -1), 120)
     cut, made = Pieces.cut(spans), []

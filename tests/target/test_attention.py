@@ -17,7 +17,7 @@ from transformers import (
 
 import specdec.target.attention as attention
 from specdec.nn import cache as nn_cache
-from specdec.nn.cache import FEW
+from specdec.nn.cache import FEW_QUERIES
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.target.attention import Tape, layer_masks, use_own_attention
@@ -46,7 +46,7 @@ def count_few(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("length", [1, 7, FEW, FEW + 1])
+@pytest.mark.parametrize("length", [1, 7, FEW_QUERIES, FEW_QUERIES + 1])
 @pytest.mark.parametrize("family", WITH_SDPA)
 def test_few_and_many_queries_have_the_numbers_of_sdpa(
     family: str, length: int, monkeypatch: pytest.MonkeyPatch
@@ -61,7 +61,7 @@ def test_few_and_many_queries_have_the_numbers_of_sdpa(
     seen = count_few(monkeypatch)
     view = View.chain(torch.tensor([prefix, prefix]), length, cache.capacity, cache)
     assert_close(target.logits(target(ids_BT[:, prefix:], view, ()).final_BTH), own_BTV[:, prefix:])
-    assert set(seen) == ({length} if length <= FEW else set())
+    assert set(seen) == ({length} if length <= FEW_QUERIES else set())
     plain.set_attn_implementation("eager")
     assert_close(own_logits(plain, ids_BT), own_BTV)
 
@@ -230,9 +230,9 @@ ROW = [0] * 17 + [1] * 3 + [2] * 2 + [3] * 12 + [-1] * 6
 
 @pytest.fixture
 def all_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FEW", "PAIRS"):
+    for name in ("FEW_QUERIES", "MAX_MASK_PAIRS"):
         monkeypatch.setattr(nn_cache, name, 0)
-    monkeypatch.setattr(nn_cache, "ROWS", 5)
+    monkeypatch.setattr(nn_cache, "PIECE_NODES", 5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
