@@ -31,9 +31,9 @@ SMALL = 0.01
 ATTENTION = 2.0  # what it adds to the residual path, as a multiple of that path
 # the same, as its down projection is drawn: two products of random states are small
 FEED_FORWARD = 4.0
-# where no norm keeps states, and rounding with them, from growing step by step: shares of both, and of queries
-QUIETER = 0.5
-CALMER = 0.8
+# Without a norm, states grow step by step, and rounding errors with them.
+QUIETER = 0.5  # of ATTENTION and FEED_FORWARD, in such a design
+CALMER = 0.8  # of the scores' size, in such a design
 LOGITS = 3.0  # standard deviation
 EAGLE3_DEPTH = 7  # layers from which EAGLE-3's usual boundaries exist
 

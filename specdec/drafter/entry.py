@@ -134,15 +134,15 @@ class KVInjection(Entry):
                 f"entry KVInjection reads nothing that recurrence {type(config.recurrence).__name__} hands on: it "
                 "needs recurrence MaskBlock"
             )
-        wrong = {
-            "norms.input=false": config.norms.input,
-            "norms.residual=raw": config.norms.residual != "raw",
-            "attention_window=full": config.attention_window != "full",
+        required = {
+            "norms.input=false": not config.norms.input,
+            "norms.residual=raw": config.norms.residual == "raw",
+            "attention_window=full": config.attention_window == "full",
         }
-        if any(wrong.values()):
-            asked = ", ".join(name for name, is_wrong in wrong.items() if is_wrong)
+        missing = [setting for setting, holds in required.items() if not holds]
+        if missing:
             raise ValueError(
-                f"entry KVInjection has a norm before every layer, and no window: set {asked}"
+                f"entry KVInjection has a norm before every layer, and no window: set {', '.join(missing)}"
             )
 
     def build(self, config: "DrafterConfig") -> EntryModule:

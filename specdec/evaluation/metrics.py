@@ -172,7 +172,7 @@ def _pooled(
     answers: Sequence[Answer], part: Callable[[Answer], float], of: Callable[[Answer], float], bounds: Range,
     scale: float = 1,
 ) -> Interval | None:  # fmt: skip
-    """The sum of one over the sum of the other; prompts that have none of the other do not enter."""
+    """Return sum(part) / sum(of) over prompts, with its interval; prompts whose ``of`` is 0 are left out."""
     sums_P2 = per_prompt(answers, part, of)
     return interval(sums_P2[sums_P2[:, 1] > 0] / (scale, 1), bounds=bounds)
 

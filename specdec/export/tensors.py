@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec.drafter import Concat, DrafterConfig, KVInjection
 
 ALL = slice(None)
+FIRST_ATTENTION = "layers.layers.0.attention"
 
 
 class TensorBlock(NamedTuple):
@@ -63,28 +64,34 @@ def blocks(names: Iterable[str], config: DrafterConfig) -> Iterator[TensorBlock]
 
     Blocks of one matrix come in the order of its rows or columns, the embedding's half before the feature's.
     """
-    halves = slice(0, config.hidden_size), slice(config.hidden_size, 2 * config.hidden_size)
+    H = config.hidden_size
+    # A matrix that reads [embedding, feature] is two matrices in the drafter.
+    half = {
+        "token_qkv_proj": slice(0, H),
+        "qkv_proj": slice(H, 2 * H),
+        "token_fc": slice(0, H),
+        "feature_fc": slice(H, 2 * H),
+    }
     projections = config.attention.projections(config)
     names = list(names)
     wide = "entry.token_qkv_proj.weight" in names
     # The embedding's half comes first, and so opens every matrix that it goes into.
     for name in sorted(names, key=lambda name: not name.startswith("entry.token_")):
-        module, _, kind = name.rpartition(".")
-        at, _, last = module.rpartition(".")
-        first = at == "layers.layers.0.attention"
-        if last in ("token_qkv_proj", "qkv_proj"):
-            halved = wide and (last == "token_qkv_proj" or first) and kind == "weight"
-            columns = halves[last == "qkv_proj"] if halved else ALL
-            place = "layers.layers.0.attention" if last == "token_qkv_proj" else at
+        module, _, suffix = name.rpartition(".")
+        parent, _, leaf = module.rpartition(".")
+        if leaf in ("token_qkv_proj", "qkv_proj"):
+            place = FIRST_ATTENTION if leaf == "token_qkv_proj" else parent
+            is_half = wide and place == FIRST_ATTENTION and suffix == "weight"
+            columns = half[leaf] if is_half else ALL
             for part, rows in _stacked(projections):
-                yield TensorBlock(name, f"{place}.{part}.{kind}", rows, columns)
-        elif last == "gate_up_proj":
+                yield TensorBlock(name, f"{place}.{part}.{suffix}", rows, columns)
+        elif leaf == "gate_up_proj":
             for part, rows in _stacked(
                 {"gate": config.intermediate_size, "up": config.intermediate_size}
             ):
-                yield TensorBlock(name, f"{at}.{part}_proj.weight", rows)
-        elif last in ("token_fc", "feature_fc") and kind == "weight":
-            yield TensorBlock(name, f"{at}.fc.weight", columns=halves[last == "feature_fc"])
+                yield TensorBlock(name, f"{parent}.{part}_proj.weight", rows)
+        elif leaf in ("token_fc", "feature_fc") and suffix == "weight":
+            yield TensorBlock(name, f"{parent}.fc.weight", columns=half[leaf])
         else:
             place = name.replace("feature_fc.bias", "fc.bias").replace(
                 ".attention.norm.", ".attention."

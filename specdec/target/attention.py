@@ -51,22 +51,25 @@ def layer_masks(
     mask_by_window: dict[int | None, Mask] = {}
     masks = []
     for window in windows:
-        reaching = window if window is not None and window < columns else None
-        if reaching not in mask_by_window:
-            seen = (near if reaching is None else near.within(reaching)).visibility
-            mask_by_window[reaching] = Pieces.of(seen) if in_pieces else None
-            if mask_by_window[reaching] is None:
+        # a window wider than the cache cuts nothing
+        cut = window if window is not None and window < columns else None
+        if cut not in mask_by_window:
+            seen = (near if cut is None else near.within(cut)).visibility
+            mask_by_window[cut] = Pieces.of(seen) if in_pieces else None
+            if mask_by_window[cut] is None:
                 allowed_B1TS = seen.mask_B1TS
-                is_one_node = (
-                    allowed_B1TS.shape[0] == allowed_B1TS.shape[2] == 1
-                    and allowed_B1TS.device.type == "cpu"
-                )
-                if not (
-                    is_one_node and not torch.compiler.is_compiling() and bool(allowed_B1TS.all())
-                ):
-                    mask_by_window[reaching] = additive(allowed_B1TS, dtype)
-        masks.append(mask_by_window[reaching])
+                if not _sees_everything(allowed_B1TS):
+                    mask_by_window[cut] = additive(allowed_B1TS, dtype)
+        masks.append(mask_by_window[cut])
     return masks
+
+
+def _sees_everything(allowed_B1TS: Tensor) -> bool:
+    """Whether one node on a CPU sees every key, and needs no mask; no device is waited for, and no graph broken."""
+    one_node = allowed_B1TS.shape[0] == allowed_B1TS.shape[2] == 1
+    if not one_node or allowed_B1TS.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return bool(allowed_B1TS.all())
 
 
 def use_own_attention(model: PreTrainedModel) -> None:
@@ -175,9 +178,8 @@ class Tape:
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Keep the state that comes in, and put the layer's mask at its place; the final norm (None) takes none."""
-        if (
-            boundary in self._boundaries
-        ):  # a family that norms its embeddings too comes to the norm twice: the last counts
+        # a family that norms its embeddings too comes to the norm twice: the last counts
+        if boundary in self._boundaries:
             self._states[boundary] = args[0] if args else kwargs["hidden_states"]
         if place is None or not self._masks:
             return None

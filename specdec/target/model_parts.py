@@ -144,7 +144,7 @@ def _kinds(family: str, config: Any) -> tuple[tuple[bool, ...], tuple[bool, ...]
     if foreign:
         raise ValueError(
             f"{family} cannot be a target: it has layers of type {', '.join(foreign)}; known are "
-            f"{', '.join(dict.fromkeys((*ATTENDS, *RECURRENT)))}"
+            f"{', '.join(dict.fromkeys((*ATTENDS, *RECURRENT, *NO_MIXER)))}"
         )
     sliding = tuple(ATTENDS.get(kind, False) and window is not None for kind in types)
     return (

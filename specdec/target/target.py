@@ -60,8 +60,8 @@ class Target:
         adapter: str | None = None,
         whole: bool = True,
     ) -> None:
-        # the fingerprint that parts alone have been told
         self.whole = whole
+        # the fingerprint of a target of which only parts are loaded
         self._known_as = None
         self.model = model.eval().requires_grad_(False)
         self.source = source

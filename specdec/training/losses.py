@@ -136,15 +136,16 @@ class SmoothL1(FeatureLoss):
     def check(self, spec: "DrafterSpec") -> None:
         """Raise ValueError unless the state stands where the target's post-final-norm state stands: read from it, fed
         back in its place, and read by the target's own head."""
-        wrong = {
-            "fusion LastLayer": spec.fusion.mixes or not spec.fusion.final_norm,
-            "norms.output=false": bool(spec.norms.output),
-            "head=target": spec.head != "target",
+        required = {
+            "fusion LastLayer": not spec.fusion.mixes and spec.fusion.final_norm,
+            "norms.output=false": not spec.norms.output,
+            "head=target": spec.head == "target",
         }
-        if any(wrong.values()):
+        missing = [setting for setting, holds in required.items() if not holds]
+        if missing:
             raise ValueError(
                 "loss SmoothL1 compares the drafter's state with the target's, and this design's state is in another "
-                f"space: set {', '.join(name for name, is_wrong in wrong.items() if is_wrong)}; or leave SmoothL1 out "
+                f"space: set {', '.join(missing)}; or leave SmoothL1 out "
                 "of model.loss"
             )
 

@@ -69,7 +69,11 @@ def noisy(noise: FeatureNoise, aux_BTNH: Tensor, batch: Batch, step: int, rank: 
 
 
 def generator_of(batch: Batch, step: int, rank: int, purpose: int = 0) -> Generator:
-    """The generator of a batch's random numbers; another ``purpose`` draws others."""
+    """Return the generator of a batch's random numbers.
+
+    Args:
+        purpose: another one draws other numbers; 0 is the noise on features.
+    """
     key = (torch.initial_seed(), step, rank, int(batch.ids_BT.sum()))
     seed = hash((*key, purpose) if purpose else key)
     return Generator(batch.ids_BT.device).manual_seed(seed % 2**63)
