@@ -127,7 +127,7 @@ class Chained(DraftingMode):
         h_BTH = drafter.fuse(aux_BTNH)
         # Every token is read once for all steps: step k reads x[t + 1 + k] at slot t, zeros behind the row's end.
         tokens_BRW = drafter.read(F.pad(ids_BT, (0, steps)), h_BTH.dtype)
-        mask_11W: Tensor | None = None
+        masks_BRW: Tensor | None = None
         previous: KeptSlots | None = None
         view = documents
         for k in range(steps):
@@ -141,14 +141,16 @@ class Chained(DraftingMode):
                 cache.narrow(place_BM)
             previous = slots
             # The token that follows the feature of step k, or a mask in its place.
+            read_BRW = tokens_BRW
             if self.reads_mask(k):
-                if mask_11W is None:
+                if masks_BRW is None:
                     mask_11W = drafter.read(self.masks(ids_BT[:1, :1]), h_BTH.dtype)
-                read_BTW = mask_11W.expand(*h_BTH.shape[:2], -1)
-            elif slots is None or k == 0:
-                read_BTW = tokens_BRW[:, 1 + k : 1 + k + T]
+                    masks_BRW = mask_11W.expand_as(tokens_BRW)
+                read_BRW = masks_BRW
+            if slots is None or k == 0:
+                read_BTW = read_BRW[:, 1 + k : 1 + k + T]
             else:
-                read_BTW = slots.take(tokens_BRW, 1 + k)
+                read_BTW = slots.take(read_BRW, 1 + k)
             step_view = view._replace(positions_BT=view.positions_BT + k)
             if recompute and torch.is_grad_enabled():
                 step = _recomputed(drafter, read_BTW, h_BTH, step_view, cache)
