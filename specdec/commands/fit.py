@@ -128,9 +128,11 @@ class DrafterCLI(LightningCLI):
         if shared:
             vars(self).update(shared)
             return
-        before = set(vars(self))
+        known_names = set(vars(self))
         super().setup_parser(*args)
-        shared.update({name: value for name, value in vars(self).items() if name not in before})
+        shared.update(
+            {name: value for name, value in vars(self).items() if name not in known_names}
+        )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beyond model, data and trainer."""
@@ -155,25 +157,25 @@ class DrafterCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """See that the strategy is one to train under; without a length a run is one epoch long."""
-        given = self.config.fit.trainer
-        check_numbers(TrainerNumbers, vars(given), "trainer.")
-        if isinstance(every := given.val_check_interval, str) and not re.fullmatch(
+        trainer = self.config.fit.trainer
+        check_numbers(TrainerNumbers, vars(trainer), "trainer.")
+        if isinstance(every := trainer.val_check_interval, str) and not re.fullmatch(
             r"\d+:\d\d:\d\d:\d\d", every
         ):
             raise ValueError(
                 f"trainer.val_check_interval must be a number or DD:HH:MM:SS, not {every!r:.60}"
             )
-        if str(given.devices).isdecimal() and int(given.devices) > (
+        if str(trainer.devices).isdecimal() and int(trainer.devices) > (
             most := max(8, 2 * (os.cpu_count() or 1))
         ):
             raise ValueError(
-                f"trainer.devices is {given.devices}: on one machine like this at most {most}"
+                f"trainer.devices is {trainer.devices}: on one machine like this at most {most}"
             )
-        strategy_kind(given.strategy)
-        if given.max_steps == -1 and given.max_epochs is None and given.max_time is None:
-            given.max_epochs = 1  # Lightning's own default is a thousand
-        if given.logger in (None, True):  # as Lightning says "the default"
-            given.logger = self._parser("fit").get_defaults().trainer.logger
+        strategy_kind(trainer.strategy)
+        if trainer.max_steps == -1 and trainer.max_epochs is None and trainer.max_time is None:
+            trainer.max_epochs = 1  # Lightning's own default is a thousand
+        if trainer.logger in (None, True):  # as Lightning says "the default"
+            trainer.logger = self._parser("fit").get_defaults().trainer.logger
 
     def instantiate_classes(self) -> None:
         """Choose the run directory, below which loggers write where their ``save_dir`` is relative; then build all."""
@@ -208,20 +210,20 @@ class DrafterCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose checkpoints are atomic and whose files all lie in the run directory; the loggers get the
         config as it is saved."""
-        given = self.config_init.fit.trainer
+        trainer = self.config_init.fit.trainer
         seed = self.config.fit.seed_everything
         out = self.out
-        given.default_root_dir = str(out)
+        trainer.default_root_dir = str(out)
         config = {
             key: value for key, value in parse_yaml(self.saved).items() if key not in OF_ONE_START
         }
         del config["trainer"]["logger"]  # names the logger's own run, which may go on
         self.model.save_hyperparameters(hyperparameters(config))
-        kwargs["plugins"] = [*_listed(given.plugins), AtomicCheckpointIO()]
+        kwargs["plugins"] = [*_listed(trainer.plugins), AtomicCheckpointIO()]
         key = torch.initial_seed() if seed is False else seed
         record = RunRecord(out, key, self.saved, provenance(seed=seed))
-        callbacks = [*_listed(given.callbacks), record, Throughput()]
-        if given.enable_progress_bar is not False:
+        callbacks = [*_listed(trainer.callbacks), record, Throughput()]
+        if trainer.enable_progress_bar is not False:
             callbacks.append(progress_callback())
             kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
         try:
@@ -234,25 +236,35 @@ class DrafterCLI(LightningCLI):
         """Say what the run has left, and the commands that go on with it."""
         if not self.trainer.is_global_zero:
             return
-        found = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
-        figures = [f"{name} {found[name]:.3f}" for name in CLOSING if name in found]
+        metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        figures = [f"{name} {metrics[name]:.3f}" for name in CLOSING if name in metrics]
         target = self.model.target_source
         drafter = str(self.out / "drafter")
-        given = ["--target", target.source]
+        arguments = ["--target", target.source]
         for field in dataclasses.fields(target)[1:]:
             if (value := getattr(target, field.name)) != field.default:
-                given += [
+                arguments += [
                     f"--target.{field.name}",
                     str(value).lower() if isinstance(value, bool) else str(value),
                 ]
-        given += ["--drafter", drafter, *flags()]
+        arguments += ["--drafter", drafter, *flags()]
         device = self.trainer.strategy.root_device.type
         on = [] if device == "cpu" else ["--device", device]
-        evaluate = ["specdec", "evaluate", *given, "--prompts", self._prompts(), *on]
-        export = ["specdec", "export", *given, "--out", str(self.out / "vllm"), "--format", "vllm"]
+        evaluate = ["specdec", "evaluate", *arguments, "--prompts", self._prompts(), *on]
+        export = [
+            "specdec",
+            "export",
+            *arguments,
+            "--out",
+            str(self.out / "vllm"),
+            "--format",
+            "vllm",
+        ]
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        best = next(each.best for each in callbacks if isinstance(each, RunRecord))
-        last = next(each.last for each in callbacks if isinstance(each, AcceptanceLength))
+        best = next(callback.best for callback in callbacks if isinstance(callback, RunRecord))
+        last = next(
+            callback.last for callback in callbacks if isinstance(callback, AcceptanceLength)
+        )
         if best is not None and last is not None:
             drafter += f"\n  best drafter   {self.out / BEST}\n  accepted       best: {best_and_last(best, last)}"
         log.info(
@@ -286,27 +298,27 @@ class DrafterCLI(LightningCLI):
     def _choose(self) -> Path:
         """The run directory, and the checkpoint with which it begins."""
         config = self.config.fit
-        given = config.get("ckpt_path")
-        if given == AUTO and config.out is None:
+        ckpt_path = config.get("ckpt_path")
+        if ckpt_path == AUTO and config.out is None:
             raise ValueError("--ckpt_path auto goes on with the run in --out: give --out RUN")
-        resumes = given == AUTO
-        if given is not None and config.out is not None:
-            resumes = resumes or Path(config.out).resolve() in Path(given).resolve().parents
+        resumes = ckpt_path == AUTO
+        if ckpt_path is not None and config.out is not None:
+            resumes = resumes or Path(config.out).resolve() in Path(ckpt_path).resolve().parents
         out = self.directory.choose(
             config.out, resumes, is_first(config.trainer.devices, config.trainer.num_nodes)
         )
         config.out = str(out)
-        if given is None:
+        if ckpt_path is None:
             return out
         if resumes:
             check_run(out)
         last = newest(out / "checkpoints")
-        begin = last if given == AUTO else Path(given)
+        begin = last if ckpt_path == AUTO else Path(ckpt_path)
         config.ckpt_path = None if begin is None else str(begin)
         if begin is None:
             log.info("%s: no checkpoint yet: training from the start", out)
             return out
-        if given != AUTO:
+        if ckpt_path != AUTO:
             verify(begin)
             if (
                 last is not None
@@ -318,7 +330,7 @@ class DrafterCLI(LightningCLI):
                 )
         changes = changed_settings(begin, parse_yaml(self._dumped()), config.allow_changes)
         if (
-            given == AUTO
+            ckpt_path == AUTO
             and (out / "DONE.json").exists()
             and not any(map(changes_numbers, changes))
         ):
@@ -329,10 +341,10 @@ class DrafterCLI(LightningCLI):
 
     def _saved(self) -> dict[str, Any]:
         """The config as it is saved: specdec's parts of the model by their names alone, so that files can move."""
-        given = self.config.fit.clone()
-        given.pop("config", None)
+        config_with_parts = self.config.fit.clone()
+        config_with_parts.pop("config", None)
         with writing():
-            config = parse_yaml(self._parser("fit").dump(given, skip_none=False))
+            config = parse_yaml(self._parser("fit").dump(config_with_parts, skip_none=False))
         optimizer = config["model"].pop("optimizer", None)  # AdamW is torch's name too
         config["model"] = normalize_config(config["model"]) | (
             {} if optimizer is None else {"optimizer": optimizer}
@@ -406,8 +418,8 @@ def run_fit(subcommand: str, args: list[str]) -> int:
 def _tell_how_to_go_on(directory: RunDirectory) -> None:
     config = None if directory.path is None else directory.path / "config.yaml"
     if config is not None and config.exists():
-        given = flags_for(load_yaml(read_yaml_text(config), config))
-        command = ["specdec", "fit", *given, "--config", str(config), "--ckpt_path", AUTO]
+        permissions = flags_for(load_yaml(read_yaml_text(config), config))
+        command = ["specdec", "fit", *permissions, "--config", str(config), "--ckpt_path", AUTO]
         log.info("interrupted; this goes on: %s", shlex.join(command))
 
 

@@ -252,10 +252,10 @@ def target_flops(model: Any, T: int) -> float:
     for name, weight in model.named_parameters():
         if weight.dim() < 2 or name.endswith("bias") or weight is embedding or weight is head:
             continue
-        before, routed, _ = name.partition(".experts.")
+        layer_name, routed, _ = name.partition(".experts.")
         # a token meets some of them; families stack all in one tensor, or name each
         if routed and chosen:
-            numbered = model.get_submodule(f"{before}.experts")
+            numbered = model.get_submodule(f"{layer_name}.experts")
             experts = len(numbered) if isinstance(numbered, nn.ModuleList) else len(weight)
             flops += 2 * weight.numel() * chosen / experts
         else:

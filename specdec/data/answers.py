@@ -79,7 +79,7 @@ class CallFrame:
 
     def split(self, text: str, tools: Tools = None) -> tuple[str, list[dict[str, Any]]]:
         """The text before the calls, and the calls; ValueError if what follows the opening is no call."""
-        before, opening, rest = text.partition(self.opening.strip())
+        said, opening, rest = text.partition(self.opening.strip())
         if not opening:
             return text, []
         calls = []
@@ -95,7 +95,7 @@ class CallFrame:
             rest = rest.removeprefix(self.following)
         if rest.strip() != self.closing.strip():
             raise ValueError("a tool call is not closed")
-        return before, calls
+        return said, calls
 
     def _arguments(self, text: str, strings: Collection[str]) -> tuple[dict[str, Any], str]:
         """The arguments at the beginning of a text, of which some are strings, and what follows them."""
@@ -106,11 +106,11 @@ class CallFrame:
         equals, comma = self.pair
         arguments = {}
         while True:
-            key, found, text = text.partition(equals)
+            key, separator, text = text.partition(equals)
             ends = [place for place in (text.find(comma), text.find(self.closing)) if place >= 0]
             if self.following is not None and (place := text.find(self.following)) >= 0:
                 ends.append(place)
-            if not found or not ends or not WORD.fullmatch(key):
+            if not separator or not ends or not WORD.fullmatch(key):
                 raise ValueError("a tool call's arguments do not end")
             value = text[: min(ends)]
             arguments[key] = value if key in strings else typed(value)

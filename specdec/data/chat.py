@@ -54,13 +54,13 @@ def read_conversations(
     """
     conversations: list[ChatConversation] = []
     times = Counter[str]()
-    for one in iter_conversations(patterns, layout, left_out):
-        name = one.id
+    for conversation in iter_conversations(patterns, layout, left_out):
+        name = conversation.id
         while times[name]:
-            times[one.id] += 1
-            name = f"{one.id}#{times[one.id]}"
+            times[conversation.id] += 1
+            name = f"{conversation.id}#{times[conversation.id]}"
         times[name] += 1
-        conversations.append(one._replace(id=name))
+        conversations.append(conversation._replace(id=name))
     return conversations
 
 

@@ -81,11 +81,11 @@ class Layout(NamedTuple):
 
     def fits(self, row: Values) -> bool:
         """Whether the row has the columns."""
-        return all(any(one in row for one in column.split("|")) for column in self.columns)
+        return all(any(name in row for name in column.split("|")) for column in self.columns)
 
     def unread(self, row: Values) -> list[str]:
         """The columns that are not read, where that matters."""
-        read = {one for column in self.columns for one in column.split("|")}
+        read = {name for column in self.columns for name in column.split("|")}
         return sorted(row.keys() - read - {"category", *SYSTEM, *ID_COLUMNS}) if self.exact else []
 
 
@@ -113,17 +113,17 @@ def recognise(
     for layout in preferred:
         if layout.fits(row):
             return layout
-    found = next((layout for layout in among if layout.fits(row)), None)
-    if found is None:
+    fitting = next((layout for layout in among if layout.fits(row)), None)
+    if fitting is None:
         columns = ", ".join(sorted(row)) or "none"
-        known = "; ".join(f"{one.name}: {one.needs}" for one in among)
+        known = "; ".join(f"{layout.name}: {layout.needs}" for layout in among)
         raise ValueError(f"{place}: its columns ({columns}) are of no known layout ({known})")
-    if unread := found.unread(row):
+    if unread := fitting.unread(row):
         raise ValueError(
-            f"{place}: {', '.join(unread)} may be a part of what is said, and {found.name} does not read it: drop it, "
-            f"or choose layout {found.name}"
+            f"{place}: {', '.join(unread)} may be a part of what is said, and {fitting.name} does not read it: drop it, "
+            f"or choose layout {fitting.name}"
         )
-    return found
+    return fitting
 
 
 def parse_json_field(value: Any, what: str) -> Any:
@@ -362,7 +362,7 @@ def _text(row: Values, key: str, place: str) -> str:
 
 def _texts(row: Values, key: str, place: str) -> list[str]:
     texts = row[key]
-    if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{place}: {key!r} must be a list of at least one string")
     return texts
 
@@ -403,9 +403,9 @@ def _instruction(row: Values, place: str, before: str = "\n\n") -> str:
 
 def _open_messages(row: Values, place: str) -> Question:
     messages = _turns("messages")(row, place)
-    for number, one in enumerate(messages, 1):
-        if one.keys() != {"role", "content"}:
-            more = f"it has {', '.join(sorted(one))}"
+    for number, message in enumerate(messages, 1):
+        if message.keys() != {"role", "content"}:
+            more = f"it has {', '.join(sorted(message))}"
             raise ValueError(
                 f"{place}: message {number} must have role and content and nothing else; {more}"
             )
@@ -413,8 +413,8 @@ def _open_messages(row: Values, place: str) -> Question:
         raise ValueError(
             f"{place}: messages must end with a user turn to be answered, not {messages[-1]['role']}"
         )
-    for number, (one, two) in enumerate(itertools.pairwise(messages), 1):
-        if one["role"] == two["role"] == "user":
+    for number, (message, following) in enumerate(itertools.pairwise(messages), 1):
+        if message["role"] == following["role"] == "user":
             raise ValueError(
                 f"{place}: messages {number} and {number + 1} are both the user's, and the first is not answered: give "
                 "turns that the target is to answer one after the other as `turns`, a list of strings"
@@ -425,8 +425,10 @@ def _open_messages(row: Values, place: str) -> Question:
 def _speed_bench(row: Values, place: str) -> Question:
     """The user's turns; a conversation that somebody else answers too is read as any other."""
     messages = _turns("messages")(row, place)
-    if all(one.keys() == {"role", "content"} and one["role"] == "user" for one in messages):
-        return Question(turns=[one["content"] for one in messages])
+    if all(
+        message.keys() == {"role", "content"} and message["role"] == "user" for message in messages
+    ):
+        return Question(turns=[message["content"] for message in messages])
     return _open_messages(row, place)
 
 

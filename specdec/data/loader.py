@@ -241,12 +241,12 @@ class ResumableLoader:
     @functools.cached_property
     def _content(self) -> str:
         """Hash of ids, masks and documents; all of it is read once."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for column in self.rows:
-            found.update(f"{column.dtype} {list(column.shape)}\n".encode())
+            digest.update(f"{column.dtype} {list(column.shape)}\n".encode())
             for rows in column.split(1 << 12):
-                found.update(rows.contiguous().numpy())
-        return found.hexdigest()[:16]
+                digest.update(rows.contiguous().numpy())
+        return digest.hexdigest()[:16]
 
     def state_dict(self) -> dict[str, Any]:
         """The place, and what the order of batches depends on; the same on every process."""

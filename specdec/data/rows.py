@@ -33,12 +33,12 @@ class DataRow(NamedTuple):
     @property
     def own_id(self) -> str | None:
         """The id that the row brings, if it does; ValueError if that is neither a string nor an integer."""
-        found = next((self.values[key] for key in ID_COLUMNS if key in self.values), None)
-        if isinstance(found, bool) or not isinstance(found, str | int | None):
+        row_id = next((self.values[key] for key in ID_COLUMNS if key in self.values), None)
+        if isinstance(row_id, bool) or not isinstance(row_id, str | int | None):
             raise ValueError(
-                f"{self.place}: the id must be a string or an integer, not {type(found).__name__}"
+                f"{self.place}: the id must be a string or an integer, not {type(row_id).__name__}"
             )
-        return None if found is None else str(found)
+        return None if row_id is None else str(row_id)
 
 
 def find_sources(patterns: str | Sequence[str]) -> list[str]:
@@ -47,11 +47,11 @@ def find_sources(patterns: str | Sequence[str]) -> list[str]:
     Raises:
         ValueError: nothing is named, a file is missing or is a directory, or a glob matches no file.
     """
-    found: dict[str, None] = {}
+    sources: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         path = Path(pattern)
         if pattern.startswith(HUB) or path.is_file() or _is_saved(path):
-            found[pattern] = None
+            sources[pattern] = None
         elif path.is_dir():
             raise ValueError(
                 f"{pattern}: is a directory; name its files with a glob such as {pattern}/**/*.txt"
@@ -63,12 +63,12 @@ def find_sources(patterns: str | Sequence[str]) -> list[str]:
             if not matches:
                 what = "no file matches" if glob.has_magic(pattern) else "no such file"
                 raise ValueError(f"{pattern}: {what}; correct it or the working directory")
-            found |= dict.fromkeys(matches)
-    if not found:
+            sources |= dict.fromkeys(matches)
+    if not sources:
         raise ValueError(
             "no data files are named: give at least one path, glob or hub:REPOSITORY:CONFIG:SPLIT"
         )
-    return list(found)
+    return list(sources)
 
 
 def warn_of_overlap(train: Sequence[str], val: Sequence[str]) -> None:
@@ -111,13 +111,13 @@ def read_rows(
     """
     for where, value in _values(source):
         try:
-            made = of(_row(value, f"{source}, {where}", where.replace(" ", "-")))
+            content = of(_row(value, f"{source}, {where}", where.replace(" ", "-")))
         except ValueError as error:
             if left_out is None:
                 raise
             left_out.append(str(error))
         else:
-            yield made
+            yield content
 
 
 def read_text(path: Path) -> str:
@@ -203,12 +203,12 @@ def hub_fingerprint(source: str) -> str:
 
 
 def _hub_name(source: str) -> tuple[str, str | None, str, str]:
-    found = HUB_NAME.fullmatch(source)
-    if not found:
+    match = HUB_NAME.fullmatch(source)
+    if not match:
         raise ValueError(
             f"{source}: write hub:REPOSITORY:CONFIG:SPLIT, as hub:openai/gsm8k:main:test"
         )
-    return found[1], found[2], found[3], found[4]
+    return match[1], match[2], match[3], match[4]
 
 
 def _values(source: str) -> Iterator[tuple[str, Any]]:
@@ -252,16 +252,16 @@ def _stored_rows(path: Path) -> Iterable[dict[str, Any]]:
         if path.is_dir():
             from datasets import DatasetDict, load_from_disk
 
-            found = load_from_disk(str(path))
+            stored = load_from_disk(str(path))
         else:
             return _table_rows(path)
     except READING as error:
         raise _unreadable(path, error) from error
-    if isinstance(found, DatasetDict):
+    if isinstance(stored, DatasetDict):
         raise ValueError(
-            f"{path}: holds the splits {', '.join(found)}: name one of the folders in it"
+            f"{path}: holds the splits {', '.join(stored)}: name one of the folders in it"
         )
-    return found
+    return stored
 
 
 def _table_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -95,8 +95,10 @@ def taps(setup: SetUp) -> Iterator[Finding]:
 
 def _boundary(b: int, ours: list[Tensor], states: list[list[Tensor]], allowed: float) -> Finding:
     """Check that a boundary's states are the model's own, and not another boundary's."""
-    own = {layer: [document[layer] for document in states] for layer in range(len(states[0]))}
-    difference = compare_boundary(b, ours, own)
+    states_by_layer = {
+        layer: [document[layer] for document in states] for layer in range(len(states[0]))
+    }
+    difference = compare_boundary(b, ours, states_by_layer)
     worst = difference.error
     nearest = difference.nearest
     what = (

@@ -93,13 +93,13 @@ class Contract:
         N = len(self.layers) if boundaries is None else boundaries
         H = self.hidden_size
         dtype = DTYPES[self.dtype]
-        found = {"aux_PNH": Column((N, H), dtype), "final_PH": Column((H,), dtype)}
+        columns = {"aux_PNH": Column((N, H), dtype), "final_PH": Column((H,), dtype)}
         if dtype in SCALED:
-            found |= {
+            columns |= {
                 "aux_scale_PN": Column((N,), torch.float32),
                 "final_scale_P": Column((), torch.float32),
             }
-        return found
+        return columns
 
     def empty(self, R: int) -> list[Tensor]:
         """Columns of a row of R tokens, yet to be filled."""
@@ -176,8 +176,8 @@ def described(data: TokenData) -> dict[str, Any]:
     names = [
         name for name in inspect.signature(type(data).__init__).parameters if name not in INCIDENTAL
     ]
-    found = {name: vars(data)[name] for name in names if name in vars(data)}
-    return json.loads(json.dumps(found | {"class": class_name(type(data))}, default=_plain))
+    arguments = {name: vars(data)[name] for name in names if name in vars(data)}
+    return json.loads(json.dumps(arguments | {"class": class_name(type(data))}, default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -301,10 +301,10 @@ class RowPlace(NamedTuple):
 
 def crc32(*columns: Tensor) -> int:
     """Of their bytes, one after another: 4 GB a second, where SHA-256 takes in two."""
-    found = 0
+    checksum = 0
     for column in columns:
-        found = zlib.crc32(raw(column).data, found)
-    return found
+        checksum = zlib.crc32(raw(column).data, checksum)
+    return checksum
 
 
 def raw(column: Tensor) -> npt.NDArray[np.uint8]:
@@ -331,10 +331,10 @@ def shard_rows(path: Path, columns: Mapping[str, Column]) -> dict[bytes, RowPlac
             places = [
                 RowPlace(
                     path,
-                    tuple(at + before * size for at, size in zip(starts, sizes, strict=True)),
+                    tuple(at + first * size for at, size in zip(starts, sizes, strict=True)),
                     crc,
                 )
-                for before, crc in zip(before_E, crcs_E.tolist(), strict=True)
+                for first, crc in zip(before_E, crcs_E.tolist(), strict=True)
             ]
             return dict(zip(map(bytes, keys.numpy()), places, strict=True))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
@@ -409,21 +409,21 @@ class FeatureStore:
         stored = self.contract.columns()
         in_order = [*taps] == [*range(len(self.contract.layers))]  # all boundaries: no copy
         by_boundary = [name.startswith("aux") for name in stored]
-        found = [
+        buffers = [
             there.new_empty(R, *column.shape)
             if some and not (in_order and there.shape[1:] == column.shape)
             else there[:R]
             for there, column, some in zip(columns, stored.values(), by_boundary, strict=True)
         ]
         with explained(path), path.open("rb", buffering=0) as file:
-            for start, column in zip(place.starts, found, strict=True):
+            for start, column in zip(place.starts, buffers, strict=True):
                 file.seek(start)
                 if column.numel() and file.readinto(raw(column).data) != column.nbytes:
                     raise ValueError(f"{path}: it is cut off: {REMEDY}")
-        if crc32(*found) != place.crc32:
+        if crc32(*buffers) != place.crc32:
             raise ValueError(
                 f"{path}: a row's CRC-32 is not the one that was written with it: {REMEDY}"
             )
-        for there, column in zip(columns, found, strict=True):
+        for there, column in zip(columns, buffers, strict=True):
             for n, tap in enumerate(taps if there.data_ptr() != column.data_ptr() else ()):
                 there[:R, n] = column[:, tap]
