@@ -24,9 +24,9 @@ from specdec.data import TokenData
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.model import skeleton_of
 from specdec.features import Streamed
+from specdec.features.contract import DTYPES as STORED
+from specdec.features.contract import SCALED
 from specdec.features.source import Features
-from specdec.features.store import DTYPES as STORED
-from specdec.features.store import SCALED
 from specdec.target import TargetSource
 from specdec.target.loading import DTYPES, named_parts, skeleton
 from specdec.training.distributed import strategy_kind

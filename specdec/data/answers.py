@@ -24,7 +24,7 @@ from specdec.data.form import (
     call_message,
     trial_tools,
 )
-from specdec.data.layouts import Message
+from specdec.data.messages import Message
 from specdec.data.rendering import ChatTemplateError
 from specdec.data.said import TurnError
 

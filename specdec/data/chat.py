@@ -23,9 +23,9 @@ from specdec.data.layouts import (
     UNREAD_COLUMNS,
     ChatConversation,
     layouts_named,
-    parse_json_field,
     recognise,
 )
+from specdec.data.messages import parse_json_field
 from specdec.data.rows import DataRow, find_sources, read_rows
 from specdec.data.shapes import Shapes
 from specdec.data.template import Rendered, check_tokenizer, template_of

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specdec.data.layouts import THOUGHT_KEYS, Message
+from specdec.data.messages import THOUGHT_KEYS, Message
 from specdec.data.rendering import ChatTemplateError, Renderer
 
 Tools = Sequence[dict[str, Any]] | None

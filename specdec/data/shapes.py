@@ -19,7 +19,8 @@ from typing import NamedTuple, cast
 import jinja2
 from jinja2 import nodes
 
-from specdec.data.layouts import ChatConversation, Message
+from specdec.data.layouts import ChatConversation
+from specdec.data.messages import Message
 from specdec.data.rendering import ChatTemplateError
 from specdec.data.surroundings import Switches
 from specdec.data.template import XML_END, Rendered, Template, TextSpan

@@ -19,7 +19,7 @@ from specdec.data.form import (
     call_message,
     trial_tools,
 )
-from specdec.data.layouts import Message
+from specdec.data.messages import Message
 from specdec.data.rendering import ChatTemplateError, Renderer
 
 FOLLOWING = "Zyfollowing"  # a question after an answer

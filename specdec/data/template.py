@@ -24,7 +24,7 @@ from specdec.data.form import (
     find_form,
     thought_and_text,
 )
-from specdec.data.layouts import Message
+from specdec.data.messages import Message
 from specdec.data.prefix import text_prefix, undoubled
 from specdec.data.rendering import ChatTemplateError, Renderer, template_digest
 from specdec.data.said import REMEDY, TurnError, check_context, check_turn

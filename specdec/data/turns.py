@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from specdec.data.form import Tools, thought_and_text
-from specdec.data.layouts import ChatConversation, Message
+from specdec.data.layouts import ChatConversation
+from specdec.data.messages import Message
 from specdec.data.rendering import ChatTemplateError
 from specdec.data.said import TurnError, arguments_of, calls_stand, stands
 from specdec.data.template import Rendered, Template

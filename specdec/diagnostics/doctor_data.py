@@ -28,8 +28,8 @@ from specdec.diagnostics.doctor_setup import (
 )
 from specdec.drafter import most_frequent_ids
 from specdec.embedded.corpus import EmbeddedData
+from specdec.features.contract import DTYPES
 from specdec.features.source import CachedSource
-from specdec.features.store import DTYPES
 from specdec.nn.view import View
 from specdec.target.rounding import compare_boundary, median_error, own_states
 from specdec.training.step import target_outputs

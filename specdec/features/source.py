@@ -15,15 +15,8 @@ import torch
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.features.store import (
-    DTYPES,
-    Contract,
-    FeatureStore,
-    PackedRow,
-    described,
-    each_row,
-    packed_rows,
-)
+from specdec.features.contract import DTYPES, Contract, described
+from specdec.features.store import FeatureStore, PackedRow, each_row, packed_rows
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 from specdec.target.rounding import compare_boundary, median_error, own_states

@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specdec.features.contract import Contract
 from specdec.features.store import (
     INDEX,
     UNFINISHED,
-    Contract,
     FeatureIndex,
     PackedRow,
     ShardEntry,

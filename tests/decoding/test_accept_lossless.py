@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import Accepted, Block, DraftTree, OneHot, Rule, WithoutReplacement
+from specdec.decoding.accept import (
+    Accepted,
+    BlockVerification,
+    DraftTree,
+    OneHot,
+    Rule,
+    WithoutReplacement,
+)
 from specdec.decoding.sampling import AcceptanceNoise, LogitsProcessor
 from tests.decoding.enumeration import (
     CHAIN,
@@ -39,12 +46,19 @@ def test_a_block_is_judged_as_one(drafts: int) -> None:
     parents = [0, *range(drafts)]
     assert (
         max(
-            error(Block(), random_world(seed, drafts + 1, 3, (0, 2)), parents, "distinct")
+            error(
+                BlockVerification(), random_world(seed, drafts + 1, 3, (0, 2)), parents, "distinct"
+            )
             for seed in range(3)
         )
         < 1e-12
     )
-    assert max(error(Block(), world, CHAIN, "distinct") for world in hard_worlds().values()) < 1e-12
+    assert (
+        max(
+            error(BlockVerification(), world, CHAIN, "distinct") for world in hard_worlds().values()
+        )
+        < 1e-12
+    )
 
 
 def test_a_block_accepts_more_than_draft_by_draft() -> None:
@@ -56,7 +70,7 @@ def test_a_block_accepts_more_than_draft_by_draft() -> None:
     noise = AcceptanceNoise(coins_MN, torch.ones(*p_MNV.shape, dtype=torch.float64))
     block, drafts_alone = (
         float(rule.accept(drafts, p_MNV, noise).path_BN.double().sum(1).mean())
-        for rule in (Block(), WithoutReplacement())
+        for rule in (BlockVerification(), WithoutReplacement())
     )
     assert block > drafts_alone + 0.02
 
