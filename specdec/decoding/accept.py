@@ -211,7 +211,7 @@ class WithoutReplacement(Rule):
 
 
 @dataclass(frozen=True)
-class BlockVerification(WithoutReplacement):
+class Block(WithoutReplacement):
     """Block verification (https://arxiv.org/abs/2403.10444): drawn drafts of a chain, judged together.
 
     Lossless, and of all such rules it accepts most on average: a draft that the target likes less than the drafter does
@@ -252,7 +252,7 @@ class BlockVerification(WithoutReplacement):
 
 RULES: dict[str, Rule] = {
     "greedy": Greedy(), "auto": OneHot(), "one_hot": OneHot(), "without_replacement": WithoutReplacement(),
-    "block": BlockVerification(),
+    "block": Block(),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.decoding.accept import (
     Accepted,
-    BlockVerification,
+    Block,
     DraftTree,
     OneHot,
     Rule,
@@ -46,19 +46,12 @@ def test_a_block_is_judged_as_one(drafts: int) -> None:
     parents = [0, *range(drafts)]
     assert (
         max(
-            error(
-                BlockVerification(), random_world(seed, drafts + 1, 3, (0, 2)), parents, "distinct"
-            )
+            error(Block(), random_world(seed, drafts + 1, 3, (0, 2)), parents, "distinct")
             for seed in range(3)
         )
         < 1e-12
     )
-    assert (
-        max(
-            error(BlockVerification(), world, CHAIN, "distinct") for world in hard_worlds().values()
-        )
-        < 1e-12
-    )
+    assert max(error(Block(), world, CHAIN, "distinct") for world in hard_worlds().values()) < 1e-12
 
 
 def test_a_block_accepts_more_than_draft_by_draft() -> None:
@@ -70,7 +63,7 @@ def test_a_block_accepts_more_than_draft_by_draft() -> None:
     noise = AcceptanceNoise(coins_MN, torch.ones(*p_MNV.shape, dtype=torch.float64))
     block, drafts_alone = (
         float(rule.accept(drafts, p_MNV, noise).path_BN.double().sum(1).mean())
-        for rule in (BlockVerification(), WithoutReplacement())
+        for rule in (Block(), WithoutReplacement())
     )
     assert block > drafts_alone + 0.02
 
