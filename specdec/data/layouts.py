@@ -51,34 +51,34 @@ class Question(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How rows with certain columns are read."""
+    """A way to read rows that have certain columns."""
 
     name: str
     columns: tuple[str, ...]  # all of them must be in a row; of ``a|b`` one
     read: Callable[[Values, str], Any]
-    """Of a row and its place: messages of a training row, a :class:`Question` of a prompt. It raises a ValueError that
-    names the place and the column where the row is malformed."""
+    """Reads a row that has a place: returns messages of a training row, a :class:`Question` of a prompt. It raises a
+    ValueError that names the place and the column where the row is malformed."""
     category: str | None = None  # of prompts that bring none
     # a row with a further column, which may belong to the text, is refused unless by name
     exact: bool = False
 
     @property
     def needs(self) -> str:
-        """For messages: the columns."""
+        """The columns in words, for messages."""
         return ", ".join(column.replace("|", " or ") for column in self.columns)
 
     def fits(self, row: Values) -> bool:
-        """Whether the row has the columns."""
+        """Return whether the row has the columns."""
         return all(any(name in row for name in column.split("|")) for column in self.columns)
 
     def unread(self, row: Values) -> list[str]:
-        """The columns that are not read, where that matters."""
+        """Return the columns that are not read, where that matters."""
         read = {name for column in self.columns for name in column.split("|")}
         return sorted(row.keys() - read - {"category", *SYSTEM, *ID_COLUMNS}) if self.exact else []
 
 
 def layouts_named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]:
-    """Layouts by their names.
+    """Return layouts by their names.
 
     Raises:
         ValueError: a name is unknown.
@@ -93,7 +93,7 @@ def layouts_named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]
 def recognise(
     row: Values, place: str, among: Sequence[Layout], preferred: Sequence[Layout] = ()
 ) -> Layout:
-    """The first layout whose columns the row has; those that were chosen by name come first.
+    """Return the first layout whose columns the row has; those that were chosen by name come first.
 
     Raises:
         ValueError: none fits, or it would leave a column unread that may belong to the text.
@@ -115,7 +115,7 @@ def recognise(
 
 
 def _turns(key: str) -> Callable[[Values, str], list[Message]]:
-    """Of a column of turns, behind the system prompt if that has a column of its own."""
+    """Return what reads messages from a column of turns, behind the system prompt if that has a column of its own."""
 
     def read(row: Values, place: str) -> list[Message]:
         turns = row[key]
@@ -151,7 +151,7 @@ def _one_of(row: Values, columns: str, place: str) -> str:
 
 
 def _with_system(row: Values, messages: list[Message], place: str) -> list[Message]:
-    """The messages behind the system prompt that stands in a column of its own, if one does."""
+    """Return the messages behind the system prompt that stands in a column of its own, if one does."""
     key = next((key for key in SYSTEM if key in row), None)
     if key is None or not _text(row, key, place):
         return messages
@@ -170,7 +170,7 @@ def _exchange(row: Values, question: str, answer: str, place: str) -> list[Messa
 
 
 def _instruction(row: Values, place: str, before: str = "\n\n") -> str:
-    """An instruction and, after a blank line, its input, if it has one."""
+    """Return an instruction and, after a blank line, its input, if it has one."""
     more = before + _text(row, "input", place) if row.get("input", "") != "" else ""
     return _text(row, "instruction", place) + more
 
@@ -197,7 +197,7 @@ def _open_messages(row: Values, place: str) -> Question:
 
 
 def _speed_bench(row: Values, place: str) -> Question:
-    """The user's turns; a conversation that somebody else answers too is read as any other."""
+    """Return the user's turns; a conversation that somebody else answers too is read as any other."""
     messages = _turns("messages")(row, place)
     if all(
         message.keys() == {"role", "content"} and message["role"] == "user" for message in messages
@@ -224,7 +224,7 @@ def _turn_of(key: str, before: str = "", after: str = "") -> Callable[[Values, s
 
 
 def _program(row: Values, place: str) -> Question:
-    """A programming problem of LiveCodeBench, with the code to begin with if there is some."""
+    """Return a programming problem of LiveCodeBench, with the code to begin with if there is some."""
     begin = row.get("starter_code", "") and _text(row, "starter_code", place)
     form = (
         "Use the following code structure" if begin else "Write your code in the following format"

@@ -18,7 +18,11 @@ UNREAD_KEYS = ("prefix", "partial", "reasoning_details", "thoughts", "audio")
 
 
 def parse_json_field(value: Any, what: str) -> Any:
-    """The value of a string of JSON; what is no string as it is. ValueError, naming ``what``, if it is not JSON."""
+    """Return the value of a string of JSON, or what is no string as it is.
+
+    Raises:
+        ValueError: it is not JSON; the message begins with ``what``.
+    """
     if not isinstance(value, str):
         return value
     try:
@@ -28,7 +32,7 @@ def parse_json_field(value: Any, what: str) -> Any:
 
 
 def as_message(turn: Any, place: str = "message") -> Message:
-    """A turn as a message: a text, a thought, tool calls, each under one name whatever the row calls it.
+    """Return a turn as a message: a text, a thought, tool calls, each under one name whatever the row calls it.
 
     Further keys are the template's to read.
     """
@@ -70,7 +74,7 @@ def as_message(turn: Any, place: str = "message") -> Message:
 
 
 def _content(content: Any, place: str, may_be_missing: bool) -> str:
-    """A message's text; of a list of parts, the texts one after another."""
+    """Return a message's text, or the texts of its parts one after another."""
     if content is None and may_be_missing:
         return ""
     if isinstance(content, list):
@@ -87,7 +91,7 @@ def _content(content: Any, place: str, may_be_missing: bool) -> str:
 
 
 def _part(part: Any, place: str) -> str:
-    """The text of a part of a message; ValueError if it is an image or another part without text."""
+    """Return the text of a part of a message; raise ValueError if it is an image or another part without text."""
     kind = part.get("type", "text") if isinstance(part, dict) else "text"
     text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else part
     if kind not in TEXT_PARTS or not isinstance(text, str):
@@ -138,7 +142,7 @@ def _name_thought(message: Message, place: str) -> None:
 
 
 def _weight(message: Message, place: str) -> int | None:
-    """Whether a message is learned, 0 or 1, by whichever of :data:`WEIGHT_KEYS` it has; None if it has none."""
+    """Return whether a message is learned, 0 or 1, by whichever of :data:`WEIGHT_KEYS` it has, or None."""
     weights = {message.pop(key) for key in WEIGHT_KEYS if key in message}
     if not weights:
         return None
@@ -160,7 +164,7 @@ def _are_ids(ids: Any) -> bool:
 
 
 def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
-    """Calls as OpenAI has them; the arguments stay an object, or a string of JSON that holds one."""
+    """Return calls as OpenAI has them; the arguments stay an object, or a string of JSON that holds one."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ValueError(f"{place}: 'tool_calls' must be a list of objects")
     out = []
@@ -190,7 +194,7 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
 
 
 def _check_json(text: str, what: str) -> None:
-    """Refuse JSON that says something else once it is read: a key that comes twice, or a number that is none."""
+    """Raise ValueError for JSON that reads otherwise than it says: a key comes twice, or a number is none."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in items}) < len(items):
@@ -207,7 +211,7 @@ def _check_json(text: str, what: str) -> None:
 
 
 def ordered_results(messages: list[Message], place: str) -> list[Message]:
-    """Messages in which the results of tools stand in the order of the calls that they answer, where ids say so."""
+    """Return messages with the results of tools in the order of the calls that they answer, where ids say so."""
     out: list[Message] = []
     ids: list[Any] = []  # of the calls before
     results: list[Message] = []

@@ -54,12 +54,12 @@ class SourceData(TokenData):
 
     @property
     def sources(self) -> list[MixSource]:
-        """Of the training data; a single one has no name where it was given as plain paths."""
+        """The sources of the training data; a single one has no name where it was given as plain paths."""
         return read_mix(self.train, "data.train")
 
     @property
     def validation_sources(self) -> list[MixSource] | None:
-        """Of the validation data; None where it is a part of the training data."""
+        """The sources of the validation data; None where it is a part of the training data."""
         return None if self.val is None else read_mix(self.val, "data.val")
 
     @property
@@ -69,23 +69,23 @@ class SourceData(TokenData):
 
     @property
     def rows_of(self) -> partial[Iterator[Batch]]:
-        """How documents are packed."""
+        """The function that packs documents."""
         raise NotImplementedError
 
     def encoded(self, patterns: list[str], tokenizer: Any) -> Encoded:
-        """Every document of the files, as tokens."""
+        """Return every document of the files, as tokens."""
         raise NotImplementedError
 
     def place(self, patterns: list[str], number: int) -> str:
-        """Where the conversation or text of that number stands."""
+        """Return where the conversation or text of that number stands."""
         raise NotImplementedError
 
     def usable(self, documents: Encoded, name: str) -> Encoded:
-        """The documents that can be trained on."""
+        """Return the documents that can be trained on."""
         return documents
 
     def parts(self, tokenizer: Any) -> dict[str, list[SourceDocuments]]:
-        """Every document by source, of ``train`` and ``validation``, those that cannot be used included.
+        """Return every document by source, of ``train`` and ``validation``, those that cannot be used included.
 
         Raises:
             ValueError: a source is missing, broken or too small to be split.
@@ -140,7 +140,7 @@ class SourceData(TokenData):
         return self._parts
 
     def documents(self, tokenizer: Any) -> tuple[Sequence[Document], Sequence[Document]]:
-        """(training, validation) documents that can be trained on, source by source."""
+        """Return (training, validation) documents that can be trained on, source by source."""
         train, validation = (
             parts[0].documents
             if len(parts) == 1
@@ -150,11 +150,11 @@ class SourceData(TokenData):
         return train, validation
 
     def pack(self, documents: Sequence[Document]) -> Batch:
-        """All documents as rows of ``seq_len`` tokens."""
+        """Return all documents as rows of ``seq_len`` tokens."""
         return packed([documents], self.rows_of).rows
 
     def packed(self, tokenizer: Any) -> Splits:
-        """The documents as rows, packed source by source."""
+        """Return the documents as rows, packed source by source."""
         if not any(source.name for source in [*self.sources, *(self.validation_sources or ())]):
             return super().packed(tokenizer)
         splits = self._usable(tokenizer)
@@ -175,7 +175,7 @@ class SourceData(TokenData):
         return Splits(train.rows, validation.rows)
 
     def place_of(self, split: str, vocab_size: int) -> str:
-        """For a message: where the first id stands that is outside the vocabulary."""
+        """Return, for a message, where the first id stands that is outside the vocabulary."""
         for source, documents in self._parts.get(split, ()):
             for index, number in enumerate(documents.column("conversations").tolist()):
                 ids, _ = documents.arrays(index)
@@ -207,11 +207,11 @@ class TextData(SourceData):
 
     @property
     def rows_of(self) -> partial[Iterator[Batch]]:
-        """Texts one after another; each, and what goes on in the next row, begins with the prefix."""
+        """Packs texts one after another; each, and what goes on in the next row, begins with the prefix."""
         return partial(stream_rows, seq_len=self.seq_len, prefix=self.prefix)
 
     def encoded(self, patterns: list[str], tokenizer: Any) -> Encoded:
-        """Every text as tokens, from specdec's cache if it has them."""
+        """Return every text as tokens, from specdec's cache if it has them."""
         with tokenizing():
             self.prefix = text_prefix(tokenizer)
         determined_by = ["text", *determinants(patterns, None, "refuse", tokenizer, 0)]
@@ -219,7 +219,7 @@ class TextData(SourceData):
         return cached(determined_by, lambda: encode_texts(texts, tokenizer), "document")
 
     def place(self, patterns: list[str], number: int) -> str:
-        """Where the text of that number stands."""
+        """Return where the text of that number stands."""
         return next(itertools.islice(iter_texts(patterns), number, None)).place
 
 
@@ -253,15 +253,15 @@ class ChatData(SourceData):
 
     @property
     def rows_of(self) -> partial[Iterator[Batch]]:
-        """As many whole conversations to a row as fit."""
+        """Packs as many whole conversations into a row as fit."""
         return partial(whole_rows, seq_len=self.seq_len)
 
     def usable(self, documents: Encoded, name: str) -> Encoded:
-        """Those that have a supervised token."""
+        """Return those that have a supervised token."""
         return documents.usable(self.seq_len, name)
 
     def encoded(self, patterns: list[str], tokenizer: Any) -> Encoded:
-        """Every conversation as tokens, from specdec's cache if it has them."""
+        """Return every conversation as tokens, from specdec's cache if it has them."""
         check_tokenizer(tokenizer)
 
         report = Report()
@@ -280,7 +280,7 @@ class ChatData(SourceData):
         return encoded
 
     def place(self, patterns: list[str], number: int) -> str:
-        """Where the conversation of that number stands."""
+        """Return where the conversation of that number stands."""
         left_out: list[str] | None = [] if self.broken == "drop" else None
         return next(
             itertools.islice(iter_conversations(patterns, self.layout, left_out), number, None)

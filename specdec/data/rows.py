@@ -42,7 +42,7 @@ class DataRow(NamedTuple):
 
 
 def find_sources(patterns: str | Sequence[str]) -> list[str]:
-    """Files and names on the Hub, each once, in the order given; globs are sorted.
+    """Return files and names on the Hub, each once, in the order given; globs are sorted.
 
     Raises:
         ValueError: nothing is named, a file is missing or is a directory, or a glob matches no file.
@@ -78,26 +78,27 @@ def warn_of_overlap(train: Sequence[str], val: Sequence[str]) -> None:
 
 
 def has_rows(source: str) -> bool:
-    """Whether a source holds rows; any other file is plain text."""
+    """Return whether a source holds rows; any other file is plain text."""
     path = Path(source)
     return source.startswith(HUB) or _is_saved(path) or path.suffix.lower() in ROW_FILES
 
 
 def _is_saved(path: Path) -> bool:
-    """Whether it is a folder that ``save_to_disk`` made, of a data set or of several splits."""
+    """Return whether it is a folder that ``save_to_disk`` made, of a data set or of several splits."""
     return any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
 
 
 def stem(source: str) -> str:
-    """A short name for a source: a file's without its suffix, a repository's without its owner."""
+    """Return a short name for a source: a file's without its suffix, a repository's without its owner."""
     return _hub_name(source)[0].rpartition("/")[2] if source.startswith(HUB) else Path(source).stem
 
 
 def read_rows(
     source: str, of: Callable[[DataRow], Any] = lambda row: row, left_out: list[str] | None = None
 ) -> Iterator[Any]:
-    """What ``of`` makes of every row, by default the row: of a file, ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, or a
-    folder that ``Dataset.save_to_disk`` made.
+    """Yield what ``of`` makes of every row, by default the row.
+
+    The source is a file, ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, or a folder that ``Dataset.save_to_disk`` made.
 
     A ``.jsonl``, ``.ndjson`` or ``.jsonlines`` file has an object on every line, a ``.json`` file is a list of rows,
     ``.parquet`` is a table; any other file is plain text, a ``prompt`` on every line that is not blank. A split may be
@@ -188,7 +189,7 @@ def hub_rows(source: str) -> Any:
 
 
 def contents_of(source: str) -> Any:
-    """What changes with the data of a source, wherever it lies, JSON-ready; ValueError if it cannot be read."""
+    """Return what changes with a source's data, wherever it lies, JSON-ready; raise ValueError if it is unreadable."""
     path = Path(source)
     if source.startswith(HUB):
         return hub_fingerprint(source)
@@ -198,7 +199,7 @@ def contents_of(source: str) -> Any:
 
 
 def hub_fingerprint(source: str) -> str:
-    """What changes with the data of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``; ValueError as of :func:`hub_rows`."""
+    """Return what changes with a split's data on the Hub; errors are those of :func:`hub_rows`."""
     return str(hub_rows(source)._fingerprint)
 
 

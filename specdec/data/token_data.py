@@ -64,11 +64,11 @@ class TokenData(pl.LightningDataModule):
         self._splits: Splits | None = None
 
     def documents(self, tokenizer: Any) -> tuple[Sequence[Document], Sequence[Document]]:
-        """(training, validation) documents."""
+        """Return (training, validation) documents."""
         raise NotImplementedError
 
     def pack(self, documents: Sequence[Document]) -> Batch:
-        """All documents as rows of ``seq_len`` tokens."""
+        """Return all documents as rows of ``seq_len`` tokens."""
         return pack_stream(documents, self.seq_len)
 
     def setup(self, stage: str | None = None) -> None:
@@ -114,7 +114,10 @@ class TokenData(pl.LightningDataModule):
             )  # fmt: skip
 
     def packed(self, tokenizer: Any) -> Splits:
-        """The documents as rows; what has sources sets :attr:`mix`, :attr:`shares` and :attr:`validation_sections`."""
+        """Return the documents as rows.
+
+        Data with sources sets :attr:`mix`, :attr:`shares` and :attr:`validation_sections`.
+        """
         return Splits(*(self.pack(part) for part in self.documents(tokenizer)))
 
     @property
@@ -145,11 +148,11 @@ class TokenData(pl.LightningDataModule):
                 )
 
     def place_of(self, split: str, vocab_size: int) -> str:
-        """For a message: where the first id stands that is outside the vocabulary; empty if that is not known."""
+        """Return, for a message, where the first id stands that is outside the vocabulary; empty if not known."""
         return ""
 
     def supervised_counts(self, vocab_size: int) -> Tensor:
-        """How often each id is supervised in the packed training data, of a mix in an epoch; (V,) int64.
+        """Return how often each id is supervised in the packed training data, of a mix in an epoch; (V,) int64.
 
         Raises:
             ValueError: an id is negative or not below ``vocab_size``.
@@ -166,7 +169,7 @@ class TokenData(pl.LightningDataModule):
         return counts_V
 
     def first_rows(self, count: int | None) -> Batch:
-        """The training rows that the first epoch draws first, shuffled, of all processes together; None gives all."""
+        """Return the training rows that the first epoch draws first, of all processes together; None gives all."""
         if count is None:
             return self.splits.train
         rows = len(self.splits.train.ids_BT)
@@ -179,19 +182,24 @@ class TokenData(pl.LightningDataModule):
         return Batch(*(column[first] for column in self.splits.train))
 
     def train_dataloader(self) -> ResumableLoader:
-        """Training rows, shuffled anew in each epoch; in order, the first ones again and again, to overfit on them."""
+        """Return the loader of training rows, shuffled anew in each epoch.
+
+        To overfit on the first rows, they come in order, again and again.
+        """
         overfit = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
         return self._loader(self.splits.train, shuffle=not overfit)
 
     def val_dataloader(self) -> ResumableLoader:
-        """Validation rows in order; no batch has rows of two sources with names."""
+        """Return the loader of validation rows in order; no batch has rows of two sources with names."""
         return self._loader(
             self.splits.validation, shuffle=False, sections=list(self.validation_sections.values())
         )
 
     def validation_source(self, batch: int) -> str | None:
-        """The name of the source whose rows the validation batch of that number has, on every process; None if it has
-        none."""
+        """Return the name of the source whose rows the validation batch of that number has, on every process.
+
+        None if it has none.
+        """
         world_size = 1 if self.trainer is None else self.trainer.world_size
         batches = batch_counts(list(self.validation_sections.values()), self.batch_size, world_size)
         ends = zip(self.validation_sections, itertools.accumulate(batches), strict=True)

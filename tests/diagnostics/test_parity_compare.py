@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from specdec.decoding import Proposer
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
 from specdec.diagnostics.parity_compare import (
     DECODED,
@@ -24,6 +23,7 @@ from specdec.diagnostics.parity_compare import (
     spaced,
 )
 from specdec.drafter import Drafter
+from specdec.drafting.mode import DrafterMemory
 from specdec.export import NotServable, export_drafter
 from specdec.target import Target
 from tests.diagnostics.parity_made import (
@@ -143,14 +143,14 @@ def test_an_unroll_that_reads_a_token_too_late(
 
 def test_a_cache_that_stands_still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Decoding alone is wrong: the export is what was trained."""
-    original = Proposer.expand
+    original = DrafterMemory.append
 
-    def expand(
-        self: Proposer, length_B: Any, ids: Any, h: Any, seen: Any, depth_Q: Any, *rest: Any
+    def append(
+        self: DrafterMemory, length_B: Any, ids: Any, h: Any, seen: Any, depth_Q: Any
     ) -> Any:
-        return original(self, length_B, ids, h, seen, torch.zeros_like(depth_Q), *rest)
+        return original(self, length_B, ids, h, seen, torch.zeros_like(depth_Q))
 
-    monkeypatch.setattr(Proposer, "expand", expand)
+    monkeypatch.setattr(DrafterMemory, "append", append)
     found = compared("eagle3_1", exported("eagle3_1", tmp_path / "out"))
     assert any(said != {"equal"} for said in verdicts(found, DECODED).values())
     assert {row.verdict for row in found.rows if row.pair == EXPORTED} == {"equal"}
