@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks import harness
-from specdec.features.store import Contract, FeatureStore, PackedRow
+from specdec.features.contract import Contract
+from specdec.features.store import FeatureStore, PackedRow
 from specdec.features.writer import CacheWriter
 
 ROW, LAYERS, ROUNDS = 2048, (2, 16, 29), 3

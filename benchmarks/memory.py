@@ -68,7 +68,7 @@ def train(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
     import torch
 
     from specdec.data import Batch, TokenData
-    from specdec.data.module import Splits
+    from specdec.data.token_data import Splits
     from specdec.drafter import DrafterSpec
     from specdec.target import TargetSource
     from specdec.target.loading import skeleton

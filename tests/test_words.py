@@ -86,7 +86,7 @@ def test_functions_and_files_are_short() -> None:
 def test_only_the_drafter_asks_how_it_drafts() -> None:
     """Elsewhere a :class:`specdec.drafting.DraftingMode` answers, whatever the way."""
     question = re.compile(
-        r"recurrence\.(masks|parallel)\b|entry\.context\b|isinstance\([^)]*\b(Block|Parallel|Chained)\b"
+        r"recurrence\.(masks|parallel)\b|entry\.context\b|isinstance\([^)]*\b(BlockDrafting|Parallel|Chained)\b"
     )
     asked = [
         f"{path.relative_to(PACKAGE)}:{number}"

@@ -70,10 +70,10 @@ def call(function: Callable[..., Any], name: str, argv: list[str]) -> int:
     files, rest = merge_config(argv[:end])
     composed = ["--config", yaml.safe_dump(files, sort_keys=False)] if files else []
     spelled = _spelled(config or function, target_shorthand(rest + argv[end:]))
-    given = dict(vars(parse_arguments(parser, [*composed, *spelled])))
-    given.pop("config", None)
-    check_numbers(config or function, given, "--")
-    status = function(config(**given)) if config else function(**given)
+    arguments = dict(vars(parse_arguments(parser, [*composed, *spelled])))
+    arguments.pop("config", None)
+    check_numbers(config or function, arguments, "--")
+    status = function(config(**arguments)) if config else function(**arguments)
     return status if isinstance(status, int) else 0
 
 

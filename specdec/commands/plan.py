@@ -24,9 +24,9 @@ from specdec.data import TokenData
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.model import skeleton_of
 from specdec.features import Streamed
+from specdec.features.contract import DTYPES as STORED
+from specdec.features.contract import SCALED
 from specdec.features.source import Features
-from specdec.features.store import DTYPES as STORED
-from specdec.features.store import SCALED
 from specdec.target import TargetSource
 from specdec.target.loading import DTYPES, named_parts, skeleton
 from specdec.training.distributed import strategy_kind
@@ -252,10 +252,10 @@ def target_flops(model: Any, T: int) -> float:
     for name, weight in model.named_parameters():
         if weight.dim() < 2 or name.endswith("bias") or weight is embedding or weight is head:
             continue
-        before, routed, _ = name.partition(".experts.")
+        layer_name, routed, _ = name.partition(".experts.")
         # a token meets some of them; families stack all in one tensor, or name each
         if routed and chosen:
-            numbered = model.get_submodule(f"{before}.experts")
+            numbered = model.get_submodule(f"{layer_name}.experts")
             experts = len(numbered) if isinstance(numbered, nn.ModuleList) else len(weight)
             flops += 2 * weight.numel() * chosen / experts
         else:

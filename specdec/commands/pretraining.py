@@ -236,11 +236,7 @@ def pretrain(config: PretrainConfig) -> int:
         ValueError: Python has no library sources, or the directory holds something else.
     """
     out = config.out
-    if out.exists():
-        if not (out / RECORD).is_file() or read_json(out / RECORD)["config"] != config.determinants:
-            raise ValueError(
-                f"{out} exists already and is no model of these settings: choose another --out"
-            )
+    if _is_trained(config):
         log.info("%s is trained already", out)
         return 0
     work = out.with_name(out.name + ".partial")
@@ -286,6 +282,18 @@ def pretrain(config: PretrainConfig) -> int:
     shutil.rmtree(work)
     log.info("%s: held-out loss %.3f", out, loss)
     return 0
+
+
+def _is_trained(config: PretrainConfig) -> bool:
+    """Return whether the model of these settings exists; raise ValueError if its directory holds something else."""
+    out = config.out
+    if not out.exists():
+        return False
+    if not (out / RECORD).is_file() or read_json(out / RECORD)["config"] != config.determinants:
+        raise ValueError(
+            f"{out} exists already and is no model of these settings: choose another --out"
+        )
+    return True
 
 
 def _about(sources: Corpus) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from specdec.data.loader import Batch, Document
 from specdec.data.mixes import MixSource
-from specdec.data.module import ChatData, TextData, TokenData
+from specdec.data.module import ChatData, TextData
+from specdec.data.token_data import TokenData
 
 __all__ = ["Batch", "ChatData", "Document", "MixSource", "TextData", "TokenData"]

@@ -24,7 +24,7 @@ from specdec.data.form import (
     call_message,
     trial_tools,
 )
-from specdec.data.layouts import Message
+from specdec.data.messages import Message
 from specdec.data.rendering import ChatTemplateError
 from specdec.data.said import TurnError
 
@@ -36,13 +36,13 @@ WORD = re.compile(r"[\w.:/-]+")  # a function's name, or an argument's
 
 @dataclass(frozen=True)
 class ThoughtFrame:
-    """What stands around a thought: its opening (empty where the generation prompt has it) and its closing."""
+    """The text around a thought: its opening (empty where the generation prompt has it) and its closing."""
 
     opening: str
     closing: str
 
     def split(self, text: str) -> tuple[str, str]:
-        """An answer's thought and what follows it; no thought where the frame does not stand."""
+        """Return an answer's thought and what follows it; no thought where the frame does not stand."""
         stripped = text.lstrip()
         if self.closing not in text or (self.opening and not stripped.startswith(self.opening)):
             return "", text
@@ -50,7 +50,7 @@ class ThoughtFrame:
         return thought.strip(), rest
 
     def unfinished(self, text: str) -> tuple[str, str]:
-        """As :meth:`split`, of an answer that was cut off, perhaps within the thought or its closing."""
+        """Split an answer that was cut off, perhaps within the thought or its closing."""
         stripped = text.strip()
         if self.closing in text or not stripped.startswith(self.opening):
             return self.split(text)
@@ -61,7 +61,7 @@ class ThoughtFrame:
 
 @dataclass(frozen=True)
 class CallFrame:
-    """What stands around the parts of a tool call.
+    """The text around the parts of a tool call.
 
     Args:
         opening: before the first call's name.
@@ -78,8 +78,8 @@ class CallFrame:
     pair: tuple[str, str] | None
 
     def split(self, text: str, tools: Tools = None) -> tuple[str, list[dict[str, Any]]]:
-        """The text before the calls, and the calls; ValueError if what follows the opening is no call."""
-        before, opening, rest = text.partition(self.opening.strip())
+        """Return the text before the calls, and the calls; raise ValueError if what follows the opening is no call."""
+        said, opening, rest = text.partition(self.opening.strip())
         if not opening:
             return text, []
         calls = []
@@ -95,10 +95,10 @@ class CallFrame:
             rest = rest.removeprefix(self.following)
         if rest.strip() != self.closing.strip():
             raise ValueError("a tool call is not closed")
-        return before, calls
+        return said, calls
 
     def _arguments(self, text: str, strings: Collection[str]) -> tuple[dict[str, Any], str]:
-        """The arguments at the beginning of a text, of which some are strings, and what follows them."""
+        """Return the arguments at the beginning of a text, of which some are strings, and what follows them."""
         if self.pair is None:
             start = len(text) - len(text.lstrip())
             arguments, end = json.JSONDecoder().raw_decode(text, start)
@@ -106,11 +106,11 @@ class CallFrame:
         equals, comma = self.pair
         arguments = {}
         while True:
-            key, found, text = text.partition(equals)
+            key, separator, text = text.partition(equals)
             ends = [place for place in (text.find(comma), text.find(self.closing)) if place >= 0]
             if self.following is not None and (place := text.find(self.following)) >= 0:
                 ends.append(place)
-            if not found or not ends or not WORD.fullmatch(key):
+            if not separator or not ends or not WORD.fullmatch(key):
                 raise ValueError("a tool call's arguments do not end")
             value = text[: min(ends)]
             arguments[key] = value if key in strings else typed(value)
@@ -121,7 +121,7 @@ class CallFrame:
 
 
 def typed(text: str) -> Any:
-    """A value that is written without saying whether it is a string."""
+    """Return a value that is written without saying whether it is a string."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -129,7 +129,7 @@ def typed(text: str) -> Any:
 
 
 def strings_of(tools: Tools, name: str) -> set[str]:
-    """The parameters of a function that are strings by its schema."""
+    """Return the parameters of a function that are strings by its schema."""
     functions = [
         tool["function"] if isinstance(tool.get("function"), dict) else tool for tool in tools or ()
     ]
@@ -156,7 +156,7 @@ class AnswerParser:
         self.call = self._call_frame()
 
     def message(self, ids: Sequence[int], tools: Tools = None) -> Message:
-        """The message that the ids are; see :meth:`Template.answer`.
+        """Return the message that the ids are; see :meth:`Template.answer`.
 
         Args:
             tools: that the target could call; they tell strings from numbers where the template writes both alike.
@@ -194,7 +194,7 @@ class AnswerParser:
         return {"role": "assistant", "content": self._decoded(ids, keep_special=False)}
 
     def _is_rendered(self, message: Message) -> bool:
-        """Whether the template takes the message before another question."""
+        """Return whether the template takes the message before another question."""
         try:
             self.template.prompt([ASKED, message, ASKED])
         except ChatTemplateError:
@@ -209,7 +209,7 @@ class AnswerParser:
         return text
 
     def without_end(self, text: str) -> str:
-        """An answer's text without the token that ends it."""
+        """Return an answer's text without the token that ends it."""
         stripped = text.rstrip()
         ends = [token for token in self.template.special if stripped.endswith(token)]
         if not ends or self.template.closes_markup(stripped):
@@ -217,7 +217,7 @@ class AnswerParser:
         return stripped.removesuffix(max(ends, key=len))
 
     def _by_tokenizer(self, ids: Sequence[int], tools: Tools) -> Message | None:
-        """As transformers reads it, where the tokenizer came with a response template."""
+        """Return the message as transformers reads it, if the tokenizer came with a response template, else None."""
         tokenizer = self.template.tokenizer
         if getattr(tokenizer, "response_template", None) is None:
             return None
@@ -242,7 +242,7 @@ class AnswerParser:
         return message
 
     def _with_calls(self, body: str, tools: Tools) -> Message | None:
-        """A message with tool calls; None if there are none that can be read."""
+        """Return a message with tool calls, or None if there are none that can be read."""
         thought, rest = self._thought_and_rest(body)
         if self.call is None:
             return None
@@ -275,12 +275,12 @@ class AnswerParser:
         return message
 
     def _agrees(self, message: Message, body: str) -> bool:
-        """Whether the template writes the same text of the message, up to white space."""
+        """Return whether the template writes the same text of the message, up to white space."""
         written = self._trial(message)
         return written is not None and "".join(written.split()) == "".join(body.split())
 
     def _trial(self, message: Message) -> str | None:
-        """What an assistant writes that says the message, without the end; None if the template refuses it."""
+        """Return what an assistant writes that says the message, without the end, or None if that is refused."""
         tools = trial_tools() if message.get("tool_calls") else None
         try:
             rendered = self.template.turn([ASKED, message], 1, tools)
@@ -326,7 +326,7 @@ class AnswerParser:
         return CallFrame(opening, middle, following, closing, (equals, comma))
 
     def _following(self, both: str, is_json: bool) -> str:
-        """What stands between the first call's arguments and the second call's name."""
+        """Return what stands between the first call's arguments and the second call's name."""
         behind_name = both.partition(NAME)[2]
         if is_json:
             start = json_object_start(behind_name) or 0
@@ -336,7 +336,7 @@ class AnswerParser:
 
 
 def common_length(first: str, second: str) -> int:
-    """How many characters two texts begin with in common."""
+    """Return how many characters two texts begin with in common."""
     pairs = enumerate(zip(first, second, strict=False))
     return next(
         (place for place, (left, right) in pairs if left != right), min(len(first), len(second))
@@ -344,7 +344,7 @@ def common_length(first: str, second: str) -> int:
 
 
 def json_object_start(text: str) -> int | None:
-    """Where the trial call's arguments begin as JSON; None if they are written otherwise."""
+    """Return where the trial call's arguments begin as JSON, or None if they are written otherwise."""
     place = text.find("{")
     while place >= 0:
         try:

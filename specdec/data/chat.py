@@ -23,9 +23,9 @@ from specdec.data.layouts import (
     UNREAD_COLUMNS,
     ChatConversation,
     layouts_named,
-    parse_json_field,
     recognise,
 )
+from specdec.data.messages import parse_json_field
 from specdec.data.rows import DataRow, find_sources, read_rows
 from specdec.data.shapes import Shapes
 from specdec.data.template import Rendered, check_tokenizer, template_of
@@ -43,7 +43,7 @@ CHUNK = 256  # conversations tokenised in one call
 def read_conversations(
     patterns: str | Sequence[str], layout: str | None = None, left_out: list[str] | None = None
 ) -> list[ChatConversation]:
-    """Every conversation of files and Hub data; an id that comes again is numbered (``id#2``).
+    """Return every conversation of files and Hub data; an id that comes again is numbered (``id#2``).
 
     Args:
         layout: of every row; None recognises each row's by its columns.
@@ -54,20 +54,20 @@ def read_conversations(
     """
     conversations: list[ChatConversation] = []
     times = Counter[str]()
-    for one in iter_conversations(patterns, layout, left_out):
-        name = one.id
+    for conversation in iter_conversations(patterns, layout, left_out):
+        name = conversation.id
         while times[name]:
-            times[one.id] += 1
-            name = f"{one.id}#{times[one.id]}"
+            times[conversation.id] += 1
+            name = f"{conversation.id}#{times[conversation.id]}"
         times[name] += 1
-        conversations.append(one._replace(id=name))
+        conversations.append(conversation._replace(id=name))
     return conversations
 
 
 def iter_conversations(
     patterns: str | Sequence[str], layout: str | None = None, left_out: list[str] | None = None
 ) -> Iterator[ChatConversation]:
-    """As :func:`read_conversations`, row by row; ids may come again."""
+    """Yield the conversations of :func:`read_conversations` row by row; ids may come again."""
     for source in find_sources(patterns):
         count = 0
         broken = len(left_out or ())
@@ -86,7 +86,7 @@ def iter_conversations(
 
 
 def conversation(row: DataRow, layout: str | None = None) -> ChatConversation:
-    """A row's conversation; its id is the row's, else a hash of the messages and tools.
+    """Return a row's conversation; its id is the row's, else a hash of the messages and tools.
 
     Raises:
         ValueError: it has no layout, or not the one that is named, or is malformed.
@@ -117,7 +117,7 @@ def conversation(row: DataRow, layout: str | None = None) -> ChatConversation:
 
 @dataclass
 class Report:
-    """What became of the assistants' words when conversations were made into rows."""
+    """Counts of what became of the assistants' words when conversations were made into rows."""
 
     conversations: int = 0
     rows: int = 0
@@ -151,7 +151,7 @@ class Report:
             log.log(logging.WARNING if is_much else logging.INFO, "%s", line)
 
     def lines(self) -> list[str]:
-        """The report in words: what is supervised, what it costs, and why the rest is not."""
+        """Return the report in words: what is supervised, what it costs, and why the rest is not."""
         share = 100 * self.supervised / max(self.said, 1)
         rows = f"{how_many(self.conversations, 'conversation')} in {how_many(self.rows, 'row')}"
         lines = [
@@ -227,7 +227,7 @@ def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _usable_rows(shapes: Shapes, conversation: ChatConversation, report: Report) -> list[Piece]:
-    """A conversation's rows; ValueError if the assistant speaks and no turn can be supervised."""
+    """Return a conversation's rows; raise ValueError if the assistant speaks and no turn can be supervised."""
     template = shapes.template
     rows = shapes.rows(conversation)
     report.refuse(rows.refused, template.tokenizer, is_left_out=not rows.pieces)
@@ -249,7 +249,7 @@ def _usable_rows(shapes: Shapes, conversation: ChatConversation, report: Report)
 def _tokenised(
     pieces: Sequence[tuple[int, Piece]], tokenise: Tokeniser, max_length: int, report: Report
 ) -> Iterator[EncodedDocument]:
-    """The documents of some conversations' pieces, in their order."""
+    """Yield the documents of some conversations' pieces, in their order."""
     tokenised = tokenise([piece for _, piece in pieces if isinstance(piece, Rendered)])
     longest: Counter[int] = Counter()
     for number, piece in pieces:

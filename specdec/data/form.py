@@ -1,4 +1,4 @@
-"""What a chat template can express, and in which form a message must be for it: found by asking the template.
+"""Find out what a chat template can express, and in which form a message must be for it, by asking the template.
 
 Templates disagree about everything but ``role``. One reads a thought under ``reasoning_content``, another under
 ``thinking``, a third takes it out of the text; one wants the arguments of a tool call as an object, another as a string
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specdec.data.layouts import THOUGHT_KEYS, Message
+from specdec.data.messages import THOUGHT_KEYS, Message
 from specdec.data.rendering import ChatTemplateError, Renderer
 
 Tools = Sequence[dict[str, Any]] | None
@@ -76,7 +76,7 @@ class Form:
 
     @property
     def missing(self) -> list[str]:
-        """What the template cannot express, by name."""
+        """Return the names of what the template cannot express."""
         able = {
             "system messages": self.system,
             "thoughts": self.thought is not None,
@@ -162,7 +162,7 @@ def call_message(calls: dict[str, dict[str, Any]], **fields: Any) -> Message:
 
 
 def trial_tools() -> list[dict[str, Any]]:
-    """The functions that trial messages call."""
+    """Return the functions that trial messages call."""
     schema = {"type": "string", "description": "A word."}
     return [
         {
@@ -185,7 +185,7 @@ ASKED: Message = {"role": "user", "content": QUESTION}
 
 
 def find_form(renderer: Renderer) -> Form:
-    """The form in which all that the template can express appears.
+    """Return the form in which all that the template can express appears.
 
     Raises:
         ValueError: the template is not to be rendered at all.
@@ -202,7 +202,7 @@ class _Trials:
         self.tools = trial_tools()
 
     def form(self) -> Form:
-        """The whole form; every question is asked with the answers to those before it."""
+        """Return the whole form; every question is asked with the answers to those before it."""
         form = Form()
         as_parts = Form(parts=True)
         if not self._writes(form, [ASKED], QUESTION) and self._writes(as_parts, [ASKED], QUESTION):
@@ -230,14 +230,14 @@ class _Trials:
         )
 
     def _offered(self, form: Form) -> str | None:
-        """A question with functions that may be called; None if the template refuses it."""
+        """Return a question with functions that may be called, or None if the template refuses it."""
         try:
             return self.renderer.render(form.messages([ASKED]), self.tools, True)
         except ChatTemplateError:
             return None
 
     def _writes_both(self, form: Form) -> bool:
-        """Whether two calls of a message are written."""
+        """Return whether two calls of a message are written."""
         turn = (
             self.turn(
                 form, call_message({NAME: {KEY: VALUE}, OTHER_NAME: {OTHER_KEY: OTHER_VALUE}})
@@ -249,7 +249,7 @@ class _Trials:
     def text(
         self, form: Form, messages: Sequence[Message], prompt: bool, **switches: bool
     ) -> str | None:
-        """The rendered conversation; None if the template refuses it."""
+        """Return the rendered conversation, or None if the template refuses it."""
         tools = self.tools if any(message.get("tool_calls") for message in messages) else None
         try:
             return self.renderer.render(form.messages(messages), tools, prompt, **switches)
@@ -260,7 +260,7 @@ class _Trials:
         return word in (self.text(form, messages, prompt=True) or "")
 
     def turn(self, form: Form, message: Message, **switches: bool) -> str | None:
-        """What an assistant's message adds to a question; None if the template refuses it."""
+        """Return what an assistant's message adds to a question, or None if the template refuses it."""
         closed = self.text(form, [ASKED, message], prompt=False, **switches)
         return None if closed is None else closed.partition(QUESTION)[2]
 
@@ -300,7 +300,7 @@ class _Trials:
         return AFTER_PROMPT if OPEN_TAG.search(self._opened(form)) else None
 
     def _opened(self, form: Form) -> str:
-        """The generation prompt behind which the target thinks; empty if the template refuses a question."""
+        """Return the generation prompt behind which the target thinks; empty if the template refuses a question."""
         switches = {} if form.switch is None else {form.switch: True}
         return self.text(form, [ASKED], prompt=True, **switches) or ""
 

@@ -5,26 +5,14 @@ A row is read by the first layout whose columns it has: of :data:`TRAINING`, the
 """
 
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from specdec.data.messages import Message, as_message, ordered_results
 from specdec.data.rows import ID_COLUMNS
 
-Message = dict[str, Any]
-"""``role``, one of ``ROLES``, ``content``, and what else the template may read."""
 Values = Mapping[str, Any]
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-SHAREGPT_ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
-    "model": "assistant", "system": "system", "tool": "tool",
-}  # fmt: skip
-THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")  # of a message's thought
-WEIGHT_KEYS = ("weight", "train", "loss")  # of whether a message is learned
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal")  # types of the parts of a content
-# of a message; they change what is said
-UNREAD_KEYS = ("prefix", "partial", "reasoning_details", "thoughts", "audio")
 UNREAD_COLUMNS = (
     "history",
     "chat_template_kwargs",
@@ -63,34 +51,34 @@ class Question(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How rows with certain columns are read."""
+    """A way to read rows that have certain columns."""
 
     name: str
     columns: tuple[str, ...]  # all of them must be in a row; of ``a|b`` one
     read: Callable[[Values, str], Any]
-    """Of a row and its place: messages of a training row, a :class:`Question` of a prompt. It raises a ValueError that
-    names the place and the column where the row is malformed."""
+    """Reads a row that has a place: returns messages of a training row, a :class:`Question` of a prompt. It raises a
+    ValueError that names the place and the column where the row is malformed."""
     category: str | None = None  # of prompts that bring none
     # a row with a further column, which may belong to the text, is refused unless by name
     exact: bool = False
 
     @property
     def needs(self) -> str:
-        """For messages: the columns."""
+        """The columns in words, for messages."""
         return ", ".join(column.replace("|", " or ") for column in self.columns)
 
     def fits(self, row: Values) -> bool:
-        """Whether the row has the columns."""
-        return all(any(one in row for one in column.split("|")) for column in self.columns)
+        """Return whether the row has the columns."""
+        return all(any(name in row for name in column.split("|")) for column in self.columns)
 
     def unread(self, row: Values) -> list[str]:
-        """The columns that are not read, where that matters."""
-        read = {one for column in self.columns for one in column.split("|")}
+        """Return the columns that are not read, where that matters."""
+        read = {name for column in self.columns for name in column.split("|")}
         return sorted(row.keys() - read - {"category", *SYSTEM, *ID_COLUMNS}) if self.exact else []
 
 
 def layouts_named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]:
-    """Layouts by their names.
+    """Return layouts by their names.
 
     Raises:
         ValueError: a name is unknown.
@@ -105,7 +93,7 @@ def layouts_named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]
 def recognise(
     row: Values, place: str, among: Sequence[Layout], preferred: Sequence[Layout] = ()
 ) -> Layout:
-    """The first layout whose columns the row has; those that were chosen by name come first.
+    """Return the first layout whose columns the row has; those that were chosen by name come first.
 
     Raises:
         ValueError: none fits, or it would leave a column unread that may belong to the text.
@@ -113,245 +101,31 @@ def recognise(
     for layout in preferred:
         if layout.fits(row):
             return layout
-    found = next((layout for layout in among if layout.fits(row)), None)
-    if found is None:
+    fitting = next((layout for layout in among if layout.fits(row)), None)
+    if fitting is None:
         columns = ", ".join(sorted(row)) or "none"
-        known = "; ".join(f"{one.name}: {one.needs}" for one in among)
+        known = "; ".join(f"{layout.name}: {layout.needs}" for layout in among)
         raise ValueError(f"{place}: its columns ({columns}) are of no known layout ({known})")
-    if unread := found.unread(row):
+    if unread := fitting.unread(row):
         raise ValueError(
-            f"{place}: {', '.join(unread)} may be a part of what is said, and {found.name} does not read it: drop it, "
-            f"or choose layout {found.name}"
+            f"{place}: {', '.join(unread)} may be a part of what is said, and {fitting.name} does not read it: drop "
+            f"it, or choose layout {fitting.name}"
         )
-    return found
-
-
-def parse_json_field(value: Any, what: str) -> Any:
-    """The value of a string of JSON; what is no string as it is. ValueError, naming ``what``, if it is not JSON."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{what} must be JSON: {error}") from error
+    return fitting
 
 
 def _turns(key: str) -> Callable[[Values, str], list[Message]]:
-    """Of a column of turns, behind the system prompt if that has a column of its own."""
+    """Return what reads messages from a column of turns, behind the system prompt if that has a column of its own."""
 
     def read(row: Values, place: str) -> list[Message]:
         turns = row[key]
         if not isinstance(turns, list) or not turns:
             raise ValueError(f"{place}: {key!r} must be a list of at least one message")
         return _with_system(
-            row, _ordered_results([as_message(turn, place) for turn in turns], place), place
+            row, ordered_results([as_message(turn, place) for turn in turns], place), place
         )
 
     return read
-
-
-def as_message(turn: Any, place: str = "message") -> Message:
-    """A turn as a message: a text, a thought, tool calls, each under one name whatever the row calls it.
-
-    Further keys are the template's to read.
-    """
-    if not isinstance(turn, dict) or not ({"from", "value"} <= turn.keys() or "role" in turn):
-        raise ValueError(f"{place}: a message needs 'role' and 'content', or 'from' and 'value'")
-    out = {name: value for name, value in turn.items() if value is not None}
-    if "role" not in out:
-        speaker = out.pop("from")
-        if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
-            raise ValueError(
-                f"{place}: unknown speaker {speaker!r}; known: {', '.join(SHAREGPT_ROLES)}"
-            )
-        out = {"role": SHAREGPT_ROLES[speaker], "content": out.pop("value", None), **out}
-    if out["role"] not in ROLES:
-        raise ValueError(f"{place}: unknown role {out['role']!r}; known: {', '.join(ROLES)}")
-    if out["role"] == "function":
-        out["role"] = "tool"
-    if "function_call" in out:
-        out["tool_calls"] = [out.pop("function_call")]
-    if "tool_calls" in out:
-        out["tool_calls"] = _tool_calls(out["tool_calls"], place)
-    if unread := [name for name in UNREAD_KEYS if out.get(name)]:
-        raise ValueError(
-            f"{place}: a message has {unread[0]!r}, which specdec does not read: drop it"
-        )
-    _take_thinking_parts(out)
-    _name_thought(out, place)
-    if not out.get("content") and isinstance(out.get("refusal"), str):
-        out["content"] = out["refusal"]
-    out.pop("refusal", None)
-    says_otherwise = bool(out.get("tool_calls") or out.get("reasoning_content"))
-    out["content"] = _content(out.get("content"), place, may_be_missing=says_otherwise)
-    if (weight := _weight(out, place)) is not None:
-        out["weight"] = weight
-    for name in ("prompt_token_ids", "token_ids"):
-        if name in out and not _are_ids(out[name]):
-            raise ValueError(f"{place}: {name!r} must be a list of at least one token id")
-    return out
-
-
-def _content(content: Any, place: str, may_be_missing: bool) -> str:
-    """A message's text; of a list of parts, the texts one after another."""
-    if content is None and may_be_missing:
-        return ""
-    if isinstance(content, list):
-        return "".join(_part(part, place) for part in content)
-    if content is None:
-        raise ValueError(
-            f"{place}: a message has no text ('content'), and neither a tool call nor a thought"
-        )
-    if not isinstance(content, str):
-        raise ValueError(
-            f"{place}: a message's text must be a string, got {type(content).__name__}"
-        )
-    return content
-
-
-def _part(part: Any, place: str) -> str:
-    """The text of a part of a message; ValueError if it is an image or another part without text."""
-    kind = part.get("type", "text") if isinstance(part, dict) else "text"
-    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else part
-    if kind not in TEXT_PARTS or not isinstance(text, str):
-        raise ValueError(
-            f"{place}: a message has a part of type {kind!r}; known: {', '.join(TEXT_PARTS)}, thinking"
-        )
-    return text
-
-
-def _take_thinking_parts(message: Message) -> None:
-    """Move the parts of a message that are thoughts to its key ``reasoning_content``."""
-    parts = message.get("content")
-    if not isinstance(parts, list):
-        return
-    thinking = [
-        part
-        for part in parts
-        if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")
-    ]
-    thoughts: list[Any] = []
-    for part in thinking:
-        thought = part.get(part["type"], part.get("text"))
-        thoughts += (
-            [item.get("text") for item in thought] if isinstance(thought, list) else [thought]
-        )
-    if thoughts and all(isinstance(thought, str) for thought in thoughts):
-        message["reasoning_content"] = "".join(map(str, thoughts))
-        message["content"] = [part for part in parts if part not in thinking]
-
-
-def _name_thought(message: Message, place: str) -> None:
-    """Move a message's thought to the key ``reasoning_content``, whichever of :data:`THOUGHT_KEYS` it has."""
-    thoughts = {}
-    for key in THOUGHT_KEYS:
-        if key in message:
-            thoughts[key] = message.pop(key)
-            if not isinstance(thoughts[key], str):
-                raise ValueError(
-                    f"{place}: {key!r} must be a string, got {type(thoughts[key]).__name__}"
-                )
-    texts = {thought for thought in thoughts.values() if thought.strip()}
-    if len(texts) > 1:
-        raise ValueError(
-            f"{place}: {' and '.join(map(repr, thoughts))} are different thoughts: drop all but one"
-        )
-    if texts:
-        message["reasoning_content"] = texts.pop()
-
-
-def _weight(message: Message, place: str) -> int | None:
-    """Whether a message is learned, 0 or 1, by whichever of :data:`WEIGHT_KEYS` it has; None if it has none."""
-    weights = {message.pop(key) for key in WEIGHT_KEYS if key in message}
-    if not weights:
-        return None
-    if len(weights) > 1 or not all(
-        isinstance(weight, bool | int | float) and weight in (0, 1) for weight in weights
-    ):
-        raise ValueError(
-            f"{place}: {', '.join(WEIGHT_KEYS)} of a message must be 0 or 1 (false or true) and agree"
-        )
-    return int(weights.pop())
-
-
-def _are_ids(ids: Any) -> bool:
-    return (
-        isinstance(ids, list)
-        and bool(ids)
-        and all(type(token) is int and 0 <= token < 2**31 for token in ids)
-    )
-
-
-def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
-    """Calls as OpenAI has them; the arguments stay an object, or a string of JSON that holds one."""
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise ValueError(f"{place}: 'tool_calls' must be a list of objects")
-    out = []
-    for call in calls:
-        function = call.get("function", call)
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ValueError(f"{place}: a tool call needs a function with its name")
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str):
-            _check_json(arguments, f"{place}: the arguments of tool call {function['name']}")
-        what = f"{place}: the arguments of tool call {function['name']}"
-        if not isinstance(parse_json_field(arguments or "{}", what), dict):
-            raise ValueError(f"{what} must be an object")
-        rest = {
-            name: value
-            for name, value in call.items()
-            if name not in ("function", "name", "arguments")
-        }
-        out.append(
-            {
-                "type": "function",
-                **rest,
-                "function": {"name": function["name"], "arguments": arguments or {}},
-            }
-        )
-    return out
-
-
-def _check_json(text: str, what: str) -> None:
-    """Refuse JSON that says something else once it is read: a key that comes twice, or a number that is none."""
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({key for key, _ in items}) < len(items):
-            raise ValueError("a key comes twice")
-        return dict(items)
-
-    def constant(name: str) -> Any:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        json.loads(text or "{}", object_pairs_hook=pairs, parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{what} must be JSON: {error}") from error
-
-
-def _ordered_results(messages: list[Message], place: str) -> list[Message]:
-    """Messages in which the results of tools stand in the order of the calls that they answer, where ids say so."""
-    out: list[Message] = []
-    ids: list[Any] = []  # of the calls before
-    results: list[Message] = []
-    for message in [*messages, {"role": ""}]:
-        if message["role"] == "tool":
-            results.append(message)
-            continue
-        call_ids = [result["tool_call_id"] for result in results if "tool_call_id" in result]
-        if ids and all(ids) and len(call_ids) == len(results) > 0:
-            if wrong := [name for name in call_ids if name not in ids]:
-                raise ValueError(
-                    f"{place}: the result of tool call {wrong[0]!r} has no such call before it"
-                )
-            if len(set(call_ids)) < len(call_ids):
-                raise ValueError(f"{place}: two results are of the same tool call")
-            results.sort(key=lambda result: ids.index(result["tool_call_id"]))
-        out += results
-        results = []
-        out.append(message)
-        ids = [call.get("id") for call in message.get("tool_calls") or ()]
-    return out[:-1]
 
 
 def _text(row: Values, key: str, place: str) -> str:
@@ -362,7 +136,7 @@ def _text(row: Values, key: str, place: str) -> str:
 
 def _texts(row: Values, key: str, place: str) -> list[str]:
     texts = row[key]
-    if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{place}: {key!r} must be a list of at least one string")
     return texts
 
@@ -377,7 +151,7 @@ def _one_of(row: Values, columns: str, place: str) -> str:
 
 
 def _with_system(row: Values, messages: list[Message], place: str) -> list[Message]:
-    """The messages behind the system prompt that stands in a column of its own, if one does."""
+    """Return the messages behind the system prompt that stands in a column of its own, if one does."""
     key = next((key for key in SYSTEM if key in row), None)
     if key is None or not _text(row, key, place):
         return messages
@@ -396,16 +170,16 @@ def _exchange(row: Values, question: str, answer: str, place: str) -> list[Messa
 
 
 def _instruction(row: Values, place: str, before: str = "\n\n") -> str:
-    """An instruction and, after a blank line, its input, if it has one."""
+    """Return an instruction and, after a blank line, its input, if it has one."""
     more = before + _text(row, "input", place) if row.get("input", "") != "" else ""
     return _text(row, "instruction", place) + more
 
 
 def _open_messages(row: Values, place: str) -> Question:
     messages = _turns("messages")(row, place)
-    for number, one in enumerate(messages, 1):
-        if one.keys() != {"role", "content"}:
-            more = f"it has {', '.join(sorted(one))}"
+    for number, message in enumerate(messages, 1):
+        if message.keys() != {"role", "content"}:
+            more = f"it has {', '.join(sorted(message))}"
             raise ValueError(
                 f"{place}: message {number} must have role and content and nothing else; {more}"
             )
@@ -413,8 +187,8 @@ def _open_messages(row: Values, place: str) -> Question:
         raise ValueError(
             f"{place}: messages must end with a user turn to be answered, not {messages[-1]['role']}"
         )
-    for number, (one, two) in enumerate(itertools.pairwise(messages), 1):
-        if one["role"] == two["role"] == "user":
+    for number, (message, following) in enumerate(itertools.pairwise(messages), 1):
+        if message["role"] == following["role"] == "user":
             raise ValueError(
                 f"{place}: messages {number} and {number + 1} are both the user's, and the first is not answered: give "
                 "turns that the target is to answer one after the other as `turns`, a list of strings"
@@ -423,10 +197,12 @@ def _open_messages(row: Values, place: str) -> Question:
 
 
 def _speed_bench(row: Values, place: str) -> Question:
-    """The user's turns; a conversation that somebody else answers too is read as any other."""
+    """Return the user's turns; a conversation that somebody else answers too is read as any other."""
     messages = _turns("messages")(row, place)
-    if all(one.keys() == {"role", "content"} and one["role"] == "user" for one in messages):
-        return Question(turns=[one["content"] for one in messages])
+    if all(
+        message.keys() == {"role", "content"} and message["role"] == "user" for message in messages
+    ):
+        return Question(turns=[message["content"] for message in messages])
     return _open_messages(row, place)
 
 
@@ -448,7 +224,7 @@ def _turn_of(key: str, before: str = "", after: str = "") -> Callable[[Values, s
 
 
 def _program(row: Values, place: str) -> Question:
-    """A programming problem of LiveCodeBench, with the code to begin with if there is some."""
+    """Return a programming problem of LiveCodeBench, with the code to begin with if there is some."""
     begin = row.get("starter_code", "") and _text(row, "starter_code", place)
     form = (
         "Use the following code structure" if begin else "Write your code in the following format"

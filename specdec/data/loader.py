@@ -40,22 +40,25 @@ class Batch(NamedTuple):
     documents_BT: Tensor  # the same integers, number of the document within the row, -1 in padding
 
     def int64(self) -> "Batch":
-        """As a model takes it."""
+        """Return the same batch with ids and documents as int64, as a model takes them."""
         return Batch(self.ids_BT.long(), self.loss_mask_BT, self.documents_BT.long())
 
     def sections(self, sizes: Sequence[int]) -> Iterator["Batch"]:
-        """So many rows each, one after another, without a copy."""
+        """Yield batches of so many rows each, one after another, without a copy."""
         for columns in zip(*(column.split(list(sizes)) for column in self), strict=True):
             yield Batch(*columns)
 
     def pieces(self, rows: int = 1 << 10) -> Iterator["Batch"]:
-        """So many rows at a time: what is computed of rows that are mapped must not take the memory of all."""
+        """Yield batches of so many rows.
+
+        What is computed of rows that are mapped into memory must not take the memory of all at once.
+        """
         count = len(self.ids_BT)
         return self.sections([min(rows, count - start) for start in range(0, count, rows)])
 
 
 def generator(*key: int) -> torch.Generator:
-    """A random generator that depends on nothing but the numbers given."""
+    """Return a random generator that depends on nothing but the numbers given."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=7).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest))
 
@@ -128,7 +131,7 @@ class Reader(Protocol):
     """Told of batches before they are handed out, so that it can fetch what belongs to them."""
 
     ahead: int
-    """Of how many batches beyond the one that is handed out it wants to know."""
+    """How many batches it is told of beyond the one that is handed out."""
 
     def prefetch(self, batch: Batch) -> None:
         """It will be handed out, after those that were prefetched before."""
@@ -241,12 +244,12 @@ class ResumableLoader:
     @functools.cached_property
     def _content(self) -> str:
         """Hash of ids, masks and documents; all of it is read once."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for column in self.rows:
-            found.update(f"{column.dtype} {list(column.shape)}\n".encode())
+            digest.update(f"{column.dtype} {list(column.shape)}\n".encode())
             for rows in column.split(1 << 12):
-                found.update(rows.contiguous().numpy())
-        return found.hexdigest()[:16]
+                digest.update(rows.contiguous().numpy())
+        return digest.hexdigest()[:16]
 
     def state_dict(self) -> dict[str, Any]:
         """The place, and what the order of batches depends on; the same on every process."""

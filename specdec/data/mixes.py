@@ -40,7 +40,7 @@ class MixSource:
 
     @property
     def patterns(self) -> list[str]:
-        """The source as a list."""
+        """Return the source as a list."""
         return [self.source] if isinstance(self.source, str) else list(self.source)
 
 
@@ -52,7 +52,7 @@ class SourceDocuments(NamedTuple):
 
 
 def read_mix(given: Any, where: str) -> list[MixSource]:
-    """The sources of a mix, named; plain paths are one source without a name.
+    """Return the sources of a mix, named; plain paths are one source without a name.
 
     Args:
         where: the option's name, for messages.
@@ -83,7 +83,7 @@ def read_mix(given: Any, where: str) -> list[MixSource]:
 
 
 def mix_of(sources: Sequence[MixSource], counts: Sequence[int]) -> Mix | None:
-    """How the rows of the sources are mixed; None if each is drawn once an epoch.
+    """Return how the rows of the sources are mixed, or None if each is drawn once an epoch.
 
     Raises:
         ValueError: a weight is less than a row of an epoch.
@@ -108,7 +108,7 @@ def mix_of(sources: Sequence[MixSource], counts: Sequence[int]) -> Mix | None:
 def shares(
     sources: Sequence[MixSource], counts: Sequence[int], supervised_S: Tensor
 ) -> list[dict[str, Any]]:
-    """What each source is of an epoch, JSON-ready.
+    """Return what share of an epoch each source has, JSON-ready.
 
     Args:
         supervised_S: supervised tokens of all its rows.

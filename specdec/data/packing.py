@@ -115,11 +115,11 @@ class _Rows:
 
     @property
     def room(self) -> int:
-        """Of the row under way."""
+        """The tokens that still fit into the row under way."""
         return self.seq_len - self.place
 
     def add(self, ids: np.ndarray, loss_mask: np.ndarray, prefix: Sequence[int] = ()) -> None:
-        """The next document of the row, behind the prefix, which is not supervised."""
+        """Add the next document of the row, behind the prefix, which is not supervised."""
         begin = self.place + len(prefix)
         end = begin + len(ids)
         ids_BT, loss_mask_BT, documents_BT = self._arrays

@@ -1,11 +1,11 @@
-"""What a tokenizer puts in front of a text: BOS as a rule, or nothing, or several tokens."""
+"""The tokens that a tokenizer puts in front of a text: BOS as a rule, or nothing, or several tokens."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 def text_prefix(tokenizer: Any) -> list[int]:
-    """The special tokens with which ``tokenizer(text)`` begins every text."""
+    """Return the special tokens with which ``tokenizer(text)`` begins every text."""
     bare = list(tokenizer.encode("a", add_special_tokens=False))
     full = list(tokenizer.encode("a", add_special_tokens=True))
     starts = (start for start in range(len(full)) if full[start : start + len(bare)] == bare)

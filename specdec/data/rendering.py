@@ -21,7 +21,7 @@ import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from specdec.data import sandbox
-from specdec.data.layouts import Message
+from specdec.data.messages import Message
 from specdec.utils.text import printable
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")

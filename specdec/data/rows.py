@@ -33,25 +33,25 @@ class DataRow(NamedTuple):
     @property
     def own_id(self) -> str | None:
         """The id that the row brings, if it does; ValueError if that is neither a string nor an integer."""
-        found = next((self.values[key] for key in ID_COLUMNS if key in self.values), None)
-        if isinstance(found, bool) or not isinstance(found, str | int | None):
+        row_id = next((self.values[key] for key in ID_COLUMNS if key in self.values), None)
+        if isinstance(row_id, bool) or not isinstance(row_id, str | int | None):
             raise ValueError(
-                f"{self.place}: the id must be a string or an integer, not {type(found).__name__}"
+                f"{self.place}: the id must be a string or an integer, not {type(row_id).__name__}"
             )
-        return None if found is None else str(found)
+        return None if row_id is None else str(row_id)
 
 
 def find_sources(patterns: str | Sequence[str]) -> list[str]:
-    """Files and names on the Hub, each once, in the order given; globs are sorted.
+    """Return files and names on the Hub, each once, in the order given; globs are sorted.
 
     Raises:
         ValueError: nothing is named, a file is missing or is a directory, or a glob matches no file.
     """
-    found: dict[str, None] = {}
+    sources: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         path = Path(pattern)
         if pattern.startswith(HUB) or path.is_file() or _is_saved(path):
-            found[pattern] = None
+            sources[pattern] = None
         elif path.is_dir():
             raise ValueError(
                 f"{pattern}: is a directory; name its files with a glob such as {pattern}/**/*.txt"
@@ -63,12 +63,12 @@ def find_sources(patterns: str | Sequence[str]) -> list[str]:
             if not matches:
                 what = "no file matches" if glob.has_magic(pattern) else "no such file"
                 raise ValueError(f"{pattern}: {what}; correct it or the working directory")
-            found |= dict.fromkeys(matches)
-    if not found:
+            sources |= dict.fromkeys(matches)
+    if not sources:
         raise ValueError(
             "no data files are named: give at least one path, glob or hub:REPOSITORY:CONFIG:SPLIT"
         )
-    return list(found)
+    return list(sources)
 
 
 def warn_of_overlap(train: Sequence[str], val: Sequence[str]) -> None:
@@ -78,26 +78,27 @@ def warn_of_overlap(train: Sequence[str], val: Sequence[str]) -> None:
 
 
 def has_rows(source: str) -> bool:
-    """Whether a source holds rows; any other file is plain text."""
+    """Return whether a source holds rows; any other file is plain text."""
     path = Path(source)
     return source.startswith(HUB) or _is_saved(path) or path.suffix.lower() in ROW_FILES
 
 
 def _is_saved(path: Path) -> bool:
-    """Whether it is a folder that ``save_to_disk`` made, of a data set or of several splits."""
+    """Return whether it is a folder that ``save_to_disk`` made, of a data set or of several splits."""
     return any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
 
 
 def stem(source: str) -> str:
-    """A short name for a source: a file's without its suffix, a repository's without its owner."""
+    """Return a short name for a source: a file's without its suffix, a repository's without its owner."""
     return _hub_name(source)[0].rpartition("/")[2] if source.startswith(HUB) else Path(source).stem
 
 
 def read_rows(
     source: str, of: Callable[[DataRow], Any] = lambda row: row, left_out: list[str] | None = None
 ) -> Iterator[Any]:
-    """What ``of`` makes of every row, by default the row: of a file, ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, or a
-    folder that ``Dataset.save_to_disk`` made.
+    """Yield what ``of`` makes of every row, by default the row.
+
+    The source is a file, ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, or a folder that ``Dataset.save_to_disk`` made.
 
     A ``.jsonl``, ``.ndjson`` or ``.jsonlines`` file has an object on every line, a ``.json`` file is a list of rows,
     ``.parquet`` is a table; any other file is plain text, a ``prompt`` on every line that is not blank. A split may be
@@ -111,13 +112,13 @@ def read_rows(
     """
     for where, value in _values(source):
         try:
-            made = of(_row(value, f"{source}, {where}", where.replace(" ", "-")))
+            content = of(_row(value, f"{source}, {where}", where.replace(" ", "-")))
         except ValueError as error:
             if left_out is None:
                 raise
             left_out.append(str(error))
         else:
-            yield made
+            yield content
 
 
 def read_text(path: Path) -> str:
@@ -188,7 +189,7 @@ def hub_rows(source: str) -> Any:
 
 
 def contents_of(source: str) -> Any:
-    """What changes with the data of a source, wherever it lies, JSON-ready; ValueError if it cannot be read."""
+    """Return what changes with a source's data, wherever it lies, JSON-ready; raise ValueError if it is unreadable."""
     path = Path(source)
     if source.startswith(HUB):
         return hub_fingerprint(source)
@@ -198,17 +199,17 @@ def contents_of(source: str) -> Any:
 
 
 def hub_fingerprint(source: str) -> str:
-    """What changes with the data of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``; ValueError as of :func:`hub_rows`."""
+    """Return what changes with a split's data on the Hub; errors are those of :func:`hub_rows`."""
     return str(hub_rows(source)._fingerprint)
 
 
 def _hub_name(source: str) -> tuple[str, str | None, str, str]:
-    found = HUB_NAME.fullmatch(source)
-    if not found:
+    match = HUB_NAME.fullmatch(source)
+    if not match:
         raise ValueError(
             f"{source}: write hub:REPOSITORY:CONFIG:SPLIT, as hub:openai/gsm8k:main:test"
         )
-    return found[1], found[2], found[3], found[4]
+    return match[1], match[2], match[3], match[4]
 
 
 def _values(source: str) -> Iterator[tuple[str, Any]]:
@@ -252,16 +253,16 @@ def _stored_rows(path: Path) -> Iterable[dict[str, Any]]:
         if path.is_dir():
             from datasets import DatasetDict, load_from_disk
 
-            found = load_from_disk(str(path))
+            stored = load_from_disk(str(path))
         else:
             return _table_rows(path)
     except READING as error:
         raise _unreadable(path, error) from error
-    if isinstance(found, DatasetDict):
+    if isinstance(stored, DatasetDict):
         raise ValueError(
-            f"{path}: holds the splits {', '.join(found)}: name one of the folders in it"
+            f"{path}: holds the splits {', '.join(stored)}: name one of the folders in it"
         )
-    return found
+    return stored
 
 
 def _table_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specdec.data.form import CLOSE, thought_and_text
-from specdec.data.layouts import Message
+from specdec.data.messages import Message
 
 REMEDY = "remove it from the row, or let the target answer (specdec regenerate)"
 

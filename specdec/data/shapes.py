@@ -19,7 +19,8 @@ from typing import NamedTuple, cast
 import jinja2
 from jinja2 import nodes
 
-from specdec.data.layouts import ChatConversation, Message
+from specdec.data.layouts import ChatConversation
+from specdec.data.messages import Message
 from specdec.data.rendering import ChatTemplateError
 from specdec.data.surroundings import Switches
 from specdec.data.template import XML_END, Rendered, Template, TextSpan
@@ -41,7 +42,7 @@ Shape = tuple[tuple[str, bool, int | None], ...]
 
 
 class Skeleton(NamedTuple):
-    """What a template writes around the texts of a conversation of one shape."""
+    """The text that a template writes around the texts of a conversation of one shape."""
 
     switches: Switches
     slots: tuple[
@@ -56,7 +57,7 @@ class Skeleton(NamedTuple):
 
 @dataclass
 class _Known:
-    """What is known of a shape."""
+    """The skeleton of a shape, how often the shape was met, and how often the skeleton did not fit."""
 
     count: int = 0
     misses: int = 0
@@ -221,7 +222,7 @@ def last_turn(messages: Sequence[Message]) -> int | None:
 
 
 def split_at(text: str, words: Sequence[str]) -> list[str]:
-    """What stands before, between and behind words, each of which stands in the text once."""
+    """Return what stands before, between and behind words, each of which stands in the text once."""
     parts = []
     for word in words:
         part, _, text = text.partition(word)
@@ -230,7 +231,7 @@ def split_at(text: str, words: Sequence[str]) -> list[str]:
 
 
 def starts_of(parts: Sequence[str], texts: Sequence[str]) -> list[int]:
-    """Where each part begins when the texts stand in between."""
+    """Return where each part begins when the texts stand in between."""
     starts = [0]
     for part, text in zip(parts, texts, strict=False):
         starts.append(starts[-1] + len(part) + len(text))
@@ -307,7 +308,7 @@ def operands_of(tree: nodes.Template) -> list[nodes.Node]:
 
 
 def fields(tree: nodes.Template) -> set[str]:
-    """The names by which a template reads fields."""
+    """Return the names by which a template reads fields."""
     names = {node.attr for node in tree.find_all(nodes.Getattr)}
     keys = [node.arg for node in tree.find_all(nodes.Getitem)]
     keys += [call.args[0] for call in tree.find_all(nodes.Call) if call.args]

@@ -1,4 +1,4 @@
-"""What a chat template writes around an assistant's words, found by trial conversations and asked once."""
+"""The text that a chat template writes around an assistant's words, found by trial conversations and asked once."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from specdec.data.form import (
     call_message,
     trial_tools,
 )
-from specdec.data.layouts import Message
+from specdec.data.messages import Message
 from specdec.data.rendering import ChatTemplateError, Renderer
 
 FOLLOWING = "Zyfollowing"  # a question after an answer
@@ -27,7 +27,7 @@ Switches = dict[str, bool]
 
 
 class Surroundings:
-    """What stands around an assistant's words in one template.
+    """The text around an assistant's words in one template.
 
     Args:
         special: the tokenizer's special tokens.
@@ -45,7 +45,7 @@ class Surroundings:
     def trial(
         self, messages: Sequence[Message], prompt: bool, switches: Switches | None = None
     ) -> str:
-        """A rendered trial conversation; empty if the template refuses it."""
+        """Return a rendered trial conversation; empty if the template refuses it."""
         tools = trial_tools() if any(message.get("tool_calls") for message in messages) else None
         try:
             return self.renderer.render(
@@ -72,7 +72,7 @@ class Surroundings:
 
     @cached_property
     def behind_text(self) -> str:
-        """What the template writes behind an answer's text."""
+        """The text that the template writes behind an answer's."""
         turn = self.trial([ASKED, {"role": "assistant", "content": ANSWER}], prompt=False)
         return turn.removesuffix(self.closing).rpartition(ANSWER)[2]
 

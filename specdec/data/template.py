@@ -1,4 +1,4 @@
-"""What the assistant writes in a conversation, by the target's own chat template.
+"""Find what the assistant writes in a conversation, by the target's own chat template.
 
 A drafter drafts what the target writes, in the context in which the target writes it. So each assistant turn is
 rendered as it was generated: the messages before it and the generation prompt, then the turn, as the template writes a
@@ -24,7 +24,7 @@ from specdec.data.form import (
     find_form,
     thought_and_text,
 )
-from specdec.data.layouts import Message
+from specdec.data.messages import Message
 from specdec.data.prefix import text_prefix, undoubled
 from specdec.data.rendering import ChatTemplateError, Renderer, template_digest
 from specdec.data.said import REMEDY, TurnError, check_context, check_turn
@@ -314,7 +314,7 @@ class Template:
     def _tagged(
         self, messages: Sequence[Message], tools: Tools, switches: Switches
     ) -> list[TextSpan]:
-        """What the template's own tags mark."""
+        """Return the spans that the template's own tags mark."""
         spans = self.renderer.tagged(self.form.messages(messages), tools, **switches)
         return [TextSpan(start, end) for start, end in spans]
 

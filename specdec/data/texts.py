@@ -69,8 +69,8 @@ def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[EncodedDocume
             encoded = tokenizer(
                 chunk, add_special_tokens=True, return_attention_mask=False, verbose=False
             )
-        for found in encoded["input_ids"]:
-            ids = undoubled(found, prefix)
+        for encoded_ids in encoded["input_ids"]:
+            ids = undoubled(encoded_ids, prefix)
             if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
                 ids.append(tokenizer.eos_token_id)
             ids_T = torch.tensor(ids, dtype=torch.int32)

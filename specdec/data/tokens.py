@@ -107,7 +107,7 @@ class Encoded(Sequence[Document]):
 
     @property
     def about(self) -> dict[str, Any]:
-        """What was said of all documents of the file when they were made."""
+        """The facts that were recorded of all documents of the file when they were made."""
         return self.file.about
 
     @property
@@ -129,7 +129,7 @@ class Encoded(Sequence[Document]):
 
     @property
     def lost(self) -> dict[str, int]:
-        """What truncation and missing answers cost, by name."""
+        """The counts of what truncation and missing answers cost, by name."""
         sizes_N, kept_N, lengths_N, supervised_N = map(
             self.column, ("sizes", "kept", "lengths", "supervised")
         )
@@ -315,7 +315,7 @@ def cached(
     determined_by: list[Any], make: Callable[[], Iterable[EncodedDocument]], unit: str = "conversation",
     about: Callable[[], dict[str, Any]] = dict,
 ) -> Encoded:  # fmt: skip
-    """What specdec's cache has under these determinants; ``make`` is called where it has nothing, by one process.
+    """Return what specdec's cache has under these determinants; where it has nothing, one process calls ``make``.
 
     Args:
         about: called when all documents are made; what it says is kept beside them, as :attr:`Encoded.about`.

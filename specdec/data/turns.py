@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from specdec.data.form import Tools, thought_and_text
-from specdec.data.layouts import ChatConversation, Message
+from specdec.data.layouts import ChatConversation
+from specdec.data.messages import Message
 from specdec.data.rendering import ChatTemplateError
 from specdec.data.said import TurnError, arguments_of, calls_stand, stands
 from specdec.data.template import Rendered, Template
@@ -47,14 +48,14 @@ class _Turn(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a conversation gives."""
+    """The rows of a conversation, and its turns that are refused."""
 
     pieces: list[Piece]
     refused: list[Refused]
 
 
 def rows_of(template: Template, conversation: ChatConversation, turns: Turns = "auto") -> Rows:
-    """The rows of a conversation.
+    """Return the rows of a conversation.
 
     Args:
         turns: "auto" puts turns into one row while each one's prompt begins with the row so far; "each" makes a row
@@ -156,7 +157,7 @@ def _says(template: Template, message: Message, ids: list[int], tools: Tools) ->
 
 
 def _squeezed(message: Message) -> tuple[str, ...]:
-    """What a message says, without white space, to be compared."""
+    """Return what a message says, without white space, to be compared."""
     thought, text = thought_and_text(message)
     calls = [
         (call["function"]["name"], arguments_of(call)) for call in message.get("tool_calls") or ()
@@ -197,7 +198,7 @@ def _with_supervised(piece: Piece, row: Piece) -> Piece:
 
 
 def said_text(message: Any) -> str:
-    """What an assistant's message says, as one text to count the tokens of."""
+    """Return what an assistant's message says, as one text to count the tokens of."""
     thought, text = thought_and_text(message)
     calls = [
         f"{call['function']['name']} {call['function'].get('arguments')}"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from specdec.data.layouts import Message, as_message
+from specdec.data.messages import Message, as_message
 from specdec.data.template import template_of, text_ids
 from specdec.target import Target
 from specdec.utils.text import how_many

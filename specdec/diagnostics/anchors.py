@@ -46,8 +46,8 @@ def answered_texts(
     end = target.eos_token_ids if to_end else ()
     requests = [Request(ids, max_new_tokens) for _, ids in prompts]
     answers: dict[int, list[int]] = {}
-    for number, made in PlainDecoder(target, batch=batch).generate_all(requests, end):
-        answers[number] = made.ids
+    for number, answer in PlainDecoder(target, batch=batch).generate_all(requests, end):
+        answers[number] = answer.ids
         on_answer()
     return [
         AnsweredText(name, [*ids, *answers[n]], len(ids)) for n, (name, ids) in enumerate(prompts)

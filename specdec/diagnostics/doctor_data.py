@@ -28,8 +28,8 @@ from specdec.diagnostics.doctor_setup import (
 )
 from specdec.drafter import most_frequent_ids
 from specdec.embedded.corpus import EmbeddedData
+from specdec.features.contract import DTYPES
 from specdec.features.source import CachedSource
-from specdec.features.store import DTYPES
 from specdec.nn.view import View
 from specdec.target.rounding import compare_boundary, median_error, own_states
 from specdec.training.step import target_outputs
@@ -95,8 +95,10 @@ def taps(setup: SetUp) -> Iterator[Finding]:
 
 def _boundary(b: int, ours: list[Tensor], states: list[list[Tensor]], allowed: float) -> Finding:
     """Check that a boundary's states are the model's own, and not another boundary's."""
-    own = {layer: [document[layer] for document in states] for layer in range(len(states[0]))}
-    difference = compare_boundary(b, ours, own)
+    states_by_layer = {
+        layer: [document[layer] for document in states] for layer in range(len(states[0]))
+    }
+    difference = compare_boundary(b, ours, states_by_layer)
     worst = difference.error
     nearest = difference.nearest
     what = (

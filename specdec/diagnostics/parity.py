@@ -11,8 +11,9 @@ import contextlib
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from rich.console import Console
 
@@ -57,31 +58,9 @@ PROMPTS = (
 )
 
 
-def parity(
-    *,
-    drafter: str | None = None,
-    design: str | None = None,
-    target: TargetSource = TargetSource(),  # noqa: B008  frozen
-    exported: Path | None = None,
-    prompts: list[str] = [],  # noqa: B006  read only
-    limit: Count | None = 4,
-    max_new_tokens: Tokens = 32,
-    depth: Annotated[int, Range(0, 63)] = 7,
-    device: str = "cpu",
-    engine: Literal["vllm"] | None = None,
-    draft_tokens: Depth | None = None,
-    vllm_args: list[str] = [],  # noqa: B006
-    out: Path | None = None,
-) -> int:
-    """Check that training, decoding, the export and, with --engine, vLLM draft the same tokens.
-
-    Training's unroll, cached decoding and the exported files, as an independent reference of vLLM reads them, are
-    compared at places of the same texts. With --engine vllm a real vLLM answers the same prompts, and every token that
-    its drafter proposes is compared, too; the report says how many of these depend on more than the last token, and
-    which faults they could not have shown. The exit status is 0 if everything is the same, and 1 if anything differs,
-    the export cannot be compared, or too few proposals depend on the context for a verdict.
-
-    Example: specdec parity --drafter runs/a/drafter --target Qwen/Qwen3-4B --engine vllm -- --max-model-len 4096
+@dataclass(frozen=True, kw_only=True)
+class ParityConfig:
+    """What is compared, on which texts, and with which engine.
 
     Args:
         drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub
@@ -100,92 +79,118 @@ def parity(
         draft_tokens: tokens that the engine drafts per pass, as in specdec serve
         vllm_args: flags of vllm serve for the engine: give them after --
         out: a directory for parity.json, a new one
+    """
+
+    drafter: str | None = None
+    design: str | None = None
+    target: TargetSource = field(default_factory=TargetSource)
+    exported: Path | None = None
+    prompts: list[str] = field(default_factory=list)
+    limit: Count | None = 4
+    max_new_tokens: Tokens = 32
+    depth: Annotated[int, Range(0, 63)] = 7
+    device: str = "cpu"
+    engine: Literal["vllm"] | None = None
+    draft_tokens: Depth | None = None
+    vllm_args: list[str] = field(default_factory=list)
+    out: Path | None = None
+
+
+def parity(config: ParityConfig) -> int:
+    """Check that training, decoding, the export and, with --engine, vLLM draft the same tokens.
+
+    Training's unroll, cached decoding and the exported files, as an independent reference of vLLM reads them, are
+    compared at places of the same texts. With --engine vllm a real vLLM answers the same prompts, and every token that
+    its drafter proposes is compared, too; the report says how many of these depend on more than the last token, and
+    which faults they could not have shown. The exit status is 0 if everything is the same, and 1 if anything differs,
+    the export cannot be compared, or too few proposals depend on the context for a verdict.
+
+    Example: specdec parity --drafter runs/a/drafter --target Qwen/Qwen3-4B --engine vllm -- --max-model-len 4096
 
     Raises:
         ValueError: an argument, a file or the pair of drafter and target is wrong; or the engine cannot be asked.
     """
-    _check_options(
-        drafter, design, exported, engine, draft_tokens, vllm_args, target, max_new_tokens, depth
-    )
-    claim = contextlib.nullcontext() if out is None else claimed(out)
+    _check_options(config)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
+    claim = contextlib.nullcontext() if config.out is None else claimed(config.out)
     with claim, scratch_folder() as scratch:
-        pair = _load(drafter, design, target, device)
-        drafts, depth = _depths(pair, engine, draft_tokens, depth)
-        asked = _prompt_ids(pair.target, prompts, limit, max_new_tokens + drafts)
-        export = _export(pair, exported, scratch)
+        pair = _load(config)
+        drafts, depth = _depths(pair, config)
+        prompts = _prompt_ids(pair.target, config, drafts)
+        export = _export(pair, config.exported, scratch)
         # Only now is the drafter converted: the export keeps its own dtype.
         check_pair(pair.target, pair.drafter.to(pair.target.device, pair.target.dtype))
-        compared, texts = _compare(pair, export, asked, max_new_tokens, depth)
-        console = Console(
-            file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False
-        )
+        compared, texts = _compare(pair, export, prompts, config.max_new_tokens, depth)
         _show_compared(console, compared, pair.dtype)
         proposals = name = None
-        if engine is not None and compared.not_compared is None:
-            tokens = max_new_tokens + drafts
+        if config.engine is not None and compared.not_compared is None:
             try:
-                name, answers = _ask_engine(pair, export, target, asked, tokens, drafts, vllm_args)
+                name, answers = _ask_engine(pair, export, config, prompts, drafts)
             except StopRequested as stop:
                 return stop.status
             proposals = _compare_proposals(pair, export, answers, compared.allowed)
             _show_proposals(console, proposals, name)
         fault = parity_verdict(compared, proposals)
-        if out is not None:
-            report = report_figures(compared, proposals, name, fault) | {
-                "drafter": drafter,
-                "design": design,
-                "exported": exported and str(exported),
-                "target": pair.target.identity,
-                "method": export.method,
-                "dtype": pair.dtype,
-                "texts": len(texts),
-                "provenance": provenance(),
-            }
-            with staged_directory(out, replace=True) as folder:
+        if config.out is not None:
+            figures = report_figures(compared, proposals, name, fault)
+            report = figures | _report_context(config, pair, export, len(texts))
+            with staged_directory(config.out, replace=True) as folder:
                 write_json(folder / REPORT, report)
     console.print(fault or conclusion(proposals, name), markup=False, soft_wrap=True)
     return 1 if fault else 0
 
 
-def _prompt_ids(
-    target: Target, files: list[str], limit: int | None, new_tokens: int
-) -> list[list[int]]:
-    """Return the first turns of the prompts in these files, or the built-in ones."""
-    prompts = [
-        Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(PROMPTS[:limit])
-    ]
-    if files:
-        prompts = load_prompts(files, limit)
-    ids, _ = first_turns(target, prompts, new_tokens)
+def _report_context(
+    config: ParityConfig, pair: "_Pair", export: "_Export", texts: int
+) -> dict[str, Any]:
+    """Return what the report says beside its figures."""
+    return {
+        "drafter": config.drafter,
+        "design": config.design,
+        "exported": config.exported and str(config.exported),
+        "target": pair.target.identity,
+        "method": export.method,
+        "dtype": pair.dtype,
+        "texts": texts,
+        "provenance": provenance(),
+    }
+
+
+def _prompt_ids(target: Target, config: ParityConfig, drafts: int) -> list[list[int]]:
+    """Return the first turns of the prompts that are named, or of the built-in ones."""
+    if config.prompts:
+        prompts = load_prompts(config.prompts, config.limit)
+    else:
+        texts = PROMPTS[: config.limit]
+        prompts = [Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(texts)]
+    ids, _ = first_turns(target, prompts, config.max_new_tokens + drafts)
     return ids
 
 
-def _check_options(
-    drafter: str | None, design: str | None, exported: Path | None, engine: str | None, draft_tokens: int | None,
-    vllm_args: Sequence[str], target: TargetSource, max_new_tokens: int, depth: int,
-) -> None:  # fmt: skip
+def _check_options(config: ParityConfig) -> None:
     """Raise ValueError for options that do not go together, before anything is loaded."""
-    if (drafter is None) == (design is None):
+    exported = config.exported
+    if (config.drafter is None) == (config.design is None):
         raise ValueError("give either --drafter DIR or --design PRESET, not both")
-    if design is not None:
-        check_design(design)
-    if design is not None and exported is not None:
+    if config.design is not None:
+        check_design(config.design)
+    if config.design is not None and exported is not None:
         raise ValueError("--exported is of a drafter that you have: leave out --design")
-    engine_options = {"--draft_tokens": draft_tokens, "flags after --": vllm_args}
+    engine_options = {"--draft_tokens": config.draft_tokens, "flags after --": config.vllm_args}
     names = [name for name, value in engine_options.items() if value]
-    if engine is None and names:
+    if config.engine is None and names:
         raise ValueError(
             f"{', '.join(names)} would go to vLLM, which is not asked without --engine vllm"
         )
-    if engine is not None:
-        _check_engine_options(vllm_args, target)
+    if config.engine is not None:
+        _check_engine_options(config.vllm_args, config.target)
     if exported is not None:
         if not exported.is_dir():
             raise ValueError(f"{exported}: no such directory")
         check_unchanged(exported)
-    if max_new_tokens < depth + 3:
+    if config.max_new_tokens < config.depth + 3:
         raise ValueError(
-            f"max_new_tokens is {max_new_tokens}: depth {depth} needs at least {depth + 3}"
+            f"max_new_tokens is {config.max_new_tokens}: depth {config.depth} needs at least {config.depth + 3}"
         )
 
 
@@ -225,24 +230,22 @@ class _Export(NamedTuple):
         return self.checkpoint.method
 
 
-def _load(drafter: str | None, design: str | None, source: TargetSource, device: str) -> _Pair:
+def _load(config: ParityConfig) -> _Pair:
     """Load or make the drafter, load its target and prove it."""
-    saved = None if drafter is None else load_drafter(drafter, dtype=None)
-    target = source.load(device)
+    saved = None if config.drafter is None else load_drafter(config.drafter, dtype=None)
+    target = config.target.load(config.device)
     target.prove()
     if saved is not None:
         return _Pair(target, saved)
-    assert design is not None
-    return _Pair(target, loud_drafter(target, loud_spec(target, design)))
+    assert config.design is not None
+    return _Pair(target, loud_drafter(target, loud_spec(target, config.design)))
 
 
-def _depths(
-    pair: _Pair, engine: str | None, draft_tokens: int | None, depth: int
-) -> tuple[int, int]:
+def _depths(pair: _Pair, config: ParityConfig) -> tuple[int, int]:
     """Return the engine's drafts a pass, 0 without an engine, and the depth of the last draft compared."""
     masks = pair.drafter.config.drafting.fixed_drafts
-    drafts = drafts_of(masks, draft_tokens) if engine else 0
-    return drafts, min(depth, (masks or depth + 1) - 1)
+    drafts = drafts_of(masks, config.draft_tokens) if config.engine else 0
+    return drafts, min(config.depth, masks - 1) if masks else config.depth
 
 
 def _export(pair: _Pair, exported: Path | None, scratch: Path) -> _Export:
@@ -279,9 +282,8 @@ def _compare(
 
 
 def _ask_engine(
-    pair: _Pair, export: _Export, source: TargetSource, asked: Sequence[list[int]], tokens: int, drafts: int,
-    vllm_args: Sequence[str],
-) -> tuple[str, list[RecordedAnswer]]:  # fmt: skip
+    pair: _Pair, export: _Export, config: ParityConfig, prompts: Sequence[list[int]], drafts: int
+) -> tuple[str, list[RecordedAnswer]]:
     """Run vLLM on the prompts as it would be served; return its name and version, and the recorded answers.
 
     Raises:
@@ -289,11 +291,12 @@ def _ask_engine(
         StopRequested: a signal came.
     """
     python = find_vllm()[0]
-    serve = vllm_arguments(source, export.checkpoint, drafts, python)[1:]
+    serve = vllm_arguments(config.target, export.checkpoint, drafts, python)[1:]
+    arguments = [*serve, "--dtype", pair.dtype, *config.vllm_args]
     with stop_on_signals(), ProposalEngine.started() as engine:
         name = f"vLLM {engine.version} ({RUNNER})"
-        log.info("%s loads target and drafter and answers %d prompts", name, len(asked))
-        return name, engine.ask([*serve, "--dtype", pair.dtype, *vllm_args], asked, tokens)
+        log.info("%s loads target and drafter and answers %d prompts", name, len(prompts))
+        return name, engine.ask(arguments, prompts, config.max_new_tokens + drafts)
 
 
 def _compare_proposals(

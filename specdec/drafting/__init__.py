@@ -3,13 +3,13 @@
 Read mode, then chained; slots says which tokens learn at which step.
 """
 
-from specdec.drafting.block import Block, MaskBlock
+from specdec.drafting.block import BlockDrafting, MaskBlock
 from specdec.drafting.chained import Chained, PostNorm, PreNorm, Recurrence
 from specdec.drafting.mode import DrafterMemory, DraftingMode, Expand, Frontier, Step
 from specdec.drafting.parallel import MaskConstant, Parallel
 
 __all__ = [
-    "Block",
+    "BlockDrafting",
     "Chained",
     "DrafterMemory",
     "DraftingMode",

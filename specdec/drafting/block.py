@@ -67,11 +67,11 @@ class MaskBlock(MaskToken):
         return FeedRaw()
 
     def drafting(self) -> DraftingMode:
-        return Block(self.mask_token_id, self.masks)
+        return BlockDrafting(self.mask_token_id, self.masks)
 
 
 @dataclass(frozen=True)
-class Block(DraftingMode):
+class BlockDrafting(DraftingMode):
     """One call for all drafts of a pass, or of every anchor of a batch.
 
     Args:

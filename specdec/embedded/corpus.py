@@ -165,15 +165,16 @@ def functions(text: str) -> list[tuple[int, str]]:
         except (SyntaxError, ValueError):
             return []
     lines = text.splitlines(keepends=True)
-    found = []
+    sources = []
     waiting = list(module.body)
     for node in waiting:  # which grows
         if isinstance(node, ast.ClassDef):
             waiting += node.body
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            found.append((first, textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))))
-    return sorted(found)
+            source = "".join(lines[first - 1 : node.end_lineno])
+            sources.append((first, textwrap.dedent(source)))
+    return sorted(sources)
 
 
 def encode_documents(tokenizer: Any, files: Sequence[CorpusFile], longest: int) -> list[Document]:
@@ -269,13 +270,13 @@ def held_out_prompts(
     for prompts in files:
         generator.shuffle(prompts)
     generator.shuffle(files)
-    found = [prompt for turn in zip_longest(*files) for prompt in turn if prompt is not None]
-    if len(found) < count:
+    chosen = [prompt for turn in zip_longest(*files) for prompt in turn if prompt is not None]
+    if len(chosen) < count:
         raise ValueError(
-            f"count is {count}: the files hold {len(found)} prompts of {prompt_tokens} tokens; "
+            f"count is {count}: the files hold {len(chosen)} prompts of {prompt_tokens} tokens; "
             "ask for fewer or shorter ones"
         )
-    return found[:count]
+    return chosen[:count]
 
 
 def _prompts(source: CorpusFile, length: int, tokenizer: Any) -> list[dict[str, Any]]:

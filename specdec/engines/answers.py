@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from specdec.data.layouts import Message
+from specdec.data.messages import Message
 from specdec.data.template import template_of
 from specdec.decoding import PlainDecoder, Request, Sampling, check_length
 from specdec.engines.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, pack_ids

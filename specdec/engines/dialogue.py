@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from specdec.data.layouts import ChatConversation, Message
+from specdec.data.layouts import ChatConversation
+from specdec.data.messages import Message
 from specdec.data.said import arguments_of
 
 STOP = "stop"

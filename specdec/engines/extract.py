@@ -19,9 +19,10 @@ from typing import Any
 from specdec.commands.fit import Configured, configured
 from specdec.commands.parser import OwnOptions, fit_options
 from specdec.data import TokenData
+from specdec.features.contract import DTYPES, Contract
 from specdec.features.runners import load_for_engine, run_engine
 from specdec.features.source import stored_boundaries
-from specdec.features.store import DTYPES, Contract, PackedRow, each_row
+from specdec.features.store import PackedRow, each_row
 from specdec.features.writer import SHARD_BYTES, CacheWriter, check_beside, merge, part_folder
 from specdec.training.building import config_for
 from specdec.training.module import DrafterModule

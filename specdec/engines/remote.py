@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from specdec.data.form import SWITCHES
-from specdec.data.layouts import Message
+from specdec.data.messages import Message
 from specdec.engines.answers import QUESTION, RegenerateConfig
 from specdec.engines.client import Endpoint, RequestError
 from specdec.engines.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, pack_ids

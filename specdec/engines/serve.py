@@ -61,30 +61,35 @@ def serve(
         out: directory for the results of --bench; it must not exist yet
         vllm_args: flags for vllm serve: give them after --
     """
-    if (out or limit) and not bench:
-        raise ValueError("--out and --limit are of --bench")
-    if len(draft_tokens) > 1 and not bench:
-        raise ValueError(f"--draft_tokens {draft_tokens}: give one number, or several with --bench")
-    launch = VllmLaunch(
-        find_vllm(vllm),
-        target,
-        host,
-        0 if bench else port,
-        timeout,
-        next(iter(draft_tokens), None),
-        tuple(vllm_args),
-    )
+    if not bench:
+        _check_without_bench(draft_tokens, limit, out)
+    listen_on = 0 if bench else port
+    first = next(iter(draft_tokens), None)
+    launch = VllmLaunch(find_vllm(vllm), target, host, listen_on, timeout, first, tuple(vllm_args))
     if bench:
         options = BenchOptions(
             bench, limit, sorted(set(draft_tokens)), concurrency, max_new_tokens, temperature, ignore_eos, out,
         )  # fmt: skip
-        try:
-            with stop_on_signals():
-                bench_drafter(launch, drafter, options)
-        except StopRequested as stop:
-            return stop.status
-        return 0
+        return _bench_until_done(launch, drafter, options)
     return _serve_until_stopped(launch, drafter, log_file)
+
+
+def _check_without_bench(draft_tokens: list[int], limit: int | None, out: Path | None) -> None:
+    """Raise ValueError for arguments that only --bench takes."""
+    if out or limit:
+        raise ValueError("--out and --limit are of --bench")
+    if len(draft_tokens) > 1:
+        raise ValueError(f"--draft_tokens {draft_tokens}: give one number, or several with --bench")
+
+
+def _bench_until_done(launch: VllmLaunch, drafter: Path, options: BenchOptions) -> int:
+    """Measure, and return the exit status: 0, or that of the signal that ended it."""
+    try:
+        with stop_on_signals():
+            bench_drafter(launch, drafter, options)
+    except StopRequested as stop:
+        return stop.status
+    return 0
 
 
 def _serve_until_stopped(launch: VllmLaunch, drafter: Path, log_file: Path | None) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.data.layouts import PROMPTS, Layout, Message, Question, layouts_named, recognise
+from specdec.data.layouts import PROMPTS, Layout, Question, layouts_named, recognise
+from specdec.data.messages import Message
 from specdec.data.rendering import template_digest
 from specdec.data.rows import read_rows, stem
 from specdec.data.template import template_of, text_ids

@@ -113,11 +113,11 @@ def _names_of_a_module(directory: Path) -> Iterator[str]:
 
 
 class Place(NamedTuple):
-    """Where numbers stand: ``ours[index]`` are those of the checkpoint's tensor ``theirs``."""
+    """Where numbers stand: ``ours[index]`` are those of the checkpoint's tensor ``in_checkpoint``."""
 
     ours: str  # by its published name, see :func:`specdec.export.tensors.to_published`
     index: Any
-    theirs: str
+    in_checkpoint: str
 
 
 def module_places(ours: Mapping[str, Tensor], family: Family, layers: int) -> Iterator[Place]:
@@ -167,7 +167,9 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     skeleton = skeleton_of(config).state_dict()
     shapes = _module_state(skeleton, config)
     prefix = family.prefix.format(target.num_layers)
-    places = {place.theirs: place for place in module_places(shapes, family, target.num_layers)}
+    places = {
+        place.in_checkpoint: place for place in module_places(shapes, family, target.num_layers)
+    }
     tensors = _read_tensors(directory, prefix)
     try:
         tensors = named.dequantized(tensors, named.fp8_block(raw))
@@ -264,7 +266,7 @@ def stitch(
     ours = _module_state(drafter.state_dict(), drafter.config)
     check_finite(ours)
     module = {
-        place.theirs: ours[place.ours][place.index]
+        place.in_checkpoint: ours[place.ours][place.index]
         for place in module_places(ours, family, target.num_layers)
     }
     headers: dict[str, Any] = {}

@@ -111,9 +111,7 @@ def export_drafter(
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
         ValueError: the drafter is of another target, or the directory exists or cannot be written.
     """
-    known = (*FORMATS, mtp.FORMAT)
-    if format not in known:
-        raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
+    _check_format(format)
     check_numbers(export_drafter, {"draft_tokens": draft_tokens})
     directory = Path(directory)
     config = drafter.config
@@ -131,25 +129,20 @@ def export_drafter(
     chosen.check(subject)
     line = chosen.command(str(directory.resolve()), subject, served, drafts)
     record = _record(drafter, subject, chosen, served, drafts, line)
-    # A target that was put together from parts does not know its fingerprint.
     fingerprint = target.identity["fingerprint"]
-    if not fingerprint and made_for:
+    if not fingerprint and made_for:  # a target that was put together from parts has none
         fingerprint = config.target.get("fingerprint")
     record["target"]["fingerprint"] = fingerprint
     record["training"] = card.trained(run) if run else None
-    record["evaluations"] = []
-    if run or evaluation:
-        record["evaluations"] = card.evaluations(run or directory, record, evaluation)
+    look = bool(run or evaluation)
+    record["evaluations"] = card.evaluations(run or directory, record, evaluation) if look else []
     _warn_before_serving(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
     check_finite(tensors)
     number = how_many(len(tensors), "tensor")
     log.info("writing %s for %s, method %s", number, chosen.engine, subject.method)
     with staged_directory(directory) as temporary:
-        try:
-            save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
+        _write_weights(tensors, temporary / WEIGHTS, directory)
         write_json(temporary / CONFIG, chosen.config(subject, served.directory(), drafts))
         record["weights_sha256"] = sha256(temporary / WEIGHTS)
         write_json(temporary / OURS, record)
@@ -157,6 +150,21 @@ def export_drafter(
         log.info("reading it back, to the last bit")
         _verify(temporary, drafter, target, subject)
     return Exported(directory, DrafterCheckpoint.of(directory, subject), line)
+
+
+def _check_format(format: str) -> None:
+    """Raise ValueError for a format that there is not."""
+    known = (*FORMATS, mtp.FORMAT)
+    if format not in known:
+        raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
+
+
+def _write_weights(tensors: dict[str, Tensor], path: Path, directory: Path) -> None:
+    """Write a file of weights; raise ValueError, which names the directory of the export, if that fails."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
 
 
 def _check_sizes(config: DrafterConfig, target: Target) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.features.contract import Contract
 from specdec.features.runners import (
     Engine,
     EngineDeadError,
@@ -24,7 +25,7 @@ from specdec.features.runners import (
     load_for_engine,
     run_engine,
 )
-from specdec.features.store import Contract, PackedRow, crc32, raw
+from specdec.features.store import PackedRow, crc32, raw
 from specdec.features.writer import SHARD_BYTES, CacheWriter
 from specdec.target import TargetSource
 from specdec.utils.cluster import last_line

@@ -126,7 +126,7 @@ class VllmEngine:
         """Many rows at a time."""
         group: list[PackedRow] = []
         for row in rows:
-            if group and sum(one.tokens for one in group) + row.tokens > TOKENS:
+            if group and sum(member.tokens for member in group) + row.tokens > TOKENS:
                 yield from self._group(group)
                 group = []
             group.append(row)
@@ -141,20 +141,20 @@ class VllmEngine:
             self.process.stdin.flush()
         files = iter(zip(pieces, self._answer(), strict=True))
         for row in rows:
-            found = [self._piece(*next(files)) for _ in row.pieces()]
-            aux_RNH, final_RH = (torch.cat(columns) for columns in zip(*found, strict=True))
+            states = [self._piece(*next(files)) for _ in row.pieces()]
+            aux_RNH, final_RH = (torch.cat(columns) for columns in zip(*states, strict=True))
             yield row, aux_RNH, final_RH
 
     def _piece(self, ids_M: Tensor, file: str) -> tuple[Tensor, Tensor]:
         """(M, N, H) and (M, H) of one request, whose file is removed."""
         try:
-            found = load_file(file)
+            tensors = load_file(file)
         except (OSError, SafetensorError) as error:
             raise ValueError(f"vLLM's {file} cannot be read: {error}") from error
-        states = found["hidden_states"]
+        states = tensors["hidden_states"]
         width = sum(b < self.target.num_layers for b in self.layers) + 1
         wanted = (len(ids_M), width, self.target.hidden_size)
-        if not torch.equal(found["token_ids"], ids_M) or states.shape != wanted:
+        if not torch.equal(tensors["token_ids"], ids_M) or states.shape != wanted:
             raise ValueError(
                 f"vLLM's {file} holds other tokens than were asked for, or states of another shape"
             )

@@ -15,15 +15,8 @@ import torch
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.features.store import (
-    DTYPES,
-    Contract,
-    FeatureStore,
-    PackedRow,
-    described,
-    each_row,
-    packed_rows,
-)
+from specdec.features.contract import DTYPES, Contract, described
+from specdec.features.store import FeatureStore, PackedRow, each_row, packed_rows
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 from specdec.target.rounding import compare_boundary, median_error, own_states
@@ -149,9 +142,9 @@ class Cached(Features):
             store.check(row)
         if target.whole:
             row = next(each_row(parts[0]))
-            found = store.contract.empty(row.tokens)
-            store.read(row, range(len(store.contract.layers)), *found)
-            spot_check(store.contract, self.directory, found, target, row)
+            columns = store.contract.empty(row.tokens)
+            store.read(row, range(len(store.contract.layers)), *columns)
+            spot_check(store.contract, self.directory, columns, target, row)
         else:
             log.warning(
                 "the cache's numbers are taken as they are: parts of a target cannot work one out again"
@@ -231,12 +224,12 @@ class RowSource(FeatureSource):
 
     def wait(self, batch: Batch) -> None:
         """Wait until it is read."""
-        wait([one] if (one := self._prefetched.get(_keys(packed_rows(batch)))) else [])
+        wait([reading] if (reading := self._prefetched.get(_keys(packed_rows(batch)))) else [])
 
     def cancel(self, batch: Batch) -> None:
         """Do not read it, or not keep it."""
-        if one := self._prefetched.pop(_keys(packed_rows(batch)), None):
-            one.cancel()
+        if reading := self._prefetched.pop(_keys(packed_rows(batch)), None):
+            reading.cancel()
 
     def __call__(
         self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool
@@ -248,8 +241,8 @@ class RowSource(FeatureSource):
             )
         rows = packed_rows(batch)
         ahead = self._prefetched.pop(_keys(rows), None)
-        found = self._read(rows, batch.ids_BT.shape[1]) if ahead is None else ahead.result()
-        on_device = [column.to(target.device, non_blocking=True) for column in found]
+        columns = self._read(rows, batch.ids_BT.shape[1]) if ahead is None else ahead.result()
+        on_device = [column.to(target.device, non_blocking=True) for column in columns]
         aux_BTNH, final_BTH = self.contract.decode(on_device, self.dtype)
         if len(self.taps) < len(self.layers):  # the last boundary, after the final norm
             aux_BTNH[:, :, -1] = final_BTH
@@ -315,9 +308,9 @@ def spot_check(
     M = min(row.tokens, SPOT_TOKENS)
     aux_RNH, final_RH = contract.decode(columns, torch.float32)
     ids_1M, documents_1M = (x[None, :M].to(target.device) for x in (row.ids_R, row.documents_R))
-    own = target.forward(ids_1M, View.packed(documents_1M), range(target.num_layers + 1))
+    outputs = target.forward(ids_1M, View.packed(documents_1M), range(target.num_layers + 1))
     *allowed, allowed_final, _ = own_states(target, DTYPES[contract.dtype]).allowed
-    own_MH = {b: [state_MH] for b, state_MH in enumerate(own.aux_BTNH[0].unbind(1))}
+    own_MH = {b: [state_MH] for b, state_MH in enumerate(outputs.aux_BTNH[0].unbind(1))}
     for n, boundary in enumerate(contract.layers):
         difference = compare_boundary(boundary, [aux_RNH[:M, n]], own_MH)
         if not difference.fits(allowed[boundary]):
@@ -326,7 +319,7 @@ def spot_check(
                 f"allowed {allowed[boundary]:.1e}; the nearest other is boundary {difference.nearest}, off by "
                 f"{difference.nearest_error:.1e}): run specdec cache again"
             )
-    final_error = median_error(final_RH[:M], own.final_BTH[0])
+    final_error = median_error(final_RH[:M], outputs.final_BTH[0])
     if not final_error <= allowed_final:
         raise ValueError(
             f"{where}: the final state is not the target's (off by {final_error:.1e}): run specdec cache again"

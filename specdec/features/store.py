@@ -1,4 +1,4 @@
-"""A cache of features on disk: what it promises, its shards of whole rows, their index and checksums, and its reader.
+"""A cache of features on disk: its shards of whole rows, their index and checksums, and its reader.
 
 Features are kept of packed rows. A row is found by its key, a hash of its ids and of where its documents begin: to the
 last bit the features depend on the whole row, since kernels sum in an order of their own for every shape.
@@ -6,14 +6,10 @@ last bit the features depend on the whole row, since kernels sum in an order of 
 Legend: R tokens of a row before its padding, P tokens of a shard, N stored boundaries, H hidden, E rows of a shard.
 """
 
-import dataclasses
 import hashlib
-import inspect
 import json
-import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -23,9 +19,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specdec.data import Batch, MixSource, TokenData
-from specdec.target import Target, TargetOutput
-from specdec.utils.config import class_name, differences, to_text
+from specdec.data import Batch
+from specdec.features.contract import Column, Contract
+from specdec.utils.config import differences, to_text
 from specdec.utils.files import write_json
 from specdec.utils.reading import explained, read_json, sha256
 from specdec.utils.text import how_many
@@ -34,155 +30,6 @@ FORMAT = "specdec-features-6"
 INDEX = "index.json"  # written last: a folder without it is no cache yet
 UNFINISHED = "building.json"  # the index of what is written so far
 REMEDY = "run the same specdec cache command again, which makes it anew"
-# kept with a scale for every state; the largest number of each
-SCALED = {torch.float8_e4m3fn: 448.0}
-DTYPES = {
-    str(x).removeprefix("torch."): x
-    for x in (torch.float64, torch.float32, torch.bfloat16, torch.float16, *SCALED)
-}
-INCIDENTAL = ("batch_size",)  # of the data: it changes no row
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contract:
-    """Everything that a cache's numbers depend on.
-
-    Args:
-        layers: boundaries stored, ascending: 0 the embeddings, b the residual stream after b layers, before the final
-            norm; the final state, after it, is stored in any case.
-        dtype: of what is stored.
-        target_dtype: what the target ran in.
-        target: its :attr:`specdec.target.Target.identity`.
-        data: :func:`described`.
-        engine: what ran the target.
-        first_rows: how many rows of training, those that an epoch draws first; None if all are stored.
-    """
-
-    layers: tuple[int, ...]
-    dtype: str
-    target_dtype: str
-    hidden_size: int
-    target: Mapping[str, str | int | None]
-    data: Mapping[str, Any]
-    engine: str
-    first_rows: int | None = None
-
-    @classmethod
-    def of(
-        cls, target: Target, data: TokenData, layers: Sequence[int], dtype: str, engine: str,
-        first_rows: int | None = None,
-    ) -> Self:  # fmt: skip
-        """For features of this data that are about to be written; ``dtype`` may be ``target``.
-
-        Raises:
-            ValueError: no such boundary.
-        """
-        if wrong := [b for b in layers if not 0 <= b <= target.num_layers]:
-            raise ValueError(
-                f"no layer boundary {wrong[0]}: this target has 0 to {target.num_layers}"
-            )
-        target_dtype = str(target.dtype).removeprefix("torch.")
-        return cls(
-            layers=tuple(sorted(set(layers))), dtype=target_dtype if dtype == "target" else dtype,
-            target_dtype=target_dtype, hidden_size=target.hidden_size, target=target.identity, data=described(data),
-            engine=engine, first_rows=first_rows,
-        )  # fmt: skip
-
-    def columns(self, boundaries: int | None = None) -> dict[str, "Column"]:
-        """What there is of every token: its states at all boundaries, or so many, and its final one; scales, too."""
-        N = len(self.layers) if boundaries is None else boundaries
-        H = self.hidden_size
-        dtype = DTYPES[self.dtype]
-        found = {"aux_PNH": Column((N, H), dtype), "final_PH": Column((H,), dtype)}
-        if dtype in SCALED:
-            found |= {
-                "aux_scale_PN": Column((N,), torch.float32),
-                "final_scale_P": Column((), torch.float32),
-            }
-        return found
-
-    def empty(self, R: int) -> list[Tensor]:
-        """Columns of a row of R tokens, yet to be filled."""
-        return [
-            torch.empty(R, *column.shape, dtype=column.dtype) for column in self.columns().values()
-        ]
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of a token's states."""
-        return sum(column.token_bytes for column in self.columns().values())
-
-    def encode(self, aux_RNH: Tensor, final_RH: Tensor) -> tuple[Tensor, ...]:
-        """A row's columns, on the CPU, of its states; ValueError if one is not finite in the dtype stored."""
-        states = (aux_RNH, final_RH)
-        dtype = DTYPES[self.dtype]
-        if dtype in SCALED:  # the largest number of a token's state becomes the dtype's largest
-            scales = [
-                state.float().abs().amax(-1).clamp(min=1e-30) / SCALED[dtype] for state in states
-            ]
-            scaled = [
-                (state.float() / scale[..., None]).to(dtype)
-                for state, scale in zip(states, scales, strict=True)
-            ]
-            columns = (*scaled, *scales)
-        else:
-            columns = tuple(state.to(dtype) for state in states)
-        aux, final = columns[-2:]  # the scales, if there are any
-        names = (*(f"boundary {b}" for b in self.layers), "the final state")
-        for name, column in zip(names, (*aux.unbind(1), final), strict=True):
-            if not column.isfinite().all():
-                raise ValueError(
-                    f"the target's {name} holds NaN or infinity: run it in a wider dtype"
-                )
-        return tuple(column.cpu().contiguous() for column in columns)
-
-    def decode(self, columns: Sequence[Tensor], dtype: torch.dtype) -> TargetOutput:
-        """The states that columns hold, in ``dtype``, where they lie."""
-        states = columns[:2]
-        scales = columns[2:]
-        if not scales:
-            return TargetOutput(*(state.to(dtype) for state in states))
-        return TargetOutput(
-            *(
-                (state.float() * scale[..., None]).to(dtype)
-                for state, scale in zip(states, scales, strict=True)
-            )
-        )
-
-    def differences(self, now: Self) -> str:
-        """What was otherwise in this one, in words; nothing if all is the same."""
-        changes = differences(self.to_json(), now.to_json())
-        return "; ".join(f"{key} was {to_text(a)}, is {to_text(b)}" for key, a, b in changes)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-able data; ``Contract(**data)`` is the inverse, but for the tuple of layers."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
-
-
-class Column(NamedTuple):
-    """One kind of numbers that are kept of every token."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of a token's."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def described(data: TokenData) -> dict[str, Any]:
-    """The arguments that decide which rows there are."""
-    names = [
-        name for name in inspect.signature(type(data).__init__).parameters if name not in INCIDENTAL
-    ]
-    found = {name: vars(data)[name] for name in names if name in vars(data)}
-    return json.loads(json.dumps(found | {"class": class_name(type(data))}, default=_plain))
-
-
-def _plain(value: Any) -> Any:
-    """A source of a mix as its settings, anything else as text."""
-    return vars(value) if isinstance(value, MixSource) else str(value)
 
 
 class PackedRow(NamedTuple):
@@ -301,10 +148,10 @@ class RowPlace(NamedTuple):
 
 def crc32(*columns: Tensor) -> int:
     """Of their bytes, one after another: 4 GB a second, where SHA-256 takes in two."""
-    found = 0
+    checksum = 0
     for column in columns:
-        found = zlib.crc32(raw(column).data, found)
-    return found
+        checksum = zlib.crc32(raw(column).data, checksum)
+    return checksum
 
 
 def raw(column: Tensor) -> npt.NDArray[np.uint8]:
@@ -331,10 +178,10 @@ def shard_rows(path: Path, columns: Mapping[str, Column]) -> dict[bytes, RowPlac
             places = [
                 RowPlace(
                     path,
-                    tuple(at + before * size for at, size in zip(starts, sizes, strict=True)),
+                    tuple(at + first * size for at, size in zip(starts, sizes, strict=True)),
                     crc,
                 )
-                for before, crc in zip(before_E, crcs_E.tolist(), strict=True)
+                for first, crc in zip(before_E, crcs_E.tolist(), strict=True)
             ]
             return dict(zip(map(bytes, keys.numpy()), places, strict=True))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
@@ -409,21 +256,21 @@ class FeatureStore:
         stored = self.contract.columns()
         in_order = [*taps] == [*range(len(self.contract.layers))]  # all boundaries: no copy
         by_boundary = [name.startswith("aux") for name in stored]
-        found = [
+        buffers = [
             there.new_empty(R, *column.shape)
             if some and not (in_order and there.shape[1:] == column.shape)
             else there[:R]
             for there, column, some in zip(columns, stored.values(), by_boundary, strict=True)
         ]
         with explained(path), path.open("rb", buffering=0) as file:
-            for start, column in zip(place.starts, found, strict=True):
+            for start, column in zip(place.starts, buffers, strict=True):
                 file.seek(start)
                 if column.numel() and file.readinto(raw(column).data) != column.nbytes:
                     raise ValueError(f"{path}: it is cut off: {REMEDY}")
-        if crc32(*found) != place.crc32:
+        if crc32(*buffers) != place.crc32:
             raise ValueError(
                 f"{path}: a row's CRC-32 is not the one that was written with it: {REMEDY}"
             )
-        for there, column in zip(columns, found, strict=True):
+        for there, column in zip(columns, buffers, strict=True):
             for n, tap in enumerate(taps if there.data_ptr() != column.data_ptr() else ()):
                 there[:R, n] = column[:, tap]

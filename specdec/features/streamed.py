@@ -16,13 +16,15 @@ import sys
 import threading
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, distributed
 
 from specdec.data import Batch, TokenData
+from specdec.features.actors import TIMEOUT, Actors, agreed, answers_of, rank
+from specdec.features.contract import DTYPES, Contract
 from specdec.features.producers import (
     CALLS,
     MAX_IN_FLIGHT,
@@ -41,7 +43,7 @@ from specdec.features.source import (
     spot_check,
     stored_boundaries,
 )
-from specdec.features.store import DTYPES, Contract, PackedRow, each_row, packed_rows
+from specdec.features.store import PackedRow, each_row, packed_rows
 from specdec.target import Target, TargetOutput, TargetSource
 from specdec.utils.cluster import AUTH, join, last_line
 from specdec.utils.numbers import Count, NonNegative, Side, check_numbers
@@ -49,9 +51,6 @@ from specdec.utils.text import how_many
 from specdec.utils.vllm import VARIABLE
 
 log = logging.getLogger(__name__)
-
-TIMEOUT = 60.0  # seconds without features, or without producers, between two lines of the log
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class StreamedSource(RowSource):
             raise ValueError(
                 "features Streamed need a target that producers can load: give its directory or Hub id"
             )
-        actors = _Actors(ray, uuid.uuid4().hex[:8])
+        actors = Actors(ray, uuid.uuid4().hex[:8])
         longest, keys = self._rows_to_make()
         names = [f"producer-{number}" for number in range(features.producers)]
         source = self._source_of_producers(self.target.origin)
@@ -206,7 +205,7 @@ class StreamedSource(RowSource):
             self._tee = actors.start_actor(Tee, "tee", place, contract, **beside)
             self._tee_keys = keys
             log.info("waiting for %s, which no other process may be writing", features.tee)
-            self._answers([self._tee], "known", "model.features.tee")
+            answers_of([self._tee], "known", "model.features.tee")
         producer_names = list(map(actors.full_name, names))
         queue_arguments = contract, producer_names, features.rows, tee
         queue = actors.start_actor(
@@ -267,7 +266,7 @@ class StreamedSource(RowSource):
 
     def _agreed_identity(self, producers: Sequence[Any]) -> tuple[dict[str, Any], str]:
         """Return the target's identity and the engine, of which all producers must have the same."""
-        answers = self._answers(producers, "about", "a producer cannot start")
+        answers = answers_of(producers, "about", "a producer cannot start")
         identity, engine = answers[0]
         for producer_identity, producer_engine in answers:
             if not self.target.is_of(producer_identity):
@@ -279,23 +278,6 @@ class StreamedSource(RowSource):
                     f"producers run {engine} and {producer_engine}: install one version on all machines"
                 )
         return identity, engine
-
-    @staticmethod
-    def _answers(actors: Sequence[Any], method: str, wrong: str) -> list[Any]:
-        """Return the answers of actors that start; ValueError in their words, behind ``wrong``, if one cannot."""
-        import ray
-
-        waiting = [getattr(actor, method).remote() for actor in actors]
-        answers = []
-        while waiting:
-            ready, waiting = ray.wait(waiting, timeout=TIMEOUT)
-            if not ready:
-                log.warning("still waiting; the cluster has free: %s", ray.available_resources())
-            try:
-                answers += ray.get(ready)
-            except ray.exceptions.RayError as error:
-                raise ValueError(f"{wrong}: {last_line(error)}") from error
-        return answers
 
     def _check(self) -> None:
         """Compare a row of theirs with the target."""
@@ -405,49 +387,3 @@ class StreamedSource(RowSource):
             if missing:
                 state = f"{how_many(missing, 'row')} missing, which specdec cache makes"
             log.info("%s: %s", self.features.tee, state)
-
-
-class _Actors:
-    """Starts the actors of one run, whose names end in its id."""
-
-    def __init__(self, ray: Any, run: str) -> None:
-        self.ray = ray
-        self.run = run
-
-    def full_name(self, name: str) -> str:
-        """Return the name of an actor in the cluster."""
-        return f"{name}-{self.run}"
-
-    def start_actor(self, kind: type, name: str, *arguments: Any, **options: Any) -> Any:
-        """Return the handle of an actor that is started again whenever it dies."""
-        options |= {"name": self.full_name(name), "namespace": NAMESPACE, "max_restarts": -1}
-        return self.ray.remote(kind).options(**options).remote(*arguments)
-
-    def on_this_node(self) -> Any:
-        """Return the strategy that places an actor on this machine."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        node = self.ray.get_runtime_context().get_node_id()
-        return NodeAffinitySchedulingStrategy(node, soft=False)
-
-
-def rank() -> int:
-    """Return the number of this process among those that train together."""
-    return distributed.get_rank() if distributed.is_initialized() else 0
-
-
-def agreed(make: Callable[[], Value]) -> Value:
-    """Return what the first process makes, on every process; raise ValueError on all if it fails there."""
-    if not distributed.is_initialized():
-        return make()
-    box: list[Any] = [None]
-    if rank() == 0:
-        try:
-            box = [(make(), None)]
-        except Exception as error:  # noqa: BLE001  whatever it is, the others wait
-            box = [(None, str(error) if isinstance(error, ValueError) else last_line(error))]
-    distributed.broadcast_object_list(box)
-    value, wrong = box[0]
-    if wrong is not None:
-        raise ValueError(wrong)
-    return value

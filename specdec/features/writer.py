@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specdec.features.contract import Contract
 from specdec.features.store import (
     INDEX,
     UNFINISHED,
-    Contract,
     FeatureIndex,
     PackedRow,
     ShardEntry,
@@ -63,13 +63,13 @@ def merge(directory: Path, parts: Sequence[str]) -> list[str]:
     are not."""
     if missing := [name for name in parts if not (directory / name / INDEX).exists()]:
         return missing
-    found = [FeatureIndex.read(directory / name / INDEX) for name in parts]
+    indices = [FeatureIndex.read(directory / name / INDEX) for name in parts]
     shards = [
         entry._replace(file=f"{name}/{entry.file}")
-        for name, one in zip(parts, found, strict=True)
-        for entry in one.shards
+        for name, index in zip(parts, indices, strict=True)
+        for entry in index.shards
     ]
-    FeatureIndex(found[0].contract, shards).write(directory / INDEX)
+    FeatureIndex(indices[0].contract, shards).write(directory / INDEX)
     return []
 
 
@@ -143,7 +143,8 @@ class CacheWriter:
 
     def add_columns(self, row: PackedRow, columns: tuple[Tensor, ...]) -> None:
         """The same of states that are encoded."""
-        if self._rows and sum(one.tokens for one, _ in self._rows) + row.tokens > self.capacity:
+        waiting = sum(earlier.tokens for earlier, _ in self._rows)
+        if self._rows and waiting + row.tokens > self.capacity:
             self._flush()
         self._rows.append((row, columns))
         self.known.add(row.key)
@@ -181,7 +182,7 @@ class CacheWriter:
             bytearray(b"".join(row.key for row in rows)), dtype=torch.uint8
         ).view(len(rows), -1)
         sizes_E = torch.tensor([row.tokens for row in rows])
-        crcs_E = torch.tensor([crc32(*one) for one in columns])
+        crcs_E = torch.tensor([crc32(*row_columns) for row_columns in columns])
         path = self.directory / f"shard-{len(self.shards):05}.safetensors"
         with staged(path) as temporary:
             try:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec.features.contract import INCIDENTAL
 from specdec.features.source import OnTheFly
-from specdec.features.store import INCIDENTAL
 from specdec.report.tables import ReportTable, print_report
 from specdec.studies.arms import (
     Arm,

@@ -84,11 +84,11 @@ def lora_config(said: Any) -> Any:
     if not isinstance(said, dict) or said.get("peft_type") != "LORA":
         raise ValueError(f"{CONFIG}: no LoRA adapter: merge it into its model and give that")
     taken = {name: said[name] for name in TAKEN & said.keys()}
-    own = LoraConfig().to_dict()
+    defaults = LoraConfig().to_dict()
     for name in sorted(said.keys() - TAKEN - WITHOUT_EFFECT):
         if (
             said[name]
-            and said[name] != own.get(name)
+            and said[name] != defaults.get(name)
             and (name, said[name]) != ("init_lora_weights", "gaussian")
         ):
             raise ValueError(

@@ -220,9 +220,9 @@ class TargetCache(Cache):
         """The cache of one sequence, in the same memory."""
         if self.batch == 1:  # without a slice: compiled code would copy the buffer at every write
             return self
-        one = copy.copy(self)
-        one._rows = slice(b, b + 1)
-        return one
+        view = copy.copy(self)
+        view._rows = slice(b, b + 1)
+        return view
 
     def recurrent_states(self) -> list[tuple[dict[int, Tensor], int, Tensor]]:
         """A copy of every recurrent layer's states; empty if there are none yet, or no such layers."""

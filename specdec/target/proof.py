@@ -48,11 +48,11 @@ def prove(target: "Target") -> None:
     ids_1T = short_text(target)
     try:
         _check_parts(target, ids_1T)
-        own = own_states(target)
+        expected = own_states(target)
         ours = _ours(target, ids_1T, View.packed(torch.zeros_like(ids_1T)))
-        _check_close(target, "a plain text", ours, own, slice(None))
-        _check_packed(target, ids_1T, own)
-        _check_cached(target, ids_1T, own)
+        _check_close(target, "a plain text", ours, expected, slice(None))
+        _check_packed(target, ids_1T, expected)
+        _check_cached(target, ids_1T, expected)
     except (torch.OutOfMemoryError, ValueError):
         raise
     except FAILURES as error:

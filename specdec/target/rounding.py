@@ -78,8 +78,8 @@ def short_text(target: "Target") -> Tensor:
 def relative_error(ours_TH: Tensor, own_TH: Tensor) -> Tensor:
     """Return |difference| / |value| of each token, (T,) float64."""
     ours = ours_TH.to(own_TH.device).double()
-    own = own_TH.double()
-    return (ours - own).norm(dim=-1) / own.norm(dim=-1).clamp_min(1e-12)
+    expected = own_TH.double()
+    return (ours - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-12)
 
 
 def median_error(ours_TH: Tensor, own_TH: Tensor) -> float:

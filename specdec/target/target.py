@@ -233,10 +233,10 @@ class Target:
         masks = self._masks(view, columns)
         # each layer gets a mask of its own; this one keeps the family from making any
         no_mask = view.positions_BT.new_ones(1, dtype=torch.bool)
-        kept = frozenset(b for b in layers if b < last or not final_norm)
+        recorded = frozenset(b for b in layers if b < last or not final_norm)
         with (
             torch.autocast(self.device.type, enabled=False),
-            self._tape.running(masks, kept) as h,
+            self._tape.running(masks, recorded) as h,
         ):
             final_BTH = self._parts.decoder(
                 input_ids=ids_BT,

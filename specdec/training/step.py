@@ -156,7 +156,7 @@ class TrainedSlots(NamedTuple):
 
     trained_KBT: Tensor  # bool
     drawn_KBT: Tensor | None  # bool, the slots that were drawn; None where all take part
-    kept: list[KeptSlots | None]
+    kept_slots: list[KeptSlots | None]
 
 
 class TrainStep(nn.Module):
@@ -200,7 +200,7 @@ class TrainStep(nn.Module):
             config.steps,
             config.kernel,
             config.recompute,
-            slots.kept,
+            slots.kept_slots,
         )
         steps = list(unroll)
 
@@ -271,7 +271,7 @@ class TrainStep(nn.Module):
             if isinstance(term.loss, DistributionLoss)
         ]
         return HeadTask(
-            pieces=list(pieces(slots.trained_KBT, piece_positions, slots.kept)),
+            pieces=list(pieces(slots.trained_KBT, piece_positions, slots.kept_slots)),
             probs=lambda positions_C: target.probs(final_SH[positions_C]),
             terms=distribution_terms,
             factors=config.weights.factors(config.steps),
@@ -294,8 +294,8 @@ class TrainStep(nn.Module):
         by_step = []
         for k, step in enumerate(steps):
             slots_R = slots.trained_KBT[k].flatten().nonzero()[:, 0]
-            kept_slots = slots.kept[k]
-            rows_R = slots_R if kept_slots is None else kept_slots.place_S[slots_R]
+            step_slots = slots.kept_slots[k]
+            rows_R = slots_R if step_slots is None else step_slots.place_S[slots_R]
             h_RH = step.h_BTH.flatten(0, 1)[rows_R]
             target_RH = shift(target.final_BTH, 1 + k).flatten(0, 1)[slots_R]
             loss_R = loss(h_RH, target_RH.to(h_RH.dtype))

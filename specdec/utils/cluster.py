@@ -40,7 +40,7 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
         raise ValueError(MISSING) from error
     if ray.is_initialized():
         return ray
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **options
@@ -51,7 +51,7 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray puts its own there
+            signal.signal(signal.SIGTERM, handler)  # Ray puts its own there
     if not address and not ip_address(ip := ray.util.get_node_ip_address()).is_loopback:
         ray.shutdown()
         raise ValueError(

@@ -51,10 +51,10 @@ def _located(value: Any, folder: Path) -> Any:
     if not isinstance(value, str) or not value.endswith((".yaml", ".yml")):
         return value
     places = (folder / value, Path(packaged_path(value)))
-    found = next((str(place.resolve()) for place in places if place.exists()), value)
-    if found != value or Path(value).exists():
-        load_yaml(read_yaml_text(found), found)  # before the parser reads it
-    return found
+    path = next((str(place.resolve()) for place in places if place.exists()), value)
+    if path != value or Path(value).exists():
+        load_yaml(read_yaml_text(path), path)  # before the parser reads it
+    return path
 
 
 def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -77,11 +77,11 @@ def merge_config(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     try:
-        found, rest = parser.parse_known_args(args)
+        arguments, rest = parser.parse_known_args(args)
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from error
     config = OmegaConf.to_container(
-        OmegaConf.merge({}, *(read_yaml(packaged_path(path)) for path in found.config))
+        OmegaConf.merge({}, *(read_yaml(packaged_path(path)) for path in arguments.config))
     )
     assert isinstance(config, dict)
     return {str(key): value for key, value in config.items()}, rest
@@ -135,13 +135,13 @@ def class_name(cls: Any) -> str:
 
 def _loaded(class_path: str) -> type | None:
     module, _, name = class_path.rpartition(".")
-    own = (place for place in list(sys.modules) if place.startswith("specdec."))
-    for place in [module] if module else itertools.chain([_PLACES.get(name, "")], own):
-        found = getattr(sys.modules.get(place), name, None)
-        if inspect.isclass(found) and (module or found.__module__ == place):
+    own_modules = (place for place in list(sys.modules) if place.startswith("specdec."))
+    for place in [module] if module else itertools.chain([_PLACES.get(name, "")], own_modules):
+        part = getattr(sys.modules.get(place), name, None)
+        if inspect.isclass(part) and (module or part.__module__ == place):
             if not module:
                 _PLACES[name] = place
-            return found
+            return part
     return None
 
 
@@ -216,8 +216,9 @@ def to_text(value: Any) -> str:
             for name, child in value["init_args"].items()
             if defaults.get(name, ...) != child
         ]
-        given = [f"{name}={to_text(child)}" for name, child in chosen]
-        return value["class_path"].rpartition(".")[2] + (f"({', '.join(given)})" if given else "")
+        arguments = [f"{name}={to_text(child)}" for name, child in chosen]
+        short_name = value["class_path"].rpartition(".")[2]
+        return f"{short_name}({', '.join(arguments)})" if arguments else short_name
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name} {to_text(child)}' for name, child in value.items())}}}"
     return str(value)

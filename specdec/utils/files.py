@@ -145,7 +145,7 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
         mode = temporary.stat().st_mode
         yield temporary
         (temporary / SUMS).write_text("".join(_sums(temporary)), encoding="utf-8")
-        for file in (made := sorted(temporary.rglob("*"))):
+        for file in (written := sorted(temporary.rglob("*"))):
             if file.is_symlink():
                 continue
             if file.is_file():
@@ -157,7 +157,7 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
             os.replace(path, folder / REPLACED)
         os.replace(temporary, path)
         _sync(path.parent)
-        if gone := [file for file in made if not (path / file.relative_to(temporary)).exists()]:
+        if gone := [file for file in written if not (path / file.relative_to(temporary)).exists()]:
             shutil.rmtree(path, ignore_errors=True)
             if (folder / REPLACED).exists():
                 os.replace(folder / REPLACED, path)
@@ -206,6 +206,6 @@ def write_sums(directory: Path, *patterns: str) -> None:
 
 def cache_directory() -> Path:
     """``$SPECDEC_CACHE``, else ``$XDG_CACHE_HOME/specdec``, else ``~/.cache/specdec``."""
-    if own := os.environ.get("SPECDEC_CACHE"):
-        return Path(own).expanduser()
+    if directory := os.environ.get("SPECDEC_CACHE"):
+        return Path(directory).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec"

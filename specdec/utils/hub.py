@@ -29,12 +29,13 @@ def reached(what: str) -> Iterator[None]:
         cause = (
             error.__cause__ if isinstance(error, RuntimeError | LocalEntryNotFoundError) else None
         )
-        found = cause or error
-        reason = " ".join(str(found).split())[:200] or type(found).__name__
-        if isinstance(found, HfHubHTTPError):
-            told = STATUS.get(found.response.status_code)
-            reason = f"{told} (status {found.response.status_code})" if told else reason
-        elif isinstance(found, HTTPError):
+        failure = cause or error
+        reason = " ".join(str(failure).split())[:200] or type(failure).__name__
+        if isinstance(failure, HfHubHTTPError):
+            status = failure.response.status_code
+            if status in STATUS:
+                reason = f"{STATUS[status]} (status {status})"
+        elif isinstance(failure, HTTPError):
             reason = f"the Hugging Face Hub cannot be reached, or broke off ({reason}): try again"
         raise ValueError(f"{what}: {reason}") from error
 

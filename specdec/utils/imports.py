@@ -56,7 +56,7 @@ def allowing(
     ValueError if one is no module, or cannot be imported.
     """
     path = list(sys.path)
-    before = trust.permissions[-1]
+    outer = trust.permissions[-1]
     depth = len(trust.permissions)
     try:
         if modules and not {"", os.getcwd()} & set(sys.path):
@@ -64,17 +64,16 @@ def allowing(
         importlib.invalidate_caches()
         for module in modules:
             _import(module)
-        both = zip(before, (modules, env, keys), strict=True)
-        trust.permissions.append(
-            Allowed(*(tuple(dict.fromkeys((*one, *two))) for one, two in both))
-        )
+        both = zip(outer, (modules, env, keys), strict=True)
+        joined = [tuple(dict.fromkeys((*earlier, *added))) for earlier, added in both]
+        trust.permissions.append(Allowed(*joined))
         guard_parsers()
         yield
     finally:
         if len(trust.permissions) > depth:  # else it failed before
             set_parsing_settings(
                 import_path_denylist=sorted(
-                    set(trust.permissions.pop().imports) - set(before.imports)
+                    set(trust.permissions.pop().imports) - set(outer.imports)
                 )
             )
         sys.path[:] = path
@@ -107,12 +106,12 @@ def take_permissions(args: list[str]) -> tuple[Allowed, list[str]]:
             f"--allow_{name}", action="append", default=[os.environ.get(variable, "")]
         )
     try:
-        found, rest = parser.parse_known_args(args)
+        arguments, rest = parser.parse_known_args(args)
     except argparse.ArgumentError as error:
         wanted = WANTED[str(error.argument_name).removeprefix("--allow_")]
         raise ValueError(f"{error.argument_name} needs {wanted}") from error
     lists = (
-        dict.fromkeys(re.findall(r"[^\s,]+", ",".join(getattr(found, f"allow_{name}"))))
+        dict.fromkeys(re.findall(r"[^\s,]+", ",".join(getattr(arguments, f"allow_{name}"))))
         for name in Allowed._fields
     )
     return Allowed(*map(tuple, lists)), rest
@@ -127,10 +126,10 @@ def refusal(message: str) -> str | None:
     """A line that says what was refused, if that is what a parser's message is about; it begins with the name."""
     if refused := re.search(trust.REFUSED, message):
         return refused[0]
-    found = re.search(r"Importing '([^']+)' is not allowed", message)
-    if found is None:
+    match = re.search(r"Importing '([^']+)' is not allowed", message)
+    if match is None:
         return None
-    path = found[1]
+    path = match[1]
     key = re.search(r"(?:Parser key|argument) [\"'-]*([\w.]+)", message)
     module, _, last = path.rpartition(".")
     where = f"{path} ({key[1]})" if key else path

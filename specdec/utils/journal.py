@@ -123,15 +123,15 @@ def whole_lines(path: Path, content: bytes, parsed: Callable[[bytes], Line | Non
     *lines, last = content.split(b"\n")
     if parsed(last[:-1]) is not None:  # no kill adds to a whole line: its end was changed
         lines.append(last)
-    found = []
+    values = []
     for number, line in enumerate(lines, start=1):
         if (value := parsed(line)) is None:
             raise ValueError(
                 f"{path}, line {number}: damaged, or of an earlier specdec: its checksum is not its content's: remove "
                 "the line, or begin anew"
             )
-        found.append(value)
-    return found
+        values.append(value)
+    return values
 
 
 def is_being_written(path: Path) -> bool:

@@ -6,7 +6,7 @@ checked before it is called. To a type checker, a config file and the parser the
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -81,30 +81,27 @@ def _fault(hint: Any, value: Any) -> str | None:
     """What is wrong with a value, or one that it holds, by its annotation; None if nothing is."""
     arms = (hint,) if get_origin(hint) is Annotated else (hint, *get_args(hint))
     ranges = [
-        (arm.__origin__, one)
+        (arm.__origin__, annotation)
         for arm in arms
         if get_origin(arm) is Annotated
-        for one in arm.__metadata__
+        for annotation in arm.__metadata__
     ]
-    ranges = [(kind, one) for kind, one in ranges if isinstance(one, Range)]
+    ranges = [(kind, annotation) for kind, annotation in ranges if isinstance(annotation, Range)]
     if not ranges or get_origin(hint) in (list, dict):
         inner = [get_args(arm)[-1] for arm in arms if get_origin(arm) in (list, dict)]
-        held = (
-            value.values()
-            if isinstance(value, dict)
-            else value
-            if isinstance(value, list | tuple)
-            else ()
-        )
-        return next(
-            (fault for child in held for one in inner if (fault := _fault(one, child))), None
-        )
+        children: Iterable[Any] = ()
+        if isinstance(value, dict):
+            children = value.values()
+        elif isinstance(value, list | tuple):
+            children = value
+        faults = (_fault(child_hint, child) for child in children for child_hint in inner)
+        return next(filter(None, faults), None)
     words = [word for arm in arms if get_origin(arm) is Literal for word in get_args(arm)]
     if value in words or isinstance(value, tuple(arm for arm in arms if isinstance(arm, type))):
         return None
     whole = all(kind is int for kind, _ in ranges)
     if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
         wanted = ["a whole number" if whole else "a number"]
-    elif None in (wanted := [one.wanted(value) for _, one in ranges]):
+    elif None in (wanted := [bounds.wanted(value) for _, bounds in ranges]):
         return None
     return f"must be {' or '.join(dict.fromkeys(map(str, (*words, *wanted))))}, not {value!r:.60}"

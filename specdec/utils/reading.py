@@ -88,12 +88,12 @@ def check_sum(path: Path | str) -> None:
         raise _damaged(path, place)
     # as sha256sum writes it, of a file in any folder; PowerShell writes capitals
     if beside.is_file():
-        found = re.fullmatch(r"(\w+)(?: [ *](?:.*/)?(.+))?\n?", "".join(_listed(beside)))
+        match = re.fullmatch(r"(\w+)(?: [ *](?:.*/)?(.+))?\n?", "".join(_listed(beside)))
         digest = sha256(path)
         if (
-            not found
-            or found[1] not in (digest, digest.upper())
-            or found[2] not in (None, path.name)
+            not match
+            or match[1] not in (digest, digest.upper())
+            or match[2] not in (None, path.name)
         ):
             raise _damaged(path, beside)
 
@@ -144,9 +144,9 @@ def check_sums(directory: Path, remedy: str | None = None, partial: bool = False
         listed = set(_listed(directory / SUMS))
     if not listed and not (directory / SUMS).exists():
         return {}
-    found = set(_sums(directory))
+    lines = set(_sums(directory))
     if differing := {
-        line.partition("  ")[2].strip() for line in (listed - found if partial else listed ^ found)
+        line.partition("  ")[2].strip() for line in (listed - lines if partial else listed ^ lines)
     }:
         raise _damaged(directory / min(differing), directory / SUMS, remedy)
-    return {line[66:-1]: line[:64] for line in found}
+    return {line[66:-1]: line[:64] for line in lines}

@@ -47,11 +47,11 @@ def stop_on_signals(patience: int = 0, ctrl_c: bool = True) -> Iterator[list[int
         elif len(signals) > patience:
             raise StopRequested(signals[0])
 
-    before = {
+    handlers = {
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
-    for number, old in before.items():
+    for number, old in handlers.items():
         if (number != signal.SIGINT or ctrl_c) and (
             number != signal.SIGHUP or old != signal.SIG_IGN
         ):
@@ -59,5 +59,5 @@ def stop_on_signals(patience: int = 0, ctrl_c: bool = True) -> Iterator[list[int
     try:
         yield signals
     finally:
-        for number, old in before.items():
+        for number, old in handlers.items():
             signal.signal(number, old)

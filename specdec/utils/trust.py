@@ -67,8 +67,8 @@ class Allowed(NamedTuple):
 
     def flags(self) -> list[str]:
         """The arguments that allow it again."""
-        given = ((f"--allow_{name}", names) for name, names in self._asdict().items() if names)
-        return [word for flag, names in given for word in (flag, ",".join(names))]
+        permitted = ((f"--allow_{name}", names) for name, names in self._asdict().items() if names)
+        return [word for flag, names in permitted for word in (flag, ",".join(names))]
 
 
 permissions = [Allowed()]

@@ -16,7 +16,8 @@ import yaml
 from safetensors.torch import load_file
 
 from specdec.cli import main
-from specdec.commands.fit import _once, run_fit
+from specdec.commands.fit import run_fit
+from specdec.commands.lightning_defaults import _once
 from specdec.drafter import load_drafter
 from specdec.features import OnTheFly
 from specdec.target.target import TargetOutput

@@ -15,7 +15,7 @@ from trl.chat_template_utils import add_response_schema
 
 from benchmarks.chat_oracle.tokenizers import templates, tokenizer_of
 from specdec.data.form import thought_and_text
-from specdec.data.layouts import Message
+from specdec.data.messages import Message
 from specdec.data.rendering import ChatTemplateError
 from specdec.data.said import TurnError
 from specdec.data.template import Template

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specdec.data.loader import Batch, Mix, ResumableLoader, order
 from specdec.data.mixes import MixSource, mix_of, read_mix, shares
 from specdec.data.module import ChatData, TextData
-from specdec.features.store import described
+from specdec.features.contract import described
 from tests.data.tiny import CHATML, tiny_tokenizer, write_jsonl
 
 COUNTS = st.lists(st.integers(1, 12), min_size=1, max_size=4)

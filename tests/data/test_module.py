@@ -8,8 +8,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specdec.data.loader import Batch, Document
-from specdec.data.module import ChatData, TextData, TokenData
+from specdec.data.module import ChatData, TextData
 from specdec.data.texts import encode_texts, iter_texts
+from specdec.data.token_data import TokenData
 from specdec.evaluation.callback import document_prompts
 from tests.data.test_prefix import beginning
 from tests.data.tiny import CHATML, tiny_tokenizer, write_jsonl

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.data.chat import encode
-from specdec.data.layouts import ChatConversation, Message
+from specdec.data.layouts import ChatConversation
+from specdec.data.messages import Message
 from specdec.data.shapes import Shapes, constants, looked_for, shortest
 from specdec.data.template import Rendered, Template, template_of
 from specdec.data.tokenising import with_mask

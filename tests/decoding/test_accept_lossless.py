@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import Accepted, Block, DraftTree, OneHot, Rule, WithoutReplacement
+from specdec.decoding.accept import (
+    Accepted,
+    Block,
+    DraftTree,
+    OneHot,
+    Rule,
+    WithoutReplacement,
+)
 from specdec.decoding.sampling import AcceptanceNoise, LogitsProcessor
 from tests.decoding.enumeration import (
     CHAIN,

@@ -8,8 +8,8 @@ import torch
 
 from specdec.data import Document, TokenData
 from specdec.engines.extract import stored_rows
+from specdec.features.contract import Contract
 from specdec.features.runners import TransformersEngine
-from specdec.features.store import Contract
 from specdec.features.writer import CacheWriter
 from specdec.target import Target
 

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from specdec.data import Batch
 from specdec.engines.extract import stored_rows
+from specdec.features.contract import described
 from specdec.features.runners import TransformersEngine
-from specdec.features.store import FeatureStore, PackedRow, described, packed_rows
+from specdec.features.store import FeatureStore, PackedRow, packed_rows
 from specdec.features.writer import CacheWriter
 from specdec.target import Target
 from tests.features.made import Texts, contract_of, fill

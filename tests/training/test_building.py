@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from specdec.cli import main
 from specdec.data import Batch, TokenData
-from specdec.data.module import Splits
+from specdec.data.token_data import Splits
 from specdec.drafter import Drafter, DrafterSpec, load_drafter, save_drafter
 from specdec.nn.view import View
 from specdec.target import Target

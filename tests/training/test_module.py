@@ -17,7 +17,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.data.module import Splits
+from specdec.data.token_data import Splits
 from specdec.drafter import Drafter
 from specdec.target import Target, TargetSource
 from specdec.training.distributed import unsharded

