@@ -1,5 +1,6 @@
-"""Runs in vLLM's own environment: ``python inside_vllm.py JOB``, in JSON; the answer is the last line of output."""
+"""Runs in vLLM's own environment: ``python inside_vllm.py``, in JSON, a line in and a line out for every job."""
 
+import gc
 import json
 import os
 import sys
@@ -22,7 +23,10 @@ def offline(
     """For each temperature and its prompts the tokens, every prompt with a seed of its own, and the counters of all."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.v1.sample import rejection_sampler
 
+    expand = rejection_sampler.expand_batch_to_tokens
     more = {"speculative_config": drafter} if drafter else {}
     llm = LLM(
         model=target, dtype="float32", max_model_len=256, max_num_seqs=16, enforce_eager=True, disable_log_stats=False,
@@ -43,6 +47,11 @@ def offline(
         }
         found.append({"ids": [list(one.outputs[0].token_ids) for one in made], **counts})
         before = after
+    # another engine may start in this process
+    rejection_sampler.expand_batch_to_tokens = expand
+    del llm
+    gc.collect()
+    cleanup_dist_env_and_memory()
     return found
 
 
@@ -94,7 +103,9 @@ def chat(url: str, text: str, tokens: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    os.environ.update(QUIET)
-    job = json.loads(sys.argv[1])
-    answer = {"offline": offline, "chat": chat}[job.pop("do")](**job)
-    sys.stdout.write(f"{json.dumps(answer)}\n")
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what vLLM prints is no answer
+    for line in sys.stdin:
+        job = json.loads(line)
+        answer = {"offline": offline, "chat": chat}[job.pop("do")](**job)
+        answers.write(f"{json.dumps(answer)}\n")

@@ -1,5 +1,6 @@
 """What was trained is what vLLM serves: drafters of ``specdec fit`` in a real vLLM, on a CPU, in float32."""
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from specdec.diagnostics.parity_files import read_files
 from specdec.diagnostics.planted import planted, write_files
 from specdec.drafter import load_drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters
+from specdec.engines.proposals import ProposalEngine
 from specdec.engines.server import drafter_checkpoint, free_port
 from specdec.target import Target, TargetSource
 from specdec.utils.vllm import VARIABLE
@@ -35,19 +37,30 @@ Inside = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def inside() -> Inside:
-    """Does a job in vLLM's environment."""
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    """Does one job after another in a process of vLLM's environment."""
     python = os.environ.get(VARIABLE)
     if not python:
         pytest.skip(f"{VARIABLE} names no Python with vLLM; docs/serve.md says how to make one")
+    log = tmp_path_factory.mktemp("inside") / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [python, inside_vllm.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            env=os.environ | inside_vllm.QUIET,
+        )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    jobs, answers = process.stdin, process.stdout
 
     def run(do: str, **job: Any) -> Any:
-        command = [python, inside_vllm.__file__, json.dumps({"do": do, **job})]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        jobs.write(json.dumps({"do": do, **job}) + "\n")
+        jobs.flush()
+        answer = answers.readline()
+        assert answer, log.read_text()[-4000:]
+        return json.loads(answer)
 
-    return run
+    yield run
+    process.kill()
+    process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -224,14 +237,23 @@ def parity_report(
     return status, report["engine"]
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ProposalEngine]:
+    """One process for all comparisons of this module: a start takes longer than what it is asked."""
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in inside_vllm.QUIET.items():  # what vLLM needs on a small machine
+            patch.setenv(variable, value)
+        with ProposalEngine.started() as process:
+            yield process
+
+
 @pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What vLLM needs on a small machine."""
-    for variable, value in inside_vllm.QUIET.items():
-        monkeypatch.setenv(variable, value)
+def one_engine(engine: ProposalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``specdec parity`` asks the engine that runs already."""
+    monkeypatch.setattr(ProposalEngine, "started", lambda: contextlib.nullcontext(engine))
 
 
-@pytest.mark.usefixtures("quiet")
+@pytest.mark.usefixtures("one_engine")
 def test_every_proposal_of_a_trained_drafter_is_ours(
     drafter: Path, target: Target, tmp_path: Path
 ) -> None:
@@ -254,7 +276,7 @@ FEEDBACK = "the other feedback (norm_output)"
     "fault", [FEEDBACK, "a window of 8", "rope style (interleaved for half-split)"]
 )
 @pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)
-@pytest.mark.usefixtures("quiet")
+@pytest.mark.usefixtures("one_engine")
 def test_parity_finds_what_is_planted_in_an_export(
     fault: str, drafter: Path, target: Target, tmp_path: Path
 ) -> None:
