@@ -119,7 +119,7 @@ def test_the_code_is_in_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert len(set(told)) == 4 and of() == told[0] != key_of("drift", ["fit", {"a": 1}])
     (tmp_path / "counted_parts.py").write_text("X = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(keys.trust, "allowed", [keys.trust.Allowed(imports=("counted_parts",))])
+    monkeypatch.setattr(keys.trust, "permissions", [keys.trust.Allowed(imports=("counted_parts",))])
     own = of()
     (tmp_path / "counted_parts.py").write_text("X = 2\n\n")
     assert len({told[0], own, of()}) == 3
