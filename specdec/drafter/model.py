@@ -15,7 +15,7 @@ from specdec.drafter.config import DrafterConfig
 from specdec.drafter.entry import Entered, EntryModule
 from specdec.drafter.norms import NormTable
 from specdec.drafter.vocab import DraftVocab
-from specdec.drafting.mode import Step
+from specdec.drafting.mode import Step, UnrollTask
 from specdec.drafting.parallel import FeedMask
 from specdec.drafting.slots import KeptSlots
 from specdec.nn.layers import Attention, RMSNorm, SwiGLU
@@ -219,11 +219,17 @@ class Drafter(nn.Module):
     ) -> Iterator[Step]:
         """Yield steps 0 to ``steps - 1`` at every anchor of a batch at once, as training needs them.
 
-        Arguments as in :meth:`specdec.drafting.mode.DraftingMode.unroll`.
+        Args:
+            ids_BT: int64 token ids.
+            aux_BTNH: the target's states at the drafter's boundaries.
+            documents_BT: int64 document numbers, -1 for padding.
+            kernel: how attention is computed; all kernels give the same numbers.
+            recompute: keep only each step's inputs and outputs for the backward pass, and run the step again there.
+            kept: for each step, the slots whose states are wanted, among those of the step before; the step's states
+                are (B, M, H) then. None, or no list at all, for all slots.
         """
-        return self.config.drafting.unroll(
-            self, ids_BT, aux_BTNH, documents_BT, steps, kernel, recompute, kept
-        )
+        task = UnrollTask(ids_BT, aux_BTNH, documents_BT, steps, kernel, recompute, kept)
+        return self.config.drafting.unroll(self, task)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Draft logits (..., D) of states (..., H); index j is the target id ``vocab.target_ids_D[j]``."""

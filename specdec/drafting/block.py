@@ -24,6 +24,7 @@ from specdec.drafting.mode import (
     Expand,
     Frontier,
     Step,
+    UnrollTask,
     attention_numbers,
     branches_of,
     levels_of,
@@ -33,7 +34,7 @@ from specdec.drafting.slots import KeptSlots
 from specdec.nn.backend import wide
 from specdec.nn.blocked import kept_bytes
 from specdec.nn.cache import StaticCache
-from specdec.nn.unroll import DENSE, BlockCache, UnrollKernel
+from specdec.nn.unroll import BlockCache
 from specdec.nn.view import Spans, View
 from specdec.utils.numbers import Depth, check_numbers
 from specdec.utils.text import how_many
@@ -114,29 +115,19 @@ class BlockDrafting(DraftingMode):
 
     # ---- training ----
 
-    def unroll(
-        self,
-        drafter: "Drafter",
-        ids_BT: Tensor,
-        aux_BTNH: Tensor,
-        documents_BT: Tensor,
-        steps: int,
-        kernel: UnrollKernel = DENSE,
-        recompute: bool = False,
-        kept: Sequence[KeptSlots | None] = (),
-    ) -> Iterator[Step]:
+    def unroll(self, drafter: "Drafter", task: UnrollTask) -> Iterator[Step]:
         """Yield the steps of one call at every anchor, or at those that are kept; the kept slots of step 0 count.
 
         A block sees the features of its document up to its anchor, and all of itself.
         """
-        self.check_depth(steps)
-        documents = View.packed(documents_BT)
-        T = ids_BT.shape[1]
-        h_BTH = drafter.fuse(aux_BTNH)
+        self.check_depth(task.steps)
+        documents = View.packed(task.documents_BT)
+        T = task.ids_BT.shape[1]
+        h_BTH = drafter.fuse(task.aux_BTNH)
         # A block begins at the token after its anchor.
         view = documents
-        root_BM = F.pad(ids_BT, (0, 1))[:, 1:]
-        slots = kept[0] if kept else None
+        root_BM = F.pad(task.ids_BT, (0, 1))[:, 1:]
+        slots = task.kept_slots[0] if task.kept_slots else None
         if slots is not None:
             view = documents.of(slots.slots_BM)
             root_BM = slots.take(root_BM)
@@ -148,10 +139,10 @@ class BlockDrafting(DraftingMode):
         block_positions_BQ = view.positions_BT.repeat(1, levels) + 1 + level_Q
         positions = torch.cat([documents.positions_BT, block_positions_BQ], 1)
         assert isinstance(view.visibility, Spans)
-        cache = BlockCache(kernel, view.visibility, T)
+        cache = BlockCache(task.kernel, view.visibility, T)
         block_view = View(positions, view.visibility, documents.positions_BT, cache=cache)
         step = drafter.advance(drafter.read(ids_BQ, h_BTH.dtype), h_BTH, block_view)
-        for k in range(steps):
+        for k in range(task.steps):
             nodes = self.nodes_of_step(k, M)
             yield Step(step.h_BTH[:, nodes], step.normed_BTH[:, nodes])
 

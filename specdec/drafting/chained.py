@@ -24,6 +24,7 @@ from specdec.drafting.mode import (
     Expand,
     Frontier,
     Step,
+    UnrollTask,
     attention_numbers,
     branches_of,
     linear_inputs,
@@ -32,7 +33,7 @@ from specdec.drafting.slots import KeptSlots
 from specdec.nn.blocked import kept_bytes
 from specdec.nn.cache import StaticCache
 from specdec.nn.parts import Part
-from specdec.nn.unroll import DENSE, UnrollCache, UnrollKernel
+from specdec.nn.unroll import UnrollCache
 from specdec.nn.view import View
 
 if TYPE_CHECKING:
@@ -104,34 +105,25 @@ class Chained(DraftingMode):
 
     # ---- training ----
 
-    def unroll(
-        self,
-        drafter: "Drafter",
-        ids_BT: Tensor,
-        aux_BTNH: Tensor,
-        documents_BT: Tensor,
-        steps: int,
-        kernel: UnrollKernel = DENSE,
-        recompute: bool = False,
-        kept: Sequence[KeptSlots | None] = (),
-    ) -> Iterator[Step]:
-        """Yield the steps; arguments as in :meth:`DraftingMode.unroll`.
+    def unroll(self, drafter: "Drafter", task: UnrollTask) -> Iterator[Step]:
+        """Yield the steps, each from the features that the one before handed on.
 
         Each slot sees the step-0 keys of its own document up to itself and its own keys of the later steps, at rotary
         position t + k: what a chain that starts at this anchor sees in its cache when it decodes.
         """
+        ids_BT = task.ids_BT
         T = ids_BT.shape[1]
-        documents = View.packed(documents_BT)
-        cache = UnrollCache(kernel)
+        documents = View.packed(task.documents_BT)
+        cache = UnrollCache(task.kernel)
         # Step 0 reads the target's true features.
-        h_BTH = drafter.fuse(aux_BTNH)
+        h_BTH = drafter.fuse(task.aux_BTNH)
         # Every token is read once for all steps: step k reads x[t + 1 + k] at slot t, zeros behind the row's end.
-        tokens_BRW = drafter.read(F.pad(ids_BT, (0, steps)), h_BTH.dtype)
+        tokens_BRW = drafter.read(F.pad(ids_BT, (0, task.steps)), h_BTH.dtype)
         masks_BRW: Tensor | None = None
         previous: KeptSlots | None = None
         view = documents
-        for k in range(steps):
-            slots = kept[k] if kept else None
+        for k in range(task.steps):
+            slots = task.kept_slots[k] if task.kept_slots else None
             if k < 2 or slots is not previous:
                 view = _view_of_slots(documents, slots, k)
             if k > 0 and slots is not None and slots is not previous:
@@ -152,7 +144,7 @@ class Chained(DraftingMode):
             else:
                 read_BTW = slots.take(read_BRW, 1 + k)
             step_view = view._replace(positions_BT=view.positions_BT + k)
-            if recompute and torch.is_grad_enabled():
+            if task.recompute and torch.is_grad_enabled():
                 step = _recomputed(drafter, read_BTW, h_BTH, step_view, cache)
             else:
                 step = drafter.advance(read_BTW, h_BTH, step_view._replace(cache=cache))

@@ -23,7 +23,7 @@ from specdec.drafting.branches import Branches, Chains
 from specdec.drafting.slots import KeptSlots
 from specdec.nn.backend import wide
 from specdec.nn.cache import StaticCache
-from specdec.nn.unroll import DENSE, UnrollKernel
+from specdec.nn.unroll import UnrollKernel
 from specdec.nn.view import View
 
 if TYPE_CHECKING:
@@ -89,6 +89,18 @@ class DrafterMemory:
         return Frontier.of(self.drafter, self.drafter.step(ids_BK, h_BKH, view))
 
 
+class UnrollTask(NamedTuple):
+    """What training unrolls; :meth:`specdec.drafter.Drafter.unroll` says what each is."""
+
+    ids_BT: Tensor
+    aux_BTNH: Tensor
+    documents_BT: Tensor
+    steps: int
+    kernel: UnrollKernel
+    recompute: bool
+    kept_slots: Sequence[KeptSlots | None]
+
+
 class AnchorDrafting(NamedTuple):
     """What drafting at A anchors of one text starts from; see :mod:`specdec.diagnostics.anchors`."""
 
@@ -136,28 +148,8 @@ class DraftingMode:
 
     # ---- training ----
 
-    def unroll(
-        self,
-        drafter: "Drafter",
-        ids_BT: Tensor,
-        aux_BTNH: Tensor,
-        documents_BT: Tensor,
-        steps: int,
-        kernel: UnrollKernel = DENSE,
-        recompute: bool = False,
-        kept: Sequence[KeptSlots | None] = (),
-    ) -> Iterator[Step]:
-        """Yield the drafter's steps 0 to ``steps - 1`` at every anchor of a batch at once.
-
-        Args:
-            ids_BT: int64 token ids.
-            aux_BTNH: the target's states at the drafter's boundaries.
-            documents_BT: int64 document numbers, -1 for padding.
-            kernel: how attention is computed; all kernels give the same numbers.
-            recompute: keep only each step's inputs and outputs for the backward pass, and run the step again there.
-            kept: for each step, the slots whose states are wanted, among those of the step before; the step's states
-                are (B, M, H) then. None, or no list at all, for all slots.
-        """
+    def unroll(self, drafter: "Drafter", task: UnrollTask) -> Iterator[Step]:
+        """Yield the drafter's steps 0 to ``steps - 1`` at every anchor of a batch at once."""
         raise TypeError(f"{type(self).__name__} must say how it is unrolled")
 
     def shares(self, keep: float, steps: int) -> list[float]:
