@@ -24,12 +24,12 @@ COLUMNS = {  # of the table, in three groups: the kind, its heading and what it 
         "turns",
         "two questions and two answers, with a thought in none, one or both of the answers",
     ),
-    "trailing user": ("user last", "a question at the end that nobody has answered"),
+    "trailing user": ("user last", "a question at the end without an answer"),
     "consecutive": ("twice", "two assistant messages in a row"),
     "parts": ("parts", "content as a list of text parts"),
     "null": (
         "null",
-        "`null` under the keys that a message does not use, and content `null` beside a call",
+        "`null` under the keys that a message does not use, and content `null` together with a call",
     ),
     "end": (
         "end",
@@ -40,7 +40,7 @@ COLUMNS = {  # of the table, in three groups: the kind, its heading and what it 
         "under `reasoning_content`, `reasoning` or `thinking`, or inline in `<think>` tags",
     ),
     "empty thought": ("empty", "an empty thought, under a key or in tags"),
-    "call with content": ("words + call", "a tool call beside words, without and with a thought"),
+    "call with content": ("words + call", "a tool call together with words, without and with a thought"),
     "call without content": (
         "call",
         "a tool call alone: content empty or absent, without and with a thought",
@@ -155,7 +155,7 @@ def _summary(results: Iterable[Cell]) -> list[str]:
     return [
         f"Of {total:,} assistant turns in {len(names) * len(KINDS)} cells, {counts[TWIN]:,} are equal to the twin, "
         f"{counts[ENDS]:,} to prompt and ends, {counts[REFUSED]:,} are refused with the reason, and {failed} fail. "
-        f"{twins} of the {len(names)} templates have a twin or tags of their own."
+        f"{twins} of the {len(names)} templates have a twin or their own tags."
     ]
 
 
