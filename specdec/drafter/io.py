@@ -111,15 +111,21 @@ def weights_sha256(drafter: Drafter) -> str:
 
 
 def located(drafter: Path | str) -> Path:
-    """A saved drafter's directory: the one of that name, or ``USER/NAME[@REVISION]`` fetched from the Hugging Face Hub.
+    """Return a saved drafter's directory.
+
+    Args:
+        drafter: the directory, a training run's directory (for its ``drafter/``), or ``USER/NAME[@REVISION]`` on the
+            Hugging Face Hub.
 
     Raises:
-        ValueError: there is no such directory, and it cannot be had from the Hub. A name in a folder that is here is
-            not looked for there.
+        ValueError: there is no such directory, and the Hub does not have it. If the name's parent folder exists here,
+            the Hub is not asked.
     """
     path = Path(drafter)
     if path.is_dir():
-        return path
+        of_run = path / "drafter"
+        is_run = (of_run / WEIGHTS).is_file() and not (path / WEIGHTS).exists()
+        return of_run if is_run else path
     if path.parent.exists() or not (
         name := re.fullmatch(r"(\w[\w.-]*/[\w.-]+)(?:@(.+))?", str(drafter))
     ):

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import specdec.drafter.io as io
 from specdec.drafter import Drafter, DrafterSpec, load_drafter, save_drafter
+from specdec.drafter.io import located
 from specdec.nn.view import View
 from specdec.utils import reading
 from specdec.utils.files import write_sums
@@ -249,3 +250,12 @@ def test_no_directory_and_a_file_in_its_place(tmp_path: Path) -> None:
             load_drafter(tmp_path / name)
     with pytest.raises(ValueError, match="a part of the path is a file"):
         save_drafter(tiny_drafter(presets()["eagle1"]), tmp_path / "file" / "drafter")
+
+
+def test_a_run_stands_for_its_drafter(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    saved = save_drafter(tiny_drafter(presets()["eagle1"]), run / "drafter")
+    (run / "SHA256SUMS").write_text("0" * 64 + "  losses.txt\n")
+    assert located(run) == saved == located(saved)
+    same = zip(load_drafter(run).parameters(), load_drafter(saved).parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in same)
