@@ -40,7 +40,10 @@ COLUMNS = {  # of the table, in three groups: the kind, its heading and what it 
         "under `reasoning_content`, `reasoning` or `thinking`, or inline in `<think>` tags",
     ),
     "empty thought": ("empty", "an empty thought, under a key or in tags"),
-    "call with content": ("words + call", "a tool call together with words, without and with a thought"),
+    "call with content": (
+        "words + call",
+        "a tool call together with words, without and with a thought",
+    ),
     "call without content": (
         "call",
         "a tool call alone: content empty or absent, without and with a thought",

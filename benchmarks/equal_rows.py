@@ -190,7 +190,7 @@ COLUMNS = [
 ]
 COLUMNS += ["clip"]
 NOTES = """\
-*theirs*: the loss as that trainer minimises it, seven unroll steps weighted 0.8^k. *difference*: relative, of the loss
+*theirs*: the loss as that trainer minimizes it, seven unroll steps weighted 0.8^k. *difference*: relative, of the loss
 and of the worst weight's gradient (in norm), where specdec's losses of the same rows are reduced as theirs. *scale*:
 their loss and gradient norm over specdec's own, which is one mean over the rows of all steps. *clip*: that of specdec's
 gradient norm which does what 0.5 does there. Rotary angles are float32 everywhere, as in training; whatever else the

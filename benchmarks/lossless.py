@@ -117,7 +117,7 @@ FAULTS: dict[str, tuple[str, Rule, int | None]] = {
     "greedy: a draft judged after the node before its parent": ("greedy", NodeBefore(), None),
     "a draft accepted with r, not r / q": (DRAWN, WithoutTheDrafter(), 4),
     "the residual is the target's distribution": (DRAWN, NoResidual(), 4),
-    "the residual is not renormalised": (DRAWN, ResidualNotNormalised(), 6),
+    "the residual is not renormalized": (DRAWN, ResidualNotNormalised(), 6),
     "the token after refused drafts is drawn anew": ("one_hot", OneHotDrawsAgain(), 0),
 }
 

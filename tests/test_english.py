@@ -18,7 +18,8 @@ MAX_WORDS = 35  # of a sentence
 MAX_PASSIVES = 22  # in 1,000 words, of those that do not say who acts
 
 IDIOMS = {
-    r"\bof (its|their|your|his|one's|our) own\b": "its own X, a separate X, your own X",
+    r"\bof (its|their|your|his|one's|our) own"
+    r"(?=\W*$|[.,;:)]|\s+(and|or|in|with|for|is|that|to|as|on|by|at|if|takes|makes)\b)": "its own X, a separate X",
     r"\bof (yours|ours|theirs)\b": "your X, our X",
     r"\banew\b": "again",
     r"\b(goes|go|gone|going|went) on\b": "resumes, continues",
@@ -32,7 +33,7 @@ IDIOMS = {
     r"\b(is|are|was|were) told\b": "gets, receives, knows",
     r"\bso many\b": "this many, N",
     r"\bpart of (your|one's|a user's) own\b": "custom component",
-    r"\bnobody\b": "no one, nothing, or name who",
+    r"\bnobody (?!else\b)": "no one, nothing, or name who",
     r"\b(thereof|thereby|wherein|hence)\b": "rewrite",
     r"\bhardly\b": "barely, almost no",
     r"\bforgotten\b": "missing, discarded",

@@ -1,7 +1,7 @@
 """specdec's step: its own drafter, objective, unroll kernel and optimizer, in the order of a step under Lightning.
 
 Options: ``compiled`` fuses the point-wise pieces, ``every`` trains rows whose likeliest target token the draft
-vocabulary lacks too (speculators' definition), ``kl`` minimises forward KL instead of soft cross-entropy, ``steps=3``
+vocabulary lacks too (speculators' definition), ``kl`` minimizes forward KL instead of soft cross-entropy, ``steps=3``
 unrolls three steps.
 """
 

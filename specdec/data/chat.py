@@ -1,7 +1,7 @@
 """Conversations: rows in several layouts in, documents out, of which the model's own tokens are supervised.
 
-A conversation is rendered by the target's own template and tokenised once. The mask is found in characters of the
-rendered text and carried over to tokens by their offsets. Pieces are never tokenised by themselves, and nothing is
+A conversation is rendered by the target's own template and tokenized once. The mask is found in characters of the
+rendered text and carried over to tokens by their offsets. Pieces are never tokenized by themselves, and nothing is
 searched for by marker strings: tokens merge across boundaries, and users write markers too.
 """
 
@@ -23,13 +23,13 @@ from specdec.data.layouts import (
     UNREAD_COLUMNS,
     ChatConversation,
     layouts_named,
-    recognise,
+    recognize,
 )
 from specdec.data.messages import parse_json_field
 from specdec.data.rows import DataRow, find_sources, read_rows
 from specdec.data.shapes import Shapes
 from specdec.data.template import Rendered, check_tokenizer, template_of
-from specdec.data.tokenising import Tokeniser
+from specdec.data.tokenizing import Tokenizer
 from specdec.data.tokens import MUCH, EncodedDocument
 from specdec.data.turns import Piece, Refused, TokenPiece, Turns, said_text
 from specdec.utils.text import how_many
@@ -37,7 +37,7 @@ from specdec.utils.text import how_many
 log = logging.getLogger(__name__)
 
 PLACE = re.compile(r"^.*?, (?:line|row) \d+: (?:message \d+: )?")  # of a row, in a message about it
-CHUNK = 256  # conversations tokenised in one call
+CHUNK = 256  # conversations tokenized in one call
 
 
 def read_conversations(
@@ -46,7 +46,7 @@ def read_conversations(
     """Return every conversation of files and Hub data; an id that comes again is numbered (``id#2``).
 
     Args:
-        layout: of every row; None recognises each row's by its columns.
+        layout: of every row; None recognizes each row's by its columns.
         left_out: gets what is wrong with each broken row, which is left out then; None stops at the first.
 
     Raises:
@@ -97,7 +97,7 @@ def conversation(row: DataRow, layout: str | None = None) -> ChatConversation:
         raise ValueError(
             f"{row.place}: column {unread[0]!r} may be a part of what is said, and is not read: drop it"
         )
-    messages = recognise(row.values, row.place, chosen or TRAINING, chosen).read(
+    messages = recognize(row.values, row.place, chosen or TRAINING, chosen).read(
         row.values, row.place
     )
     tools = (
@@ -184,7 +184,7 @@ def encode(
     conversations: Iterable[ChatConversation], tokenizer: Any, max_length: int, turns: Turns = "auto",
     left_out: list[str] | None = None, report: Report | None = None,
 ) -> Iterator[EncodedDocument]:  # fmt: skip
-    """Conversations as rows of tokens, each tokenised once and cut to ``max_length`` tokens.
+    """Conversations as rows of tokens, each tokenized once and cut to ``max_length`` tokens.
 
     Args:
         turns: how the turns of a conversation are put into rows; see :func:`specdec.data.turns.rows_of`.
@@ -197,7 +197,7 @@ def encode(
     check_tokenizer(tokenizer)
     template = template_of(tokenizer)
     shapes = Shapes(template, turns)
-    tokenise = Tokeniser(tokenizer)
+    tokenize = Tokenizer(tokenizer)
     report = Report() if report is None else report
     report.missing = template.form.missing
     count = 0
@@ -213,7 +213,7 @@ def encode(
                 continue
             pieces += [(number, piece) for piece in rows]
             count += 1
-        yield from _tokenised(pieces, tokenise, max_length, report)
+        yield from _tokenized(pieces, tokenize, max_length, report)
     if not count:
         raise ValueError(
             f"no conversation is left: {left_out[0] if left_out else 'there was none'}"
@@ -246,18 +246,18 @@ def _usable_rows(shapes: Shapes, conversation: ChatConversation, report: Report)
     return [Rendered(text, [])]
 
 
-def _tokenised(
-    pieces: Sequence[tuple[int, Piece]], tokenise: Tokeniser, max_length: int, report: Report
+def _tokenized(
+    pieces: Sequence[tuple[int, Piece]], tokenize: Tokenizer, max_length: int, report: Report
 ) -> Iterator[EncodedDocument]:
     """Yield the documents of some conversations' pieces, in their order."""
-    tokenised = tokenise([piece for _, piece in pieces if isinstance(piece, Rendered)])
+    tokenized = tokenize([piece for _, piece in pieces if isinstance(piece, Rendered)])
     longest: Counter[int] = Counter()
     for number, piece in pieces:
         if isinstance(piece, TokenPiece):
             ids_T = torch.tensor(piece.ids, dtype=torch.int32)
             mask_T = torch.tensor(piece.mask, dtype=torch.bool)
         else:
-            ids_T, mask_T = next(tokenised)
+            ids_T, mask_T = next(tokenized)
         length = len(ids_T)
         supervised = int(mask_T.count_nonzero())
         report.rows += 1

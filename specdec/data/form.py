@@ -1,8 +1,8 @@
 """Find out what a chat template can express, and in which form a message must be for it, by asking the template.
 
 Templates disagree about everything but ``role``. One reads a thought under ``reasoning_content``, another under
-``thinking``, a third takes it out of the text; one wants the arguments of a tool call as an object, another as a string
-of JSON; where nothing is said beside a call, one wants an empty text and another null. A wrong form does not fail: the
+``thinking``, a third takes it out of the text; one needs the arguments of a tool call as an object, another as a string
+of JSON; where there is a call and no text, one needs an empty text and another null. A wrong form does not fail: the
 template writes ``None``, or leaves out what it does not find. So each form is tried with words that occur nowhere else,
 and the one is taken in which all of them appear where the assistant writes.
 """
@@ -53,7 +53,7 @@ class Form:
             there is no place for thoughts.
         spaced: whether line ends stand between a thought in the text and its tags.
         arguments: of tool calls, "object" or "text"; None: tool calls are not written.
-        silence: what stands as the content beside tool calls where nothing is said: "", None, or "absent".
+        silence: the content of a message that has tool calls and no text: "", None, or "absent".
         several: whether more than one call of a message is written.
         tools: whether the functions that may be called are written.
         results: whether results of tools are written.
@@ -88,7 +88,7 @@ class Form:
         return [name for name, is_able in able.items() if not is_able]
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages as specdec keeps them, in the form that the template wants."""
+        """Messages as specdec keeps them, in the form that the template needs."""
         return [self._message(message) for message in messages]
 
     def _message(self, message: Message) -> Message:
@@ -137,7 +137,7 @@ NOT_FOR_TEMPLATES = {"reasoning_content", "weight", "token_ids", "prompt_token_i
 
 
 def thought_and_text(message: Message) -> tuple[str, str]:
-    """An assistant's thought and what it says after it; the thought may have a key of its own or stand in the text."""
+    """An assistant's thought and what it says after it; the thought may have its own key or be part of the text."""
     text = message.get("content") or ""
     if message.get("reasoning_content"):
         return message["reasoning_content"], text

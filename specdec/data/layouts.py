@@ -1,4 +1,4 @@
-"""The layouts of rows: by which columns each is recognised, and how its conversation or prompt is read.
+"""The layouts of rows: by which columns each is recognized, and how its conversation or prompt is read.
 
 A row is read by the first layout whose columns it has: of :data:`TRAINING`, the table of training data, or of
 :data:`PROMPTS`, that of prompts. A new layout is a line in one of them.
@@ -90,7 +90,7 @@ def layouts_named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]
     return [by_name[name] for name in names]
 
 
-def recognise(
+def recognize(
     row: Values, place: str, among: Sequence[Layout], preferred: Sequence[Layout] = ()
 ) -> Layout:
     """Return the first layout whose columns the row has; those that were chosen by name come first.
@@ -115,7 +115,7 @@ def recognise(
 
 
 def _turns(key: str) -> Callable[[Values, str], list[Message]]:
-    """Return what reads messages from a column of turns, behind the system prompt if that has a column of its own."""
+    """Return what reads messages from a column of turns, after the system prompt if that has its own column."""
 
     def read(row: Values, place: str) -> list[Message]:
         turns = row[key]
@@ -151,7 +151,7 @@ def _one_of(row: Values, columns: str, place: str) -> str:
 
 
 def _with_system(row: Values, messages: list[Message], place: str) -> list[Message]:
-    """Return the messages behind the system prompt that stands in a column of its own, if one does."""
+    """Return the messages after the system prompt from its own column, if there is one."""
     key = next((key for key in SYSTEM if key in row), None)
     if key is None or not _text(row, key, place):
         return messages

@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 
 class Document(NamedTuple):
-    """One tokenised text or conversation."""
+    """One tokenized text or conversation."""
 
     ids_T: Tensor  # int64
     loss_mask_T: Tensor  # bool, True where token x_j is supervised
@@ -44,12 +44,12 @@ class Batch(NamedTuple):
         return Batch(self.ids_BT.long(), self.loss_mask_BT, self.documents_BT.long())
 
     def sections(self, sizes: Sequence[int]) -> Iterator["Batch"]:
-        """Yield batches of so many rows each, one after another, without a copy."""
+        """Yield batches of this many rows each, one after another, without a copy."""
         for columns in zip(*(column.split(list(sizes)) for column in self), strict=True):
             yield Batch(*columns)
 
     def pieces(self, rows: int = 1 << 10) -> Iterator["Batch"]:
-        """Yield batches of so many rows.
+        """Yield batches of this many rows.
 
         What is computed of rows that are mapped into memory must not take the memory of all at once.
         """
@@ -75,7 +75,7 @@ def split(items: Sequence[Item], fraction: float, seed: int) -> tuple[list[Item]
 
 
 def held_out(count: int, fraction: float, seed: int) -> Tensor:
-    """Which of so many items are set aside for validation, bool; see :func:`split`."""
+    """Which of this many items are set aside for validation, bool; see :func:`split`."""
     if not 0 < fraction < 1:
         raise ValueError(
             f"val_fraction is {fraction}: give validation files (val), or a fraction between 0 and 1"
@@ -97,7 +97,7 @@ def order(count: int, seed: int, epoch: int) -> Tensor:
 
 
 class Mix(NamedTuple):
-    """Rows of several sources, one source after another, of which an epoch draws so many of each."""
+    """Rows of several sources, one source after another, and how many of each an epoch draws."""
 
     rows: tuple[int, ...]  # of each source
     drawn: tuple[int, ...]  # in an epoch; as many as there are rows in all
@@ -105,7 +105,8 @@ class Mix(NamedTuple):
     def order(self, seed: int, epoch: int) -> Tensor:
         """The numbers of an epoch's rows as they are drawn.
 
-        A source is gone through again and again, each time in another order; an epoch goes on where the last stopped.
+        A source is gone through again and again, each time in another order; an epoch continues where the last one
+        stopped.
         """
         parts = []
         first_row = 0
@@ -131,7 +132,7 @@ class Reader(Protocol):
     """Told of batches before they are handed out, so that it can fetch what belongs to them."""
 
     ahead: int
-    """How many batches it is told of beyond the one that is handed out."""
+    """How many batches it hears of beyond the one that is handed out."""
 
     def prefetch(self, batch: Batch) -> None:
         """It will be handed out, after those that were prefetched before."""
@@ -148,11 +149,11 @@ class ResumableLoader:
 
     The rows are in memory or mapped, so there is nothing for worker processes to do. Every process draws the same
     number of rows; when they do not come out even, the last processes draw a blank row instead of a repeated one. An
-    epoch ends when the loader is iterated over anew after a batch was drawn, or after its last batch.
+    epoch ends when the loader is iterated over again after a batch was drawn, or after its last batch.
 
     Args:
         shuffle: False gives the rows in their own order in every epoch.
-        reader: told of every batch of an epoch; None tells nobody.
+        reader: told of every batch of an epoch; None if no one needs to know.
         mix: of which sources the rows are, and how many of each an epoch draws; None draws every row once.
         sections: rows of each section where, without ``shuffle``, no batch may hold rows of two; empty for one section.
 
@@ -260,7 +261,7 @@ class ResumableLoader:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on from a saved place; from an epoch's end, with the next epoch.
+        """Let the next iteration continue from a saved place; from an epoch's end, with the next epoch.
 
         Raises:
             ValueError: the place belongs to other data, another seed, batch size or number of processes.

@@ -76,7 +76,7 @@ def read_mix(given: Any, where: str) -> list[MixSource]:
             f"{where}: {wrong_names[0]!r:.60} is no name: give one of letters, digits, '.', '-' and '_'"
         )
     if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise ValueError(f"{where}: two sources are called {twice[0]}: give each a name of its own")
+        raise ValueError(f"{where}: two sources are called {twice[0]}: give each its own name")
     if len({item.weight is None for item in mix}) > 1:
         raise ValueError(f"{where}: give all sources a weight, or none")
     return mix

@@ -207,7 +207,7 @@ class TextData(SourceData):
 
     @property
     def rows_of(self) -> partial[Iterator[Batch]]:
-        """Packs texts one after another; each, and what goes on in the next row, begins with the prefix."""
+        """Packs texts one after another; each, and the part that continues in the next row, begins with the prefix."""
         return partial(stream_rows, seq_len=self.seq_len, prefix=self.prefix)
 
     def encoded(self, patterns: list[str], tokenizer: Any) -> Encoded:
@@ -230,7 +230,7 @@ class ChatData(SourceData):
         train: files (JSON lines, JSON, Parquet), globs of them, and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, or a
             mix: a list of sources, each with a ``name`` and a ``weight``, its share of an epoch's rows.
         val: the same, without weights; None sets ``val_fraction`` of the conversations of every source aside.
-        layout: of all rows: messages, sharegpt, alpaca or prompt_response; None recognises each row's by its columns.
+        layout: of all rows: messages, sharegpt, alpaca or prompt_response; None recognizes each row's by its columns.
         broken: what happens to a row that is malformed, or of which no turn can be supervised: "refuse" stops there,
             "drop" leaves it out, and the log says how many rows were left out and why.
         turns: "auto" puts the turns of a conversation into one row as long as the template leaves earlier turns as

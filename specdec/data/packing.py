@@ -150,7 +150,7 @@ def stream_rows(
 ) -> Iterator[Batch]:
     """Documents one after another, cut wherever a row is full; pieces of the rows.
 
-    A document that goes on in the next row counts as a new document there, and has the prefix in front, which is not
+    A document that continues in the next row counts as a new document there, and has the prefix in front, which is not
     supervised. Only the last row is padded; with a prefix also one that has no room for it and a token behind.
 
     Args:

@@ -1,6 +1,6 @@
 """Conversations as text, by a chat template that somebody else wrote.
 
-A template is checked once, in a process of its own with a deadline and a limit of memory
+A template is checked once, in a separate process with a deadline and a memory limit
 (:mod:`specdec.data.sandbox`). After that it renders here, at the speed of Jinja.
 """
 

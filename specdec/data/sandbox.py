@@ -1,4 +1,4 @@
-"""A process that renders somebody else's chat template under limits, so that one that loops or grows harms nobody.
+"""A process that renders somebody else's chat template under limits, so that one that loops or grows does no harm.
 
 Jinja's sandbox keeps a template away from the machine. It does not keep it from running forever or from filling the
 memory. :mod:`specdec.data.rendering` starts this file as a script, sends it a template once, and ends it if no answer
@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 
 def limit_memory(memory: int) -> None:
-    """Let this process take so many bytes more than it has; Linux alone counts what it has."""
+    """Let this process take this many bytes more than it has; Linux alone counts what it has."""
     if sys.platform != "linux":
         return
     pages = int(Path("/proc/self/statm").read_bytes().split()[0])
@@ -30,7 +30,7 @@ def limit_memory(memory: int) -> None:
 
 
 def limit_time(seconds: float) -> None:
-    """Let this process compute so many seconds more, also where nobody is left to end it."""
+    """Let this process compute this many seconds more, even if its parent has ended."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(

@@ -124,7 +124,7 @@ class Surroundings:
 
     @cached_property
     def _opened_states(self) -> dict[str, bool]:
-        """By the state of thinking, whether a thought follows the generation prompt without an opening of its own."""
+        """By the state of thinking, whether a thought follows the generation prompt without its own opening."""
         thinker: Message = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
         opened = {}
         for switches in (*self.states(True), *self.states(False)):

@@ -15,7 +15,7 @@ from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
-CHUNK = 256  # texts tokenised in one call, at most
+CHUNK = 256  # texts tokenized in one call, at most
 CHARACTERS = 1 << 20  # and characters, from which on there are enough
 
 

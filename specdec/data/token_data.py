@@ -72,7 +72,7 @@ class TokenData(pl.LightningDataModule):
         return pack_stream(documents, self.seq_len)
 
     def setup(self, stage: str | None = None) -> None:
-        """Read, tokenise and pack with the module's tokenizer, once.
+        """Read, tokenize and pack with the module's tokenizer, once.
 
         Raises:
             ValueError: the module has none, and :meth:`prepare` was not called either.
@@ -89,7 +89,7 @@ class TokenData(pl.LightningDataModule):
         self.prepare(module.tokenizer)
 
     def prepare(self, tokenizer: Any) -> None:
-        """Read, tokenise and pack; a second call does nothing. For use without a trainer."""
+        """Read, tokenize and pack; a second call does nothing. For use without a trainer."""
         if self._splits is not None:
             return
         log.info("reading the data")
@@ -182,7 +182,7 @@ class TokenData(pl.LightningDataModule):
         return Batch(*(column[first] for column in self.splits.train))
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return the loader of training rows, shuffled anew in each epoch.
+        """Return the loader of training rows, shuffled again in each epoch.
 
         To overfit on the first rows, they come in order, again and again.
         """

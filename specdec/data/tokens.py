@@ -272,7 +272,7 @@ def write_tokens(documents: Iterable[EncodedDocument], path: Path) -> None:
 def groups(
     items: Iterable[Item], size_of: Callable[[Item], int], count: int, size: int
 ) -> Iterator[list[Item]]:
-    """Items as they come, in groups that end with so many items, or with the item that brings them to a size."""
+    """Items as they come, in groups that end with this many items, or with the item that brings them to a size."""
     group: list[Item] = []
     total = 0
     for item in items:
@@ -318,14 +318,14 @@ def cached(
     """Return what specdec's cache has under these determinants; where it has nothing, one process calls ``make``.
 
     Args:
-        about: called when all documents are made; what it says is kept beside them, as :attr:`Encoded.about`.
+        about: called when all documents are made; what it returns is stored with them, as :attr:`Encoded.about`.
 
     Raises:
         ValueError: the cache may not be written, the disk is full, or what was kept is damaged.
     """
 
     def write(folder: Path) -> None:
-        with progress("tokenising", unit, None) as advance:
+        with progress("tokenizing", unit, None) as advance:
             write_tokens(_counted(make(), advance), folder / TOKENS)
         write_json(folder / ABOUT, about())
 
@@ -337,7 +337,7 @@ def cached(
 
 
 def _counted(documents: Iterable[EncodedDocument], advance: Advance) -> Iterator[EncodedDocument]:
-    """The documents; ``advance`` is told of each conversation that they bring."""
+    """The documents; ``advance`` receives each conversation that they bring."""
     conversations = 0
     for document in documents:
         if (more := document.conversation + 1 - conversations) > 0:

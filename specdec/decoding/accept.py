@@ -107,7 +107,7 @@ class Greedy(Rule):
 
 @dataclass(frozen=True)
 class OneHot(Rule):
-    """The target draws its own token at each node; where that token is a child, the walk goes on from the child.
+    """The target draws its own token at each node; where that token is a child, the walk continues from the child.
 
     Lossless for any children chosen independently of this noise, drawn at random or not: the draws are a plain
     decode's, and the drafts only decide how many of them fit into one pass. With the noise of a plain decode, the
@@ -115,7 +115,7 @@ class OneHot(Rule):
     EAGLE-2's tree; if children are drawn from q, :class:`WithoutReplacement` accepts more of them.
 
     In distribution it is the rule for drafters without probabilities of vLLM, and of EAGLE for trees: try children in
-    turn, accept c with probability p(c), else strike c from p and renormalise. That accepts the k-th child, and at last
+    turn, accept c with probability p(c), else strike c from p and renormalize. That accepts the k-th child, and at last
     draws an x that is no child, with the same probability p(c_k), p(x) as one draw from p: the renormalisations cancel.
 
     It reads ``exponential_BLV`` alone; L must be at least the number of levels of the deepest tree.
@@ -148,13 +148,13 @@ class WithoutReplacement(Rule):
     """Rejection sampling for drafts drawn at random: one try for each child, in the order drawn, no two alike.
 
     At a node let r be the target's distribution p and q the drafter's. A child x is accepted with probability
-    min(1, r(x)/q(x)); if it is not, r becomes the residual (r - q)+, q loses x, and both are renormalised. With no
+    min(1, r(x)/q(x)); if it is not, r becomes the residual (r - q)+, q loses x, and both are renormalized. With no
     child left, the next token is drawn from r. With one child per node this is speculative sampling of a chain
     (https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2302.01318), vLLM's rule for probabilistic drafts; for
     trees it is recursive rejection (https://arxiv.org/abs/2402.14160, https://arxiv.org/abs/2402.12374).
 
     q must be what children were really drawn from, the drafter's own temperature included, whatever it is: only the
-    target's distribution decides what comes out. Both are renormalised here, so sums off one by rounding do no harm. A
+    target's distribution decides what comes out. Both are renormalized here, so sums off one by rounding do no harm. A
     child that q gives nothing (a filler after q's support is used up) was not drawn and is passed over. If the
     residual is zero everywhere, which only rounding can cause, r is kept.
     """
@@ -194,11 +194,11 @@ class WithoutReplacement(Rule):
     def residual(self, r_BV: Tensor, q_BV: Tensor) -> Tensor:
         """Return the rest of the target's distribution once a child drawn from q was refused: (r - q)+."""
         left_BV = (r_BV - q_BV).clamp_min(0)
-        return torch.where((left_BV > 0).any(-1, keepdim=True), normalised(left_BV), r_BV)
+        return torch.where((left_BV > 0).any(-1, keepdim=True), normalized(left_BV), r_BV)
 
     def left(self, q_BV: Tensor, x_B1: Tensor) -> Tensor:
         """Return what the next child was drawn from, given that those before it were refused, x the last of them."""
-        return normalised(q_BV.scatter(1, x_B1, 0.0))
+        return normalized(q_BV.scatter(1, x_B1, 0.0))
 
     def _start(self, tree: DraftTree, p_BNV: Tensor, node: int) -> tuple[Tensor, Tensor]:
         """p and q at a node, over the target's vocabulary."""
@@ -207,7 +207,7 @@ class WithoutReplacement(Rule):
         )
         p_BV = p_BNV[:, node]
         q_BD = tree.q_BND[:, node].to(p_BNV.dtype)
-        return normalised(p_BV), normalised(torch.zeros_like(p_BV).index_copy(1, tree.ids_D, q_BD))
+        return normalized(p_BV), normalized(torch.zeros_like(p_BV).index_copy(1, tree.ids_D, q_BD))
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Block(WithoutReplacement):
     is made good by one that it likes more. Let k_i = min(1, k_{i-1} p(x_i) / q(x_i)), from k_0 = 1 on. The first i
     drafts are accepted for the largest i whose own coin says so, with probability s / (s + 1 - k_i), where s is the sum
     of (k_i p - q)+ over the vocabulary, and k_i after the last draft; then the next token is drawn from (k_i p - q)+,
-    renormalised, and after the last draft from p. Every coin is tossed, since a refused draft may stand before an
+    renormalized, and after the last draft from p. Every coin is tossed, since a refused draft may stand before an
     accepted one.
     """
 
@@ -256,7 +256,7 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
-def normalised(probs_BV: Tensor) -> Tensor:
+def normalized(probs_BV: Tensor) -> Tensor:
     """Scaled to sum to one; rows of zeros stay zero."""
     return probs_BV / probs_BV.sum(-1, keepdim=True).clamp_min(torch.finfo(probs_BV.dtype).tiny)
 
@@ -273,7 +273,7 @@ class Sampling(LogitsProcessor):
     Args:
         rule: ``auto`` is greedy at temperature 0 and else ``one_hot``, which takes the drafter's most likely tokens;
             ``without_replacement`` and ``block`` draw the drafts.
-        draft_temperature: of the drafter where drafts are drawn; None for the target's, and 1 beside a greedy target.
+        draft_temperature: of the drafter where drafts are drawn; None for the target's, and 1 with a greedy target.
         seed: of all the noise. With ``one_hot`` the tokens are those that plain decoding draws from the same seed.
 
     Raises:

@@ -62,7 +62,7 @@ def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False)
 
     Args:
         refuse: raise ValueError for a drafter that says it was trained for another target of the same shape, except
-            where the target is in float16, which has a fingerprint of its own.
+            where the target is in float16, which has a different fingerprint.
     """
     trained_for = drafter.config.target
     identity = target.identity

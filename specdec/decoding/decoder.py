@@ -310,7 +310,7 @@ def _split_time(answers: Sequence[_Answer], last: float) -> float:
 
 
 def _timestamp(device: torch.device) -> Any:
-    """Now; on a GPU, an event that the device passes when it has done all before, and nobody waits for."""
+    """Now; on a GPU, an event that the device passes when it has done everything before, without a wait."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

@@ -18,7 +18,7 @@ its generation prompt; or token ids, a list or a tensor of shape (T,) or (1, T).
 
 
 class Request(NamedTuple):
-    """A text to go on with."""
+    """A text to continue."""
 
     prompt: list[int]
     max_new_tokens: int

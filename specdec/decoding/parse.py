@@ -20,8 +20,8 @@ def parse_shape(text: str) -> DraftShape:
     kind, colon, parameters = text.partition(":")
     if (shape := kinds.get(kind) or _own(kind)) is None:
         raise ValueError(
-            f"shape {text!r}: expected one of {', '.join(kinds)}, with parameters as chain:depth=3, or a DraftShape of "
-            f"your own, as my_parts.Mine:depth=3, with {FLAG} my_parts"
+            f"shape {text!r}: expected one of {', '.join(kinds)}, with parameters as chain:depth=3, or your own "
+            f"DraftShape, as my_parts.Mine:depth=3, with {FLAG} my_parts"
         )
     if kind == "static" and colon:
         raise ValueError(f"shape {text!r}: static is EAGLE-1's tree and takes no parameters")

@@ -27,7 +27,7 @@ class LogitsProcessor:
     3. ``top_p``: the least likely tokens are dropped as long as they together have at most 1 - top_p;
     4. ``min_p``: tokens less likely than ``min_p`` times the most likely are dropped.
 
-    Steps 3 and 4 look at what the steps before left, renormalised. Of equally likely tokens at the edge of step 3 the
+    Steps 3 and 4 look at what the steps before left, renormalized. Of equally likely tokens at the edge of step 3 the
     lower ids stay; transformers leaves it to an unstable sort. vLLM takes min-p before top-k and top-p, and refuses it
     with speculative decoding; it takes temperatures between 0 and 0.01 for 0.01.
 

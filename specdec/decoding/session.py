@@ -19,7 +19,7 @@ STEP = 256  # key slots of compiled sessions are a multiple: few lengths, so few
 
 
 def slots_for(target: Target, needed: int, before: int = 0) -> int:
-    """Key slots of a new compiled session that needs so many, where ``before`` have become too few."""
+    """Key slots of a new compiled session that needs this many, where ``before`` have become too few."""
     slots = -(-max(needed, 2 * before) // STEP) * STEP
     return slots if target.most_slots is None else max(needed, min(slots, target.most_slots))
 

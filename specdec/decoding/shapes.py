@@ -18,7 +18,7 @@ from specdec.utils.numbers import Depth, Side, check_numbers
 
 
 class ChildSampling(NamedTuple):
-    """Finds the children of tree nodes as an acceptance rule wants them: the most likely ones, or drawn at random."""
+    """Finds the children of tree nodes as an acceptance rule needs them: the most likely ones, or drawn at random."""
 
     rule: Rule  # children are drawn if it is ``sampled``; the rest is read only then
     temperature: float  # of the drafter

@@ -50,7 +50,8 @@ class AttentionKind(Part):
         return config.head_dim
 
     def kept(self, config: "DrafterConfig") -> int:
-        """Numbers of a token that the backward pass needs of a layer beside queries, keys, values and their sum."""
+        """Numbers of a token that the backward pass needs of a layer, in addition to queries, keys, values and their
+        sum."""
         return 0
 
     def build_decoder(self, config: "DrafterConfig") -> nn.Module | None:
@@ -89,14 +90,14 @@ class GQA(AttentionKind):
 class MLA(AttentionKind):
     """Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434): the drafters of Kimi K2.
 
-    As many heads as the target. Each key is a part of its own and a rotated part that all heads share. Keys and values
-    are cached as heads, not as the latent that they are made of.
+    As many heads as the target. Each key is a part of its own head and a rotated part that all heads share. Keys and
+    values are cached as heads, not as the latent that they are made of.
 
     Args:
         q_lora_rank: width of the queries' latent; 0 for queries straight from the input.
         kv_lora_rank: width of the latent of keys and values.
         qk_nope_head_dim: channels of a head that positions do not rotate.
-        qk_rope_head_dim: channels that they do, in pairs of neighbours.
+        qk_rope_head_dim: channels that they do, in adjacent pairs.
         v_head_dim: width of a head's values, at most that of its keys.
     """
 
@@ -139,7 +140,7 @@ class MLA(AttentionKind):
         if config.rope.get("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError(
                 "attention MLA rotates all of qk_rope_head_dim channels, and the rope says partial_rotary_factor: "
-                "give --model.drafter.rope_theta for a rope of its own"
+                "give --model.drafter.rope_theta for a separate rope"
             )
 
     def heads(self, hf_config: Any) -> HeadSizes:

@@ -45,7 +45,7 @@ class DrafterSpec:
     Args:
         fusion: how the target's hidden states become the feature.
         entry: how the token embedding meets the feature.
-        norms: where normalisation stands.
+        norms: where normalization happens.
         recurrence: what a drafting step hands to the next.
         head: ``own``, over the draft vocabulary, or the ``target``'s, over everything (EAGLE-1).
         draft_vocab_size: tokens that the head knows; a target with fewer is taken whole. ``all`` takes them all.
@@ -64,7 +64,7 @@ class DrafterSpec:
         attention_bias: biases on queries, keys, values and the attention's output (``true``), or on the first three
             alone (``qkv``, as Qwen2 has them), as some published drafters do.
         rope_theta: base of the drafter's rotary positions, unscaled, or all as the ``target`` has them. A target
-            without such positions (Nemotron-H) wants a number.
+            without such positions (Nemotron-H) needs a number.
     """
 
     fusion: Fusion = field(default_factory=Concat)

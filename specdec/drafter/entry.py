@@ -28,7 +28,7 @@ class Entered(NamedTuple):
 
 
 class EntryModule(nn.Module):
-    """Base of what an entry builds. Reading the token is a step of its own: training does it once for all steps."""
+    """Base of what an entry builds. Reading the token is a separate step: training does it once for all steps."""
 
     def read(self, e_BTH: Tensor) -> Tensor:
         """Return what the block needs of the normalized embedding, (B, T, anything).
@@ -38,7 +38,7 @@ class EntryModule(nn.Module):
         raise TypeError(f"{type(self).__name__} must say what it reads of a token")
 
     def forward(self, read: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:
-        """``read`` from :meth:`read`, ``f`` the normalised feature, ``h`` the feature as it came."""
+        """``read`` from :meth:`read`, ``f`` the normalized feature, ``h`` the feature as it came."""
         raise TypeError(f"{type(self).__name__} must say what the first layer receives")
 
 
@@ -46,7 +46,7 @@ class Entry(Part):
     """Base of the entry axis: it builds an :class:`EntryModule`."""
 
     context: ClassVar[bool] = False
-    """Whether features are no input of the first layer but keys and values of every layer, at nodes of their own."""
+    """Whether features are no input of the first layer but keys and values of every layer, at separate nodes."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Wide(Entry):
         """The input norms of a wide entry are those on its two halves."""
         if config.norms.input:
             raise ValueError(
-                "norms.input belongs to entry Narrow; entry Wide is normalised by norms.embed and .hidden"
+                "norms.input belongs to entry Narrow; entry Wide is normalized by norms.embed and .hidden"
             )
 
     def build(self, config: "DrafterConfig") -> EntryModule:
@@ -65,7 +65,7 @@ class Wide(Entry):
 
 
 class WideEntry(EntryModule):
-    """Embedding and feature side by side: a matrix of its own takes the embedding into queries, keys and values."""
+    """Embedding and feature side by side: a separate matrix takes the embedding into queries, keys and values."""
 
     def __init__(self, config: "DrafterConfig") -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Narrow(Entry):
     bias: bool = True
 
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
-        """The residual path starts at the projection, so it cannot start at the normalised feature."""
+        """The residual path starts at the projection, so it cannot start at the normalized feature."""
         if config.norms.residual != "raw":
             raise ValueError(
                 "norms.residual=normed belongs to entry Wide; after entry Narrow the residual starts at its projection"

@@ -80,7 +80,7 @@ class Concat(Fusion):
 
 @dataclass(frozen=True)
 class ScalarMix(Fusion):
-    """One weight per state, softmax-normalised as in ELMo (https://arxiv.org/abs/1802.05365), then one linear layer.
+    """One weight per state, softmax-normalized as in ELMo (https://arxiv.org/abs/1802.05365), then one linear layer.
 
     The projection has the size that fusion Concat gives a single state, however many states there are.
     """

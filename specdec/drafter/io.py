@@ -83,7 +83,7 @@ def save_drafter(
     """Write a drafter's directory, whole or not at all.
 
     Args:
-        about: JSON-ready, kept in ``config.json`` beside the design, for readers; loading asks for none of it.
+        about: JSON-ready, kept in ``config.json`` next to the design, for readers; loading asks for none of it.
 
     Raises:
         ValueError: a weight is not finite, the directory exists and ``replace`` is false, or it cannot be written.

@@ -119,7 +119,7 @@ class Drafter(nn.Module):
     """An EAGLE drafter: `fuse` once, then `step` after `step`, and `logits`.
 
     Decoding calls the three; training takes `step` apart into `read`, once for all unroll steps, and `advance`, and
-    multiplies by `lm_head.weight` piece by piece. The head is a call of its own, since it is the widest product.
+    multiplies by `lm_head.weight` piece by piece. The head is a separate call, since it is the widest product.
 
     Args:
         config: the complete description.

@@ -1,4 +1,4 @@
-"""Where normalisation stands: a table of named sites, each an RMSNorm, the identity or a norm of the user's own.
+"""Where normalization happens: a table of named sites, each an RMSNorm, the identity or a norm of the user's own.
 
 Legend: B batch, T nodes, N aux layers, H hidden.
 """
@@ -25,11 +25,11 @@ class Norm:
 
 @dataclass(frozen=True)
 class Norms:
-    """The normalisation axis. At a site ``true`` is an RMSNorm, ``false`` nothing, a :class:`Norm` what it builds.
+    """The normalization axis. At a site ``true`` is an RMSNorm, ``false`` nothing, a :class:`Norm` what it builds.
 
     Args:
         aux: on the target's states before fusion: ``none``, one for ``each`` (``fc_norm``), one over the ``concat``
-            (``norm_before_fc``), or a norm of one's own for each.
+            (``norm_before_fc``), or your own norm for each.
         embed: on the token embedding.
         hidden: on the feature, where it enters the block.
         input: on the block's input after a narrow entry has merged embedding and feature.
@@ -60,12 +60,12 @@ class Norms:
         """Raise ValueError for a placement that has no meaning with the other axes."""
         if self.aux != "none" and not config.fusion.mixes:
             raise ValueError(
-                f"norms.aux={self.aux} normalises states before they are mixed; fusion "
+                f"norms.aux={self.aux} normalizes states before they are mixed; fusion "
                 f"{type(config.fusion).__name__} mixes nothing: use fusion Concat or ScalarMix, or norms.aux=none"
             )
         if self.residual == "normed" and not self.hidden:
             raise ValueError(
-                "norms.residual=normed needs norms.hidden=true: there is no normalised feature without it"
+                "norms.residual=normed needs norms.hidden=true: there is no normalized feature without it"
             )
 
     def build(self, config: "DrafterConfig") -> "NormTable":
@@ -108,7 +108,7 @@ def _site(norm: bool | Norm, config: "DrafterConfig", width: int) -> nn.Module:
 
 
 class NormEach(nn.ModuleList):
-    """EAGLE-3.1's ``fc_norm``: a norm of its own for every captured state."""
+    """EAGLE-3.1's ``fc_norm``: a separate norm for every captured state."""
 
     def forward(self, aux_BTNH: Tensor) -> Tensor:
         return torch.stack(

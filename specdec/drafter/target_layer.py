@@ -83,7 +83,7 @@ class TargetLayer(AttentionKind):
         return type(self)(json.loads(json.dumps(settings)))
 
     def check(self, config: Any) -> None:
-        """An entry that makes one state, and of what the layer has itself nothing beside it."""
+        """An entry that makes one state, and nothing in addition to what the layer has itself."""
         if not isinstance(config.entry, Narrow):
             raise ValueError("attention TargetLayer reads one state: use entry Narrow")
         norms = config.norms

@@ -1,7 +1,7 @@
 """DFlash: a block of masks behind the last token, which all see each other (https://arxiv.org/abs/2602.06036).
 
 A block is the token after the anchor and a mask at the place of every draft; each mask says what stands at its own
-place. The features of the text are context: keys and values at nodes of their own, before the block.
+place. The features of the text are context: keys and values at separate nodes, before the block.
 
 Legend: B batch, T tokens, N aux layers, H hidden, M kept slots of a row or newly committed tokens, K nodes of a block,
 A anchors, Q nodes of all blocks.
@@ -50,7 +50,7 @@ class MaskBlock(MaskToken):
 
     Args:
         mask_token_id: as of :class:`specdec.drafting.parallel.MaskConstant`.
-        masks: of every pass, in training as in decoding: a decoder that wants fewer drafts takes the first.
+        masks: of every pass, in training as in decoding: a decoder that needs fewer drafts takes the first.
     """
 
     mask_token_id: int = -1
@@ -60,11 +60,11 @@ class MaskBlock(MaskToken):
         check_numbers(MaskBlock, vars(self))
         if not config.entry.context:
             raise ValueError(
-                "recurrence MaskBlock drafts at nodes that have no feature of their own: it needs entry KVInjection"
+                "recurrence MaskBlock drafts at nodes without a feature: it needs entry KVInjection"
             )
 
     def build(self, config: Any) -> nn.Module:
-        """Return a module whose output nobody reads: a block hands nothing on."""
+        """Return a module whose output is unused: a block hands nothing on."""
         return FeedRaw()
 
     def drafting(self) -> DraftingMode:

@@ -46,7 +46,7 @@ class Recurrence(Part):
     """Base of the recurrence axis: a frozen dataclass whose ``build`` makes a module that maps (raw_BTH, normed_BTH) to
     the next step's feature (B, T, H). The head always reads normed_BTH.
 
-    One of your own: ``--allow_imports my_parts --model.drafter.recurrence my_parts.Mine``.
+    Your own recurrence: ``--allow_imports my_parts --model.drafter.recurrence my_parts.Mine``.
     """
 
     feeds_head_input: ClassVar[bool] = True

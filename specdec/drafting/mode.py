@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specdec.drafter import Drafter, DrafterConfig
 
 SMALLEST_KEPT_SHARE = 0.2
-"""A step keeps this share of the slots at least, unless step 0 is told to keep less."""
+"""A step keeps this share of the slots at least, unless step 0 keeps less."""
 
 
 class Step(NamedTuple):
@@ -113,10 +113,10 @@ class AnchorDrafting(NamedTuple):
 
 
 class DraftingMode:
-    """Base of the ways: frozen, without state of its own."""
+    """Base of the ways: frozen, without state."""
 
     one_call: ClassVar[bool] = False
-    """Whether all drafts of a pass come of one call of the drafter, so that no step reads another's output."""
+    """Whether one call of the drafter makes all drafts of a pass, so that no step reads another's output."""
     engine_method: ClassVar[str | None] = None
     """The name that engines have for it; None where the entry decides between ``eagle`` and ``eagle3``."""
     generation: ClassVar[str | None] = None
@@ -137,7 +137,7 @@ class DraftingMode:
             )
 
     def check_training(self, recurrence: str, steps: int) -> None:
-        """Raise ValueError if it cannot be trained with so many unroll steps.
+        """Raise ValueError if it cannot be trained with this many unroll steps.
 
         Args:
             recurrence: the name to call it by.
@@ -182,7 +182,7 @@ class DraftingMode:
     # ---- decoding ----
 
     def extra_rows(self, depth: int) -> int:
-        """Return the cache rows that run beside newly committed ones, for ``depth`` drafts of a pass."""
+        """Return the cache rows that run together with newly committed ones, for ``depth`` drafts of a pass."""
         return 0
 
     def prefill(
@@ -203,7 +203,7 @@ class DraftingMode:
             count_B: int64, how many of the M count; the rest is padding, whose rows are free again.
 
         Returns:
-            K = 1 node; of a way whose drafts come of one call, a node for each level.
+            K = 1 node; of a way that makes all drafts in one call, a node for each level.
         """
         raise TypeError(f"{type(self).__name__} must say how a pass starts")
 
@@ -218,7 +218,7 @@ class DraftingMode:
         raise TypeError(f"{type(self).__name__} must say how it drafts at given places")
 
     def nodes_of_step(self, step: int, anchors: int) -> slice:
-        """Return which nodes of the drafter's last call are those of a step at so many anchors."""
+        """Return which nodes of the drafter's last call are those of a step at this many anchors."""
         return slice(None)
 
     def learned_states(self, drafter: "Drafter") -> Tensor | None:

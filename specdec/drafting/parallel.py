@@ -1,7 +1,8 @@
-"""P-EAGLE: all drafts of a pass come of one call, masks standing in for the drafts (https://arxiv.org/abs/2602.01469).
+"""P-EAGLE: one call makes all drafts of a pass, with masks in place of the drafts (https://arxiv.org/abs/2602.01469).
 
 Steps after the first read a mask token and learned states, whatever was drafted. Training unrolls them as a chain,
-since a slot sees its own keys of the earlier steps; decoding runs the rows of masks beside the newly committed ones.
+since a slot sees its own keys of the earlier steps; decoding runs the rows of masks together with the newly
+committed ones.
 
 Legend: B batch, T tokens, N aux layers, H hidden, M newly committed tokens, K drafts of a pass.
 """
@@ -40,7 +41,7 @@ class MaskToken(Recurrence):
 @dataclass(frozen=True)
 class MaskConstant(MaskToken):
     """P-EAGLE (https://arxiv.org/abs/2602.01469): every step after the first reads a mask token, and learned states in
-    place of the target's, fused as those are. Drafts of a pass do not know each other, and all come of one call.
+    place of the target's, fused as those are. Drafts of a pass do not know each other, and one call makes all of them.
 
     Args:
         mask_token_id: a token that texts do not hold; a negative one counts from the end of the target's vocabulary.

@@ -156,7 +156,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> PreT
 
 
 def functions(text: str) -> list[tuple[int, str]]:
-    """Line and text, decorators included and dedented, of every function and method of a file, but for those within
+    """Line and text, decorators included and dedented, of every function and method of a file, except those within
     another function; none of a file that this Python cannot parse."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes that a later Python will refuse

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.data.layouts import PROMPTS, Layout, Question, layouts_named, recognise
+from specdec.data.layouts import PROMPTS, Layout, Question, layouts_named, recognize
 from specdec.data.messages import Message
 from specdec.data.rendering import template_digest
 from specdec.data.rows import read_rows, stem
@@ -81,7 +81,7 @@ def load_prompts(
 def _load(source: str, preferred: Sequence[Layout], used: set[str]) -> list[Prompt]:
     prompts: dict[str, Prompt] = {}
     for row in read_rows(source):
-        layout = recognise(row.values, row.place, PROMPTS, preferred)
+        layout = recognize(row.values, row.place, PROMPTS, preferred)
         used.add(layout.name)
         # EAGLE's own files have empty ones
         category = row.values.get("category", "") or layout.category

@@ -12,7 +12,7 @@ from specdec.nn.rope import apply_rope
 
 
 class LatentAttention(Attention):
-    """Queries out of a latent of theirs, keys and values out of another, the keys' rotated part shared by all heads.
+    """Queries from one latent, keys and values from another, the keys' rotated part shared by all heads.
 
     ``qkv_proj`` makes both latents and that part; its output is named as in :class:`Attention`, so that an entry may
     add to it. Values are kept as wide as keys, with zeros behind them, so that every kernel and cache takes them.
@@ -27,7 +27,7 @@ class LatentAttention(Attention):
         values: width of a head's values.
         layer: index under which the view's cache keeps this layer's keys.
         eps: of the norms on the latents.
-        scale: on the product of queries and keys, beside that of their width.
+        scale: on the product of queries and keys, in addition to that of their width.
     """
 
     def __init__(
@@ -68,6 +68,6 @@ class LatentAttention(Attention):
 
 
 def apart(x: Tensor) -> Tensor:
-    """Reorders pairs of neighbours into halves, as :func:`apply_rope` wants them; the products of queries and keys stay
+    """Reorders adjacent pairs into halves, as :func:`apply_rope`  needs them; the products of queries and keys stay
     the same."""
     return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

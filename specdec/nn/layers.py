@@ -81,7 +81,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``x`` (..., width); the dtype is kept."""
+        """Normalize ``x`` (..., width); the dtype is kept."""
         if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
             return _Lean.apply(_norm, _norm_backward, 0, (self.eps,), x, self.weight)
         return _norm(x, self.weight, self.eps)

@@ -14,7 +14,7 @@ from specdec.nn.view import Spans
 
 
 class Merged:
-    """Attention with a differentiable log-sum-exp for the causal block, and the columns beside it.
+    """Attention with a differentiable log-sum-exp for the causal block, and the columns next to it.
 
     Args:
         block: from queries, keys, values and who sees which to the output (B, h, T, d) and the log-sum-exp (B, h, T).

@@ -1,4 +1,4 @@
-"""A node's own keys of the later unroll steps: one diagonal column of scores for each step, beside the causal block.
+"""A node's own keys of the later unroll steps: one diagonal column of scores for each step, next to the causal block.
 
 Legend: B batch, g key heads, r query heads of a key head, T nodes, d head width.
 """

@@ -61,7 +61,7 @@ class UnrollCache:
         return self.kernel(q_BhTd, self.layers[layer], visible)
 
     def narrow(self, nodes_BM: Tensor) -> None:
-        """Keep these of the nodes: nobody needs the later keys of the others any more."""
+        """Keep these nodes: the later keys of the others are no longer needed."""
         index = nodes_BM[:, None, :, None]
         self.layers = [
             [first, *(Keys(*(x.take_along_dim(index, 2) for x in keys)) for keys in later)]

@@ -139,7 +139,7 @@ class View(NamedTuple):
 
         Args:
             documents_BT: int64 document number of each token. Runs of equal numbers are one document; padding
-                carries ``-1`` and forms documents of its own, so that no row of the mask is empty.
+                carries ``-1`` and forms separate documents, so that no row of the mask is empty.
         """
         T = documents_BT.shape[1]
         order_T = torch.arange(T, device=documents_BT.device)

@@ -75,7 +75,7 @@ def _sees_everything(allowed_B1TS: Tensor) -> bool:
 def use_own_attention(model: PreTrainedModel) -> None:
     """Let a model whose decoder runs with ``sdpa`` or ``eager`` attend as this file has it; others are left alone.
 
-    Verification asks for few queries under a mask of its own, where PyTorch's kernels are slow.
+    Verification asks for few queries under a separate mask, where PyTorch's kernels are slow.
     Long rows and prompts come in pieces in place of the mask.
     """
     decoder = model.get_decoder()

@@ -101,7 +101,7 @@ def files_beside(source: str) -> Iterator[Path]:
 
 
 def check_files(source: str) -> None:
-    """Refuse files beside the weights that take more than a file may: devices, giants, a token's id of ten digits."""
+    """Refuse files next to the weights that take more than a file may: devices, giants, a token's id of ten digits."""
     for path in files_beside(source):
         if path.suffix in (".json", ".jinja", ".model", ".txt", ".safetensors") and path.exists():
             if not path.is_file():  # reading would not end
@@ -245,7 +245,7 @@ def _index(source: str, revision: str | None) -> tuple[dict[str, str], Path | No
     for name in names.values():
         if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name):
             raise ValueError(
-                f"{INDEX}: {printable(name)[:100]} is no safetensors file beside it: download it again"
+                f"{INDEX}: {printable(name)[:100]} is no safetensors file next to it: download it again"
             )
     return names, None
 

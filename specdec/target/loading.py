@@ -148,7 +148,8 @@ def _check_weights(source: str, model: PreTrainedModel, report: dict[str, Any]) 
 def load_parts(
     source: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """A model on the meta device, but for embedding, final norm and head, which are read by name from the safetensors.
+    """A model on the meta device, except for embedding, final norm and head, which are read by name from the
+    safetensors.
 
     Its layers need not be in the files, nor in a dtype that torch computes in. ``ValueError`` if a part is missing.
     """
@@ -322,7 +323,7 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
         # it may name any other model
         if find_adapter_config_file(place, revision=revision, local_files_only=local):
             raise ValueError(
-                "adapter_config.json: it holds a PEFT adapter: give that as target.adapter from a folder of its own, "
+                "adapter_config.json: it holds a PEFT adapter: give that as target.adapter from a separate folder, "
                 "or merge it into its model"
             )
         raw, _ = PreTrainedConfig.get_config_dict(

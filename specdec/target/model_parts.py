@@ -56,7 +56,7 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     _check_attention(family, config)
     if not isinstance(head, nn.Linear) or not head.weight.is_floating_point():
         raise ValueError(
-            f"{family}: needs a linear, unquantised output head, found {type(head).__name__}"
+            f"{family}: needs a linear, unquantized output head, found {type(head).__name__}"
         )
     layers = _decoder_layers(family, decoder, config.num_hidden_layers)
     final_norm = _final_norm(family, decoder)
@@ -111,7 +111,7 @@ def _check_attention(family: str, config: Any) -> None:
 
 
 def _decoder_layers(family: str, decoder: nn.Module, count: int) -> nn.ModuleList:
-    """Return the decoder's only list of so many layers."""
+    """Return the decoder's only list of this many layers."""
     lists = [part for part in decoder.children() if isinstance(part, nn.ModuleList)]
     lists = [part for part in lists if len(part) == count]
     if len(lists) != 1:
@@ -120,13 +120,13 @@ def _decoder_layers(family: str, decoder: nn.Module, count: int) -> nn.ModuleLis
 
 
 def _final_norm(family: str, decoder: nn.Module) -> nn.Module:
-    """Return the only norm beside the decoder's layers, or the one that is called so."""
+    """Return the only norm outside the decoder's layers, or the one that is called so."""
     norms = [part for part in decoder.children() if "norm" in type(part).__name__.lower()]
     if len(norms) > 1:  # Gemma 4 norms what it adds in every layer, too
         norms = [part for name, part in decoder.named_children() if name == "norm"] or norms
     if len(norms) != 1:
         raise ValueError(
-            f"{family}: found {len(norms)} norms beside the decoder layers, not one final norm"
+            f"{family}: found {len(norms)} norms outside the decoder layers, not one final norm"
         )
     return norms[0]
 

@@ -1,6 +1,6 @@
 """Before anything is trained on a target, it proves that its features and its verification are the model's own.
 
-What no layer lies between is equal but for the order of a sum. What other kernels make of the same text differs from
+What no layer lies between is equal except for the order of a sum. What other kernels make of the same text differs from
 the model's own states by no more than the model does itself (:mod:`specdec.target.rounding`), boundary by boundary: a
 token that sees too much, too little or from elsewhere shows after the first layer, where rounding has not grown yet.
 
@@ -139,8 +139,10 @@ def _check_packed(target: "Target", ids_1T: Tensor, own: ReferenceStates) -> Non
 
 
 def _check_cached(target: "Target", ids_1T: Tensor, own: ReferenceStates) -> None:
-    """Prefill, verify a tree whose true path is its even nodes, commit that path, go on; or a chain, half refused."""
-    cache = target.new_cache(LENGTH + 2 * DEPTH)
+    """Prefill, verify a tree whose true path is its even nodes, commit that path, continue; or a chain, half
+    refused."""
+    cache = target.new_cache(LENGTH + 2
+    * DEPTH)
     device = target.device
 
     def chain(first: int, last: int) -> list[Tensor]:
@@ -173,7 +175,7 @@ def _check_cached(target: "Target", ids_1T: Tensor, own: ReferenceStates) -> Non
         _check_tree(target, ids_1T, own, cache)
     pieces = zip(chain(accepted, accepted + 1), chain(accepted + 1, LENGTH), strict=True)
     after = [torch.cat(states, 1) for states in pieces]
-    _check_close(target, "going on after a commit", after, own, slice(accepted, None))
+    _check_close(target, "continuing after a commit", after, own, slice(accepted, None))
 
 
 def _check_tree(

@@ -151,7 +151,7 @@ def own_states(target: "Target", stored: torch.dtype | None = None) -> Reference
 
     Args:
         target: the target.
-        stored: the dtype that what is held against its states was stored in, if any.
+        stored: the dtype in which the compared states were stored, if any.
     """
     ids_1T = short_text(target)
     dtypes = (target.dtype, stored or target.dtype)

@@ -95,7 +95,7 @@ class Target:
         """The tokenizer; ``ValueError`` if the target has none."""
         if self._tokenizer is None:
             raise ValueError(
-                f"the target ({self.source}) has no tokenizer: save one beside it, or give one"
+                f"the target ({self.source}) has no tokenizer: save one in its directory"
             )
         return self._tokenizer
 
@@ -280,7 +280,7 @@ class Target:
         layers: Sequence[int],
         final_norm: bool,
     ) -> TargetOutput:
-        """Documents of packed rows, which would see each other through a recurrent state: rows of their own, in batches
+        """Documents of packed rows, which would see each other through a recurrent state: separate rows, in batches
         of similar lengths."""
         B, T = ids_BT.shape
         aux_BTNH = torch.zeros(

@@ -151,7 +151,7 @@ def logit_scale(target: Target) -> float:
             return scale
     raise ValueError(
         "head=target: this target's logits have a bias or a cap, which drafters of method eagle have no place for: "
-        "train a drafter with a head of its own, as --model.drafter conf/drafter/eagle3_1.yaml"
+        "train a drafter with its own head, as --model.drafter conf/drafter/eagle3_1.yaml"
     )
 
 
@@ -209,7 +209,7 @@ def build(
     dry_run(drafter)
     if ttt_steps > 1 and isinstance(config.recurrence, PreNorm) and not config.norms.hidden:
         log.warning(
-            "ttt_steps %d feeds un-normalised states back: their magnitude may grow", ttt_steps
+            "ttt_steps %d feeds un-normalized states back: their magnitude may grow", ttt_steps
         )
     drafter.embed_tokens.requires_grad_(train_embed)
     drafter.lm_head.requires_grad_(train_head)
@@ -243,8 +243,8 @@ def early_config(spec: DrafterSpec, hf_config: Any) -> DrafterConfig | None:
 def check_shapes(config: DrafterConfig) -> None:
     """Raise ValueError for shapes and positions that no engine can load, which a drafter would inherit of its target.
 
-    Engines read the config of a drafter without norms on queries and keys as transformers' LlamaConfig, which wants a
-    hidden size that the heads divide; longrope's factors are chosen by how long texts a server allows.
+    Engines read the config of a drafter without norms on queries and keys as transformers' LlamaConfig, which needs
+    a hidden size that the heads divide; longrope's factors are chosen by how long texts a server allows.
     """
     hidden = config.hidden_size
     heads = config.num_attention_heads

@@ -78,7 +78,7 @@ class RunRecord(pl.Callback):
         first = trainer.strategy.broadcast(trainer.ckpt_path)
         if first != trainer.ckpt_path:
             raise ValueError(
-                f"this process goes on from {trainer.ckpt_path}, the first from {first}: name one for all"
+                f"this process resumes from {trainer.ckpt_path}, the first from {first}: name one for all"
             )
         self.best = trainer.strategy.broadcast(
             _chosen_by(self.directory / BEST) if trainer.is_global_zero else None
@@ -209,7 +209,7 @@ def _chosen_by(directory: Path) -> dict[str, Any] | None:
     """Return what a run's best drafter was chosen by; None where there is none, ValueError if it is damaged."""
     if not directory.exists():
         return None
-    remedy = f"remove {directory}: the best one is chosen anew from here on"
+    remedy = f"remove {directory}: the best one is chosen again from here on"
     check_sums(directory, remedy)
     stored = read_json(directory / "config.json")
     chosen = stored.get(CHOSEN_BY) if isinstance(stored, dict) else None
@@ -275,7 +275,7 @@ class Throughput(pl.Callback):
     on_validation_start = on_save_checkpoint = _pause  # type: ignore[assignment]
 
     def on_train_batch_start(self, *args: Any) -> None:
-        """Go on after a pause."""
+        """Continue after a pause."""
         if self._measuring and self._started is None:
             self._started = self.clock()
 

@@ -36,8 +36,8 @@ DIGEST = 64  # letters of a SHA-256
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoints, staged beside their place: Lightning itself stages in ``$TMPDIR`` and then copies, which
-    leaves a truncated file under the final name when the copy is cut off."""
+    """Lightning's checkpoints, staged next to their place: Lightning itself stages in ``$TMPDIR`` and then copies,
+    which leaves a truncated file under the final name when the copy is cut off."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None
@@ -129,7 +129,7 @@ def newest(directory: Path) -> Path | None:
             log.warning("refused: %s", error)
     if paths and not whole:
         raise ValueError(
-            f"{directory}: of its {how_many(len(paths), 'checkpoint')} none is whole: train anew with another --out"
+            f"{directory}: of its {how_many(len(paths), 'checkpoint')} none is whole: start again with another --out"
         )
     return max(whole)[-1] if whole else None
 
@@ -143,7 +143,7 @@ def ends_all(trainer: pl.Trainer, exception: BaseException) -> bool:
 class RunCheckpoint(Checkpoint):
     """Saves a run between two optimizer steps, and ends it there.
 
-    ``step-N.ckpt`` and ``last.ckpt`` are written every so many steps, ``last.ckpt`` too when training ends or is
+    ``step-N.ckpt`` and ``last.ckpt`` are written every this many steps, ``last.ckpt`` too when training ends or is
     interrupted. Ctrl-C, SIGTERM and what other callbacks end a run by wait for the optimizer step under way; Ctrl-C
     after either signal ends the run at once. With several processes no signal is held back, as one might leave before
     a step in which the others wait for it: Lightning handles them. What is kept is decided by what lies in the folder,

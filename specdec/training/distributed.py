@@ -91,7 +91,7 @@ def unsharded(drafter: Drafter) -> Drafter:
 
 class FSDP2(ModelParallelStrategy):
     """Lightning's ModelParallelStrategy over all processes. A checkpoint is one file, gathered on the first process, as
-    under any other strategy; only the same number of processes goes on with it exactly."""
+    under any other strategy; only the same number of processes resumes it exactly."""
 
     def __init__(self) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)

@@ -1,4 +1,5 @@
-"""Losses of the next-token distribution beside EAGLE-3's cross-entropy: divergences, and what raises acceptance itself.
+"""Losses of the next-token distribution other than EAGLE-3's cross-entropy: divergences, and what raises acceptance
+itself.
 
 q is the drafter's distribution on the draft vocabulary, p the target's. With p over its whole vocabulary,
 ``alpha = Σ min(p, q)`` is the chance that a draft sampled from q is accepted (https://arxiv.org/abs/2211.17192). The
@@ -123,7 +124,7 @@ class HardCrossEntropy(DistributionLoss):
 @dataclass(frozen=True)
 class TopKCrossEntropy(DistributionLoss):
     """HASS's ``-Σ p log q`` over the target's ``k`` most likely tokens (https://arxiv.org/abs/2408.15766), of which
-    neither p nor q is renormalised: a row weighs as much as the target's top k hold."""
+    neither p nor q is renormalized: a row weighs as much as the target's top k hold."""
 
     reads: ClassVar[frozenset[str]] = frozenset()
 
@@ -153,7 +154,7 @@ class TopKCrossEntropy(DistributionLoss):
 
 @dataclass(frozen=True)
 class LKAlpha(DistributionLoss):
-    """``-log alpha`` of every row by itself (https://arxiv.org/abs/2602.23881), worked out in logarithms: without any
+    """``-log alpha`` of every row by itself (https://arxiv.org/abs/2602.23881), computed in logarithms: without any
     overlap it is still finite, with a gradient of ordinary size."""
 
     def __call__(self, rows: LossRows) -> Tensor:
@@ -180,7 +181,7 @@ class LKAlpha(DistributionLoss):
 class LKLambda(DistributionLoss):
     """``w KL(p || q) + (1 - w)(1 - alpha)``, ``w = scale exp(-decay alpha)`` (https://arxiv.org/abs/2602.23881).
 
-    KL, of p renormalised on the draft vocabulary, leads while drafts are poor, where total variation has hardly a
+    KL, of p renormalized on the draft vocabulary, leads while drafts are poor, where total variation has almost no
     gradient. ``w`` is each row's own and a constant for the gradient.
 
     Args:

@@ -74,7 +74,7 @@ class EMA(WeightAveraging):
     def on_validation_epoch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any
     ) -> None:
-        """Go on with the trained weights."""
+        """Continue with the trained weights."""
         if self._swapped:
             self._swap_models(pl_module)
             self._swapped = False

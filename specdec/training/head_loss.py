@@ -1,9 +1,9 @@
 """The head and its losses, piece by piece: logits never stand in memory whole, neither the target's nor the drafter's.
 
 Step k at slot t learns from position t + 1 + k. Pieces are cut by position, so that the target's probabilities there
-are worked out once and serve every unroll step. The gradient is computed in the forward pass: per piece, logits are
-made, each loss overwrites them with its gradient, and that is reduced to the gradients with respect to the head's input
-and weight. The backward pass only multiplies these by a scalar.
+are computed once and serve every unroll step. The gradient is computed in the forward pass: per piece, logits are
+made, each loss overwrites them with its gradient, and that is reduced to the gradients with respect to the head's
+input and weight. The backward pass only multiplies these by a scalar.
 
 Legend: B rows of the batch, T tokens, S = B T slots, K unroll steps, N loss terms, C positions of a piece, R rows
 (slots of one step in a piece), H hidden, D draft vocabulary, U positions needed by any slot.
@@ -40,7 +40,7 @@ class TargetHead:
     """The target's probabilities from its last states, its head streamed over blocks of the vocabulary.
 
     Args:
-        reads: what losses read beside p; see ``losses.DistributionLoss.reads``.
+        reads: what losses read in addition to p; see ``losses.DistributionLoss.reads``.
         needs_covered: whether ``covered_C`` is wanted. If neither that nor the mass is, only the draft vocabulary's
             rows are multiplied, and all tokens count as covered.
     """
@@ -92,7 +92,7 @@ class TargetHead:
     def _logits(self, final_CH: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the logits on the draft vocabulary, and of all logits the greatest and the log-sum-exp, both (C,).
 
-        These are None where nobody asks for them, or where the draft vocabulary is the whole one.
+        These are None where they are not needed, or where the draft vocabulary is the whole one.
         """
         kind = wide(final_CH.dtype)
         ids_D = self.vocab.target_ids_D
@@ -198,7 +198,7 @@ def _run_or_index(index_R: Tensor) -> Index:
 
 
 class HeadTask(NamedTuple):
-    """All that :func:`head_loss` needs beside the head's weight and inputs."""
+    """All that :func:`head_loss` needs in addition to the head's weight and inputs."""
 
     pieces: Sequence[Piece]
     probs: Callable[[Tensor], TargetProbs]  # of positions (C,)
@@ -237,7 +237,8 @@ class _HeadLoss(torch.autograd.Function):
     1. The target says p = [0.7, 0.2, 0.1] there. Both slots are rows of one product with the head,
        ``logits_RD = [[2, 0, 0], [0, 1, 0]]``, in the buffer.
     2. Row 0 has q = softmax = [0.79, 0.11, 0.11] and loss -Σ p log q = 0.84. Its gradient by the logits is
-       (q - p) times the row's weight 1: [0.09, -0.09, 0.01]. It overwrites the row's logits, which nobody needs again.
+       (q - p) times the row's weight 1: [0.09, -0.09, 0.01]. It overwrites the row's logits, which are no longer
+       needed.
     3. Row 1 has q = [0.21, 0.58, 0.21], loss 1.35 and gradient 0.8 (q - p) = [-0.39, 0.30, 0.09].
     4. ``grad_RD @ head_DH`` is the gradient by the states that the head reads, ``grad_RD.T @ states_RH`` that by the
        head. Then the buffer serves the next piece.

@@ -1,4 +1,4 @@
-"""The learning rate over a run: how long the run is, the scheduler for it, and how a resumed run goes on."""
+"""The learning rate over a run: how long the run is, the scheduler for it, and how a resumed run continues."""
 
 import functools
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def scheduler_config(
 
 
 def use_present_rates(scheduler: LambdaLR, rates: Sequence[float]) -> None:
-    """Let a resumed run go on at the present config's learning rates: those restored are the checkpoint's."""
+    """Let a resumed run continue at the current config's learning rates: those restored are the checkpoint's."""
     scheduler.base_lrs = list(rates)
     groups = scheduler.optimizer.param_groups
     for group, rate, factor in zip(groups, rates, scheduler.lr_lambdas, strict=True):

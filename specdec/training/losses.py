@@ -1,4 +1,4 @@
-"""What a drafter is trained to minimise: the interface, EAGLE-1's and EAGLE-3's losses, and weighted sums of losses.
+"""What a drafter is trained to minimize: the interface, EAGLE-1's and EAGLE-3's losses, and weighted sums of losses.
 
 Further losses are in :mod:`specdec.training.divergences`; one of your own subclasses :class:`DistributionLoss` or
 :class:`FeatureLoss` and is named by its import path, ``specdec fit --allow_imports my_parts --model.loss
@@ -27,7 +27,7 @@ class LossRows(NamedTuple):
     unless the loss ``widens`` it. Only ``draft_RD`` has a gradient. No other tensor may be changed in place."""
 
     draft_RD: Tensor  # the drafter's logits
-    p_RD: Tensor  # the target's probabilities, renormalised on the draft vocabulary
+    p_RD: Tensor  # the target's probabilities, renormalized on the draft vocabulary
     log_p_RD: Tensor  # their logarithm
     log_mass_R: (
         Tensor  # log of what the target's whole distribution has on the draft vocabulary, <= 0
@@ -49,7 +49,8 @@ class DistributionLoss(Loss):
     """A loss of the drafter's next-token distribution q against the target's p."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"log_p_RD", "log_mass_R", "token_R"})
-    """The columns of :class:`LossRows` that it reads beside draft logits and p; others hold NaN, or -1 for tokens."""
+    """The columns of :class:`LossRows` that it reads in addition to draft logits and p; others hold NaN, or -1 for
+    tokens."""
     widens: ClassVar[bool] = False
     """Whether ``loss_and_grad_`` takes ``rows.draft_RD`` in 16 bits too and converts it, which saves a float32 copy."""
 

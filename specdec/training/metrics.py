@@ -67,7 +67,7 @@ class UnrollMetrics(Metric):
     """Accuracy and acceptance proxies of every unroll depth, right over batches and ranks. None of them is an
     acceptance length: they are teacher-forced.
 
-    * ``loss``: what is minimised; and of a sum of losses, each term by its name, unweighted.
+    * ``loss``: what is minimized; and of a sum of losses, each term by its name, unweighted.
     * ``accuracy_k``: greedy draft equals the target's greedy token, on slots that decoding can reach at depth k.
     * ``expected_acceptance_k``: mean of ``Σ min(p, q)``, the chance that a sampled draft is accepted
       (https://arxiv.org/abs/2211.17192), with p over its whole vocabulary.

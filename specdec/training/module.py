@@ -82,12 +82,12 @@ class DrafterModule(BuildsDrafter):
         loss: compares draft and target at every supervised slot.
         ttt_steps: unroll steps K; 1 is EAGLE-1's teacher forcing.
         step_weights: what the steps of a slot weigh: by depth alone, or by how well those before were drafted.
-        step_keep: share of a step's slots that the next one keeps, drawn anew for every batch (conditional drop,
+        step_keep: share of a step's slots that the next one keeps, drawn again for every batch (conditional drop,
             https://arxiv.org/abs/2504.18583; P-EAGLE: 0.7); never less than a fifth of all, or than this share if that
             is less; 1 keeps all.
         in_vocab: train only where the draft vocabulary has the target's most likely token, as EAGLE-3 does.
         features: where the target's features come from: ``OnTheFly``, ``Cached`` by ``specdec cache``, or ``Streamed``
-            from processes of their own.
+            from separate processes.
         noise: on the target's features as they enter the drafter, in training only.
         train_embed: train the token embedding too, which else stays as it starts: the target's.
         train_head: train the head, which starts from the target's rows; always off with ``head: target``.
@@ -281,7 +281,7 @@ class DrafterModule(BuildsDrafter):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def on_train_start(self) -> None:
-        """Go on at the learning rate of the present config: what is restored is the checkpoint's."""
+        """Continue at the learning rate of the current config: what is restored is the checkpoint's."""
         scheduler = self.lr_schedulers()
         if isinstance(self.schedule, Schedule) and isinstance(scheduler, LambdaLR):
             use_present_rates(scheduler, self._rates)
@@ -320,7 +320,7 @@ class DrafterModule(BuildsDrafter):
         self.check_finite()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the drafter's config beside the weights; those that are not finite leave the last checkpoint be."""
+        """Store the drafter's config with the weights; those that are not finite leave the last checkpoint be."""
         assert self.drafter is not None
         self.check_finite()
         checkpoint["drafter_config"] = self.drafter.config.to_json()

@@ -50,5 +50,5 @@ def _refuse(first_step: Tensor) -> None:
         raise ValueError(
             f"by step {step} the loss or a weight was NaN or infinite: lower the learning rate (model.optimizer), "
             "clip gradients harder (trainer.gradient_clip_val) or look at model.loss; the last checkpoint "
-            "is sound: --ckpt_path auto --allow_changes '[model.optimizer]' goes on from it"
+            "is sound: --ckpt_path auto --allow_changes '[model.optimizer]' resumes from it"
         )

@@ -1,4 +1,4 @@
-"""The directory of one run: claimed while the run lasts, and gone on with under the same settings alone."""
+"""The directory of one run: claimed while the run lasts, and resumed only under the same settings."""
 
 import contextlib
 import logging
@@ -51,7 +51,7 @@ class RunDirectory:
 
         Args:
             out: the directory; None: a new one, named after the present time.
-            resumes: the run goes on with what a run has left there, if anything lies there.
+            resumes: the run continues what a run has left there, if anything is there.
             first: whether this process is the first of its job; the others write nothing and claim nothing.
 
         Raises:
@@ -76,7 +76,7 @@ class RunDirectory:
             if is_held(path / CLAIM):
                 raise ValueError(claim_message(path, path / CLAIM))
             raise ValueError(
-                f"{path} exists already and is never overwritten: choose another --out, or go on with it by "
+                f"{path} exists already and is never overwritten: choose another --out, or resume it with "
                 "--ckpt_path auto"
             )
         for folder in (path, path / "checkpoints") if self._resumed else ():
@@ -184,7 +184,7 @@ def changed_settings(checkpoint: Path, now: dict[str, Any], allowed: Sequence[st
     if refused:
         names = ",".join(refused)
         raise ValueError(
-            f"{checkpoint} was trained under other settings, listed above ({names}): go on with those, or allow the "
+            f"{checkpoint} was trained under other settings, listed above ({names}): resume with those, or allow the "
             f"change with --allow_changes '[{names}]'"
         )
     return changed

@@ -72,7 +72,7 @@ class ObjectiveConfig:
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """What losses and weights read of the target's distribution beside its probabilities."""
+        """What losses and weights read of the target's distribution in addition to its probabilities."""
         losses = [term.loss for term in terms(self.loss)]
         by_losses = [loss.reads for loss in losses if isinstance(loss, DistributionLoss)]
         by_weights = {"token_R"} if isinstance(self.weights, PrefixWeights) else set()

@@ -42,7 +42,7 @@ def entries(cache: Path, kind: str = "tokens") -> list[Path]:
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many conversations were tokenised, each time."""
+    """How many conversations were tokenized, each time."""
     counts: list[int] = []
     real = module.encode
 

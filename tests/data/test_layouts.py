@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdec.data.layouts import BOXED, PROMPTS, TRAINING, Question, layouts_named, recognise
+from specdec.data.layouts import BOXED, PROMPTS, TRAINING, Question, layouts_named, recognize
 
 SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -139,7 +139,7 @@ CHOSEN: list[tuple[str, dict[str, Any], Question]] = [
 def test_a_training_row_is_told_by_its_columns(
     name: str, row: dict[str, Any], messages: list[dict[str, Any]]
 ) -> None:
-    layout = recognise(row, "x", TRAINING)
+    layout = recognize(row, "x", TRAINING)
     assert layout.name == name
     assert layout.read(row, "x") == messages
 
@@ -149,8 +149,8 @@ def test_a_prompt_is_told_by_its_columns_or_chosen(
     name: str, row: dict[str, Any], question: Question
 ) -> None:
     chosen = (name, row, question) in CHOSEN
-    assert (recognise(row, "x", PROMPTS).name == name) != chosen  # those are never guessed
-    layout = recognise(row, "x", PROMPTS, layouts_named([name], PROMPTS))
+    assert (recognize(row, "x", PROMPTS).name == name) != chosen  # those are never guessed
+    layout = recognize(row, "x", PROMPTS, layouts_named([name], PROMPTS))
     assert layout.name == name
     assert layout.read(row, "x") == question
     assert not question.blank
@@ -173,7 +173,7 @@ def test_a_program_begins_with_the_code_that_is_given(begin: str | None, code: s
     row = {"question_content": "Sort.", "question_id": "1"} | (
         {} if begin is None else {"starter_code": begin}
     )
-    layout = recognise(row, "x", PROMPTS)
+    layout = recognize(row, "x", PROMPTS)
     (turn,) = layout.read(row, "x").turns
     assert layout.name == "livecodebench" and "### Question:\nSort.\n\n### Format: " in turn
     assert f"```python\n{code}" in turn and ("Use the following code" in turn) == bool(begin)
@@ -183,7 +183,7 @@ def test_a_program_begins_with_the_code_that_is_given(begin: str | None, code: s
 def test_a_question_that_nobody_answers_is_refused_before_the_next(more: dict[str, Any]) -> None:
     row = {"messages": [*SAID, SAID[0], SAID[0]], **more}
     with pytest.raises(ValueError, match=r"^x: messages 3 and 4 are both the user's.* as `turns`"):
-        recognise(row, "x", PROMPTS).read(row, "x")
+        recognize(row, "x", PROMPTS).read(row, "x")
 
 
 def test_a_message_has_one_form_whatever_the_row_calls_its_parts() -> None:
@@ -196,7 +196,7 @@ def test_a_message_has_one_form_whatever_the_row_calls_its_parts() -> None:
     legacy = {"role": "assistant", "content": None, "function_call": CALL["function"]}
     result = {"role": "function", "content": "2", "tool_call_id": "1"}
     row = {"messages": [SAID[0], call, result, legacy, result, thought]}
-    assert recognise(row, "x", TRAINING).read(row, "x") == [
+    assert recognize(row, "x", TRAINING).read(row, "x") == [
         SAID[0],
         {
             "role": "assistant",
@@ -240,7 +240,7 @@ def test_a_message_has_one_form_whatever_the_row_calls_its_parts() -> None:
 def test_a_part_that_cannot_be_learned_is_refused(message: dict[str, Any], reason: str) -> None:
     row = {"messages": [SAID[0], {"role": "assistant"} | message]}
     with pytest.raises(ValueError, match=f"^x: .*{reason}"):
-        recognise(row, "x", TRAINING).read(row, "x")
+        recognize(row, "x", TRAINING).read(row, "x")
 
 
 def test_a_call_keeps_its_arguments_as_the_row_has_them() -> None:
@@ -251,7 +251,7 @@ def test_a_call_keeps_its_arguments_as_the_row_has_them() -> None:
         (written["function"], '{"a": 1}'),
     ):
         row = {"messages": [SAID[0], {"role": "assistant", "content": "", "tool_calls": [call]}]}
-        message = recognise(row, "x", TRAINING).read(row, "x")[1]
+        message = recognize(row, "x", TRAINING).read(row, "x")[1]
         assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": arguments}
 
 
@@ -275,7 +275,7 @@ def test_nothing_is_asked_where_a_part_is_blank(question: Question) -> None:
 )
 def test_a_training_row_of_no_layout_is_refused(row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^place: .*{message}"):
-        recognise(row, "place", TRAINING)
+        recognize(row, "place", TRAINING)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_a_training_row_of_no_layout_is_refused(row: dict[str, Any], message: st
 )
 def test_a_prompt_of_no_layout_is_refused(row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^place: .*{message}"):
-        recognise(row, "place", PROMPTS)
+        recognize(row, "place", PROMPTS)
 
 
 CALLING = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}

@@ -11,7 +11,7 @@ from specdec.data.layouts import ChatConversation
 from specdec.data.messages import Message
 from specdec.data.shapes import Shapes, constants, looked_for, shortest
 from specdec.data.template import Rendered, Template, template_of
-from specdec.data.tokenising import with_mask
+from specdec.data.tokenizing import with_mask
 from specdec.data.turns import Turns, rows_of
 from tests.data.families import FAMILIES, family_tokenizer, in_default_run
 from tests.data.tiny import CHATML, CHATML_TAGGED, DROPS_THINKING, LLAMA3, tiny_tokenizer

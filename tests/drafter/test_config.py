@@ -89,7 +89,7 @@ def objections(design: dict[str, Any]) -> set[str]:
     spec = SimpleNamespace(**design)
     norms, narrow = spec.norms, isinstance(spec.entry, Narrow)
     rules = {
-        r"norms\.aux=\w+ normalises states before they are mixed": (
+        r"norms\.aux=\w+ normalizes states before they are mixed": (
             norms.aux != "none" and isinstance(spec.fusion, LastLayer)
         ),
         r"norms\.residual=normed needs norms\.hidden=true": norms.residual == "normed"
@@ -271,7 +271,7 @@ def bare(**sites: Any) -> Norms:
         ),
         (
             lambda: DrafterSpec(LastLayer(), norms=Norms(aux="concat")),
-            "norms.aux=concat normalises states before they",
+            "norms.aux=concat normalizes states before they",
         ),
         (
             lambda: DrafterSpec(norms=bare(), recurrence=PostNorm()),

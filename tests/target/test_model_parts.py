@@ -69,10 +69,10 @@ def test_bidirectional_attention_is_refused() -> None:
         Target(model)
 
 
-def test_a_quantised_head_is_refused() -> None:
+def test_a_quantized_head_is_refused() -> None:
     model = make("llama")
     model.lm_head = torch.nn.Identity()
-    with pytest.raises(ValueError, match="linear, unquantised output head, found Identity"):
+    with pytest.raises(ValueError, match="linear, unquantized output head, found Identity"):
         Target(model)
 
 

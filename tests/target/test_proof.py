@@ -207,11 +207,11 @@ FAULTS: dict[str, tuple[Callable[[Patch, Target], None], str]] = {
     "packing leaks": (leaking, "packing, the second document: its state at boundary"),
     "sibling seen": (appended(sibling_seen), "verifying a tree: its state"),
     "tree in order": (appended(in_order), "verifying a tree: its state"),
-    "late positions": (late_chains, "going on after a commit: its state"),
+    "late positions": (late_chains, "continuing after a commit: its state"),
     "no positions": (no_positions, "a plain text: its state"),
     "other rows": (other_rows, "the logits of some rows is not the model's own"),
     "other head": (other_head, "the logits is not the model's own"),
-    "nothing committed": (nothing_committed, "going on after a commit: its state"),
+    "nothing committed": (nothing_committed, "continuing after a commit: its state"),
 }
 
 

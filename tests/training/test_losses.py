@@ -220,7 +220,7 @@ def test_lambda_is_its_definition(scale: float, decay: float) -> None:
 
 @pytest.mark.parametrize("k", [1, 3, 6])
 def test_top_k_is_its_definition(k: int) -> None:
-    """Neither law is renormalised over the tokens kept."""
+    """Neither law is renormalized over the tokens kept."""
     got_R = TopKCrossEntropy(k)(ROWS)
     log_q_RD = ROWS.draft_RD.log_softmax(-1)
     for r in range(5):

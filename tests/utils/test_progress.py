@@ -27,13 +27,13 @@ def test_elsewhere_a_line_comes_now_and_then(
 ) -> None:
     caplog.set_level(logging.INFO, logger="specdec")
     monkeypatch.setattr(module, "time", Clock())
-    with progress("tokenising", "conversation", 1140, done=40) as advance:
+    with progress("tokenizing", "conversation", 1140, done=40) as advance:
         for n in range(16):
             advance(1, "the first file" if n == 5 else "")
     assert [record.getMessage() for record in caplog.records] == [
-        "tokenising: 1,140 conversations, 40 of them done",
-        "tokenising: 45 of 1,140 conversations, 1.0 a second, 18 min left",
-        "tokenising, the first file: 54 of 1,140 conversations, 1.0 a second, 18 min left",
+        "tokenizing: 1,140 conversations, 40 of them done",
+        "tokenizing: 45 of 1,140 conversations, 1.0 a second, 18 min left",
+        "tokenizing, the first file: 54 of 1,140 conversations, 1.0 a second, 18 min left",
     ]
     assert capsys.readouterr().err == ""
 

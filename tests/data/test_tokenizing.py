@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
 from specdec.data.template import Rendered
-from specdec.data.tokenising import Tokeniser, byte_lengths, token_mask, with_mask
+from specdec.data.tokenizing import Tokenizer, byte_lengths, token_mask, with_mask
 from tests.data.families import FAMILIES, family_tokenizer
 from tests.data.tiny import tiny_tokenizer
 
@@ -36,7 +36,7 @@ def by_offsets(tokenizer: Any, piece: Rendered) -> tuple[list[int], list[bool]]:
 
 
 def assert_same(tokenizer: Any, pieces: list[Rendered]) -> None:
-    tokens = list(Tokeniser(tokenizer)(pieces))
+    tokens = list(Tokenizer(tokenizer)(pieces))
     assert [(ids_T.tolist(), mask_T.tolist()) for ids_T, mask_T in tokens] == [
         by_offsets(tokenizer, piece) for piece in pieces
     ]
@@ -86,7 +86,7 @@ def test_truncation_and_padding_of_the_tokenizer_are_not_applied() -> None:
     tokenizer.backend_tokenizer.enable_truncation(2)
     tokenizer.backend_tokenizer.enable_padding(length=50)
     tokens = list(
-        Tokeniser(tokenizer)([Rendered("two plus two", [(0, 3)]), Rendered("is four", [(0, 2)])])
+        Tokenizer(tokenizer)([Rendered("two plus two", [(0, 3)]), Rendered("is four", [(0, 2)])])
     )
     assert [tokenizer.decode(ids_T) for ids_T, _ in tokens] == ["two plus two", "is four"]
 

@@ -25,8 +25,8 @@ class Tokens(NamedTuple):
     mask_T: Tensor  # bool, True where a token is supervised
 
 
-class Tokeniser:
-    """Tokenises rendered texts; none gets the tokenizer's own special tokens, since the template writes them."""
+class Tokenizer:
+    """Tokenizes rendered texts; none gets the tokenizer's own special tokens, since the template writes them."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer

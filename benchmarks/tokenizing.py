@@ -5,7 +5,7 @@ checkout and both pinned to one core, encode the same ones in turns. A third fig
 same rendered rows without offsets, which no program that calls it can be faster than. Then ``ChatData.prepare`` of this
 checkout reads two files, one ten times as long, and the peak of its anonymous memory is sampled.
 
-``python -m benchmarks.tokenise --before CHECKOUT --out FILE.md``
+``python -m benchmarks.tokenize --before CHECKOUT --out FILE.md``
 """
 
 import argparse
