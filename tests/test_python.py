@@ -107,6 +107,15 @@ def test_lightnings_own_checkpoint_goes_on(
         drafters.append(module.drafter)
     one, two = (drafter.state_dict() for drafter in drafters if drafter is not None)
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+    # without a trainer, and without a word on target and design
+    loaded = DrafterModule.load_from_checkpoint(path)
+    assert loaded.drafter is not None and module.drafter is not None
+    assert loaded.drafter.config == module.drafter.config
+    assert loaded.target_source.source == str(target_directory)
+    three = loaded.drafter.state_dict()
+    assert all(torch.equal(tensor, three[name]) for name, tensor in one.items())
+    text = SpeculativeDecoder(loaded.target, loaded.drafter).generate("def", 9).text
+    assert text == SpeculativeDecoder(module.target, module.drafter).generate("def", 9).text
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,7 @@ def _check_packed(target: "Target", ids_1T: Tensor, own: ReferenceStates) -> Non
 def _check_cached(target: "Target", ids_1T: Tensor, own: ReferenceStates) -> None:
     """Prefill, verify a tree whose true path is its even nodes, commit that path, continue; or a chain, half
     refused."""
-    cache = target.new_cache(LENGTH + 2
-    * DEPTH)
+    cache = target.new_cache(LENGTH + 2 * DEPTH)
     device = target.device
 
     def chain(first: int, last: int) -> list[Tensor]:

@@ -143,9 +143,20 @@ class BuildsDrafter(pl.LightningModule):
         data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
         return data
 
+    @property
+    def has_trainer(self) -> bool:
+        """Whether a Lightning trainer runs the module."""
+        try:
+            return self.trainer is not None
+        except RuntimeError:  # which Lightning raises without one
+            return False
+
     def configure_model(self) -> None:
-        """Build the drafter for the target, with the draft vocabulary that the training data asks for."""
-        if self.train_step is None:
+        """Build the drafter for the target, with the draft vocabulary that the training data asks for.
+
+        Without a trainer there is no data: ``load_from_checkpoint`` builds the drafter of the checkpoint.
+        """
+        if self.train_step is None and self.has_trainer:
             data = self._data
             device = self.trainer.strategy.root_device
             drafter = self.build(data)

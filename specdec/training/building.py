@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 # a design does not set these: a saved drafter keeps its own
 KEPT = {"rms_norm_eps", "rope", "max_position_embeddings", "logit_scale"}
+TARGET_IDS = "train_step.drafter.vocab.target_ids_D"  # in a checkpoint's state dict
 OF_THE_TARGET = {"vocab_size", "target_hidden_size", "num_target_layers"}
 
 
@@ -292,14 +293,26 @@ def check(
         )
 
 
-def check_checkpoint(checkpoint: dict[str, Any], drafter: Drafter) -> None:
-    """Raise ValueError unless a checkpoint's weights belong to this drafter's config, target and draft vocabulary."""
-    stored = checkpoint.get("drafter_config")
-    now = drafter.config.to_json()
+def stored_config(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the drafter's config in a checkpoint, as JSON; ValueError if there is none."""
+    stored: dict[str, Any] | None = checkpoint.get("drafter_config")
     if stored is None:
         raise ValueError(
-            "this checkpoint holds no drafter config: it was not written by specdec fit"
+            "this checkpoint has no drafter config: neither specdec fit nor a DrafterModule wrote it"
         )
+    return stored
+
+
+def drafter_of_checkpoint(checkpoint: dict[str, Any]) -> Drafter:
+    """Return a drafter of a checkpoint's design and draft vocabulary; its weights are still random."""
+    config = DrafterConfig.from_json(stored_config(checkpoint), "the checkpoint")
+    return Drafter(config, checkpoint["state_dict"][TARGET_IDS])
+
+
+def check_checkpoint(checkpoint: dict[str, Any], drafter: Drafter) -> None:
+    """Raise ValueError unless a checkpoint's weights belong to this drafter's config, target and draft vocabulary."""
+    stored = stored_config(checkpoint)
+    now = drafter.config.to_json()
     # wherever it lies now, whole or in parts
     if same_target(stored.get("target") or {}, now["target"]):
         stored = stored | {"target": now["target"]}
@@ -308,7 +321,7 @@ def check_checkpoint(checkpoint: dict[str, Any], drafter: Drafter) -> None:
             "the checkpoint belongs to another drafter; these differ from the present config: "
             + "; ".join(f"{key} was {stored.get(key)}, is {now[key]}" for key in different)
         )
-    ids_D = checkpoint["state_dict"]["train_step.drafter.vocab.target_ids_D"]
+    ids_D = checkpoint["state_dict"][TARGET_IDS]
     if not torch.equal(ids_D.cpu(), drafter.vocab.target_ids_D.cpu()):
         raise ValueError(
             "the checkpoint's draft vocabulary is not the one of the present training data"

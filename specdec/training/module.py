@@ -28,6 +28,7 @@ from specdec.training.building import (
     FromTarget,
     Start,
     check_checkpoint,
+    drafter_of_checkpoint,
 )
 from specdec.training.distributed import local_part
 from specdec.training.learning_rate import (
@@ -40,7 +41,7 @@ from specdec.training.noise import FeatureNoise, NoNoise, generator_of, noisy
 from specdec.training.nonfinite import NonFiniteSteps
 from specdec.training.schedule import Schedule, WarmupCosine
 from specdec.training.stage_metrics import BY_SOURCE, StageMetrics
-from specdec.training.step import ObjectiveConfig, StepOutput, target_outputs
+from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, target_outputs
 from specdec.training.step_weights import PrefixWeights, StepWeights
 from specdec.utils.config import hyperparameters
 from specdec.utils.numbers import Depth, PositiveShare, check_numbers
@@ -326,9 +327,26 @@ class DrafterModule(BuildsDrafter):
         checkpoint["drafter_config"] = self.drafter.config.to_json()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse weights of another drafter config, target or draft vocabulary."""
-        assert self.drafter is not None
-        check_checkpoint(checkpoint, self.drafter)
+        """Check that a checkpoint belongs to the drafter under training.
+
+        Without a trainer (``DrafterModule.load_from_checkpoint(FILE)``) there is no drafter yet: then build the
+        checkpoint's, for the checkpoint's target unless :attr:`target_source` is another one than the default.
+
+        Raises:
+            ValueError: the checkpoint belongs to another drafter config, target or draft vocabulary.
+        """
+        drafter = self.drafter
+        if drafter is None:
+            drafter = drafter_of_checkpoint(checkpoint)
+            self.spec = drafter.config.design()
+            self.train_step = TrainStep(drafter, self.objective)
+            if self.target_source == TargetSource():
+                trained_for = drafter.config.target
+                revision = trained_for.get("revision")
+                self.target_source = TargetSource(
+                    str(trained_for["source"]), None if revision is None else str(revision)
+                )
+        check_checkpoint(checkpoint, drafter)
 
 
 def _refuse_bases(arguments: Mapping[str, Any]) -> None:
