@@ -80,7 +80,7 @@ def drift(config: DriftConfig) -> int:
         # Of every prompt: the target's answer, and for each drafter the drafts at all places and decoding.
         parts = (1 + 2 * len(pairs)) * len(names)
         with progress("drift", "part", parts) as advance, cpu_matmul_backend(target):
-            answers = answered_texts(target, asked, answer_tokens, on_answer=lambda: advance(1))
+            answers = answered_texts(target, asked, answer_tokens, advance=advance)
             drifts = [
                 _measure_drift(config, name, pair, depth, answers, advance)
                 for name, pair, depth in zip(config.drafter, pairs, trained_depths, strict=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.anchors import AnchoredText, AnsweredText
-from specdec.diagnostics.parity_files import ServedDrafter, load_served
+from specdec.diagnostics.parity_files import ServedDrafter, interpret, read_files
 from specdec.diagnostics.parity_settings import Misread
 from specdec.drafter import Drafter
 from specdec.nn.blocked import Blocked
@@ -219,7 +219,7 @@ class Compared(NamedTuple):
 @torch.no_grad()
 def compare_drafting(
     target: Target, drafter: Drafter, texts: Sequence[AnsweredText], depth: int, exported: Path | None = None,
-    method: str = "eagle3", on_text: Callable[[], object] = lambda: None,
+    method: str = "eagle3", advance: Callable[[int], object] = lambda done: None,
 ) -> Compared:  # fmt: skip
     """Compare at every place of every text, alone and packed behind another, at depths 0 to ``depth``.
 
@@ -227,15 +227,15 @@ def compare_drafting(
         drafter: in the target's dtype, on its device.
         exported: a checkpoint's directory; without one training and decoding alone are compared.
         method: ``eagle``, ``eagle3`` or ``dflash``, as the checkpoint is served.
-        on_text: called as each text is done.
+        advance: called with 1 as each text is done.
     """
     export = None
     not_compared = "nothing was exported" if exported is None else None
     if exported is not None:
         try:
-            export = load_served(
-                exported, method, target.embedding_weight(), target.head_weight(), target.num_layers
-            )
+            export = interpret(
+                read_files(exported), method, target.embedding_weight(), target.head_weight(), target.num_layers
+            )  # fmt: skip
         except Misread as error:
             not_compared = f"{exported}: {error}"
     rows: dict[tuple[str, str, int], ParityRow] = {}
@@ -254,7 +254,7 @@ def compare_drafting(
             for row in compare_outputs(pair, place, trained_outputs, outputs):
                 key = row.pair, row.place, row.depth
                 rows[key] = rows[key].joined(row) if key in rows else row
-        on_text()
+        advance(1)
     decoded_rows = [row for row in rows.values() if row.pair == DECODED]
     allowed = rounding(decoded_rows, target.dtype)
     export_rows = [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED]

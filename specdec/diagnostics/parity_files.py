@@ -39,17 +39,6 @@ class ServedDrafter(NamedTuple):
     target_ids_D: Tensor  # int64, the target's token for each of the drafter's
 
 
-def load_served(
-    directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor, layers: int
-) -> ServedDrafter:
-    """Load a directory beside a target of so many layers, whose embedding has the dtype and device of all weights.
-
-    Raises:
-        Misread: the engine would not load it, or not as what it was.
-    """
-    return interpret(read_files(directory), method, embedding_VH, head_VH, layers)
-
-
 def read_files(directory: Path) -> Files:
     """Read a directory without checking its contents; :class:`Misread` if it cannot be read."""
     try:
@@ -70,7 +59,13 @@ def read_files(directory: Path) -> Files:
 def interpret(
     files: Files, method: str, embedding_VH: Tensor, head_VH: Tensor, layers: int
 ) -> ServedDrafter:
-    """Return the drafter that an engine makes of a config and tensors; see :func:`load_served`."""
+    """Return the drafter that an engine makes of a config and tensors beside a target of so many layers.
+
+    All weights get the dtype and device of the target's embedding.
+
+    Raises:
+        Misread: the engine would not load it, or not as what it was.
+    """
     raw, tensors = files
     settings = read_settings(raw, method)
     sizes = {"vocab_size": settings.vocab_size, "target_hidden_size": settings.target_width}
@@ -127,13 +122,10 @@ def _checked_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> dict[
         if not bool(value.isfinite().all()):
             raise Misread(f"{name} holds NaN or infinities")
         checked[name] = value
-    missing = next((name for name in wanted if name not in checked), None)
-    if missing is not None:
-        left = "uninitialised"
+    if missing := next((name for name in wanted if name not in checked), None):
+        left = "at ones" if "norm" in missing else "uninitialised"
         if missing == MAP:
             left = "at the first tokens"
-        elif "norm" in missing:
-            left = "at ones"
         raise Misread(f"it lacks {missing}, which the engine leaves {left} without a word")
     return checked
 

@@ -7,7 +7,7 @@ Legend: A passes, N passes of all answers, K drafts, T tokens, V target vocabula
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,11 +25,10 @@ MOST_PROBED = 128  # passes that each fault is tried on
 TIES_TIMES = 2
 TIES_MORE = 3
 CONTEXT = "attention limited to the current token"
-# The states of a text at the boundaries, and the final one; see reported_states.
-States = tuple[list[Tensor], Tensor]
 
 
-class Probe(NamedTuple):
+@dataclass(frozen=True)
+class Probe:
     """Whether a fault would have been seen."""
 
     fault: str
@@ -44,7 +43,8 @@ class Probe(NamedTuple):
         return self.not_tried == NO_SUCH_PART.value
 
 
-class Rounding(NamedTuple):
+@dataclass(frozen=True)
+class Rounding:
     """Near-ties of two sound implementations, on the proposals that faults were tried on."""
 
     engine: int
@@ -71,81 +71,52 @@ def probe_faults(
     samples = [_sample_passes(reading, most) for reading in readings]
     states = [reported_states(target, reading.ids_T) for reading in samples]
     head_VH = target.head_weight()
-    embedding_VH = target.embedding_weight()
-    sound = interpret(files, method, embedding_VH, head_VH, target.num_layers)
-    sound_NK = _proposals_of(sound, samples, states)
+
+    def served(files: Files) -> ServedDrafter:
+        return interpret(files, method, target.embedding_weight(), head_VH, target.num_layers)
+
+    def log_probs(served: ServedDrafter) -> Iterator[Tensor]:
+        """Yield the reference's log-probabilities on the engine's own drafts, (A, K, V), a few passes at a time."""
+        vocabulary = served.settings.vocab_size
+        for reading, text_states in zip(samples, states, strict=True):
+            features_TH = fused_features(served, *text_states)
+            depth = reading.proposed_AK.shape[1]
+            given_AK = reading.proposed_AK.clamp(0, vocabulary - 1)
+            at_once = max(1, LOG_PROBS_AT_ONCE // (depth * vocabulary))
+            for slots_A, rows_AK in zip(
+                (reading.places_A - 1).split(at_once), given_AK.split(at_once), strict=True
+            ):
+                yield reference.draft(
+                    served, reading.ids_T, features_TH, slots_A.tolist(), depth - 1, rows_AK
+                )[1]
 
     def changed_by(faulty: ServedDrafter) -> int:
         """Count the proposals that the sound reference would call different, and not a near-tie."""
-        faulty_NK = _proposals_of(faulty, samples, states)
-        return int((_margins_of(sound, samples, states, faulty_NK) > allowed).sum())
+        pairs = zip(log_probs(sound), log_probs(faulty), strict=True)
+        margins = (shortfall(sound_AKV, other_AKV.argmax(-1)) for sound_AKV, other_AKV in pairs)
+        return sum(int((margin_AK > allowed).sum()) for margin_AK in margins)
 
+    sound = served(files)
     windows = (1,) * len(sound.settings.windows)
     alone = sound._replace(settings=sound.settings._replace(windows=windows))
-    probes = [Probe(CONTEXT, sound_NK.numel(), changed_by(alone))]
+    sound_NK = torch.cat([log_probs_AKV.argmax(-1) for log_probs_AKV in log_probs(sound)])
+    count = sound_NK.numel()
+    probes = [Probe(CONTEXT, count, changed_by(alone))]
     for name in FAULTS:
         faulty_files = planted(name, files, head_VH, target.num_layers)
         if isinstance(faulty_files, Outcome):
             probes.append(Probe(name, 0, None, faulty_files.value))
         else:
-            faulty = interpret(faulty_files, method, embedding_VH, head_VH, target.num_layers)
-            probes.append(Probe(name, sound_NK.numel(), changed_by(faulty)))
+            probes.append(Probe(name, count, changed_by(served(faulty_files))))
     engine_NK = torch.cat([reading.margin_AK for reading in samples])
     likeliest_NK = torch.cat([reading.likeliest_AK for reading in samples])
     return probes, Rounding(int((engine_NK > 0).sum()), int((sound_NK != likeliest_NK).sum()))
-
-
-def _reference_log_probs(
-    served: ServedDrafter, samples: Sequence[Readings], states: Sequence[States]
-) -> Iterator[Tensor]:
-    """Yield the reference's log-probabilities on the engine's own drafts, (A, K, V), a few passes at a time."""
-    vocabulary = served.settings.vocab_size
-    for reading, text_states in zip(samples, states, strict=True):
-        features_TH = fused_features(served, *text_states)
-        passes, depth = reading.proposed_AK.shape
-        given_AK = reading.proposed_AK.clamp(0, vocabulary - 1)
-        at_once = max(1, LOG_PROBS_AT_ONCE // (depth * vocabulary))
-        for start in range(0, passes, at_once):
-            rows = slice(start, start + at_once)
-            slots = (reading.places_A[rows] - 1).tolist()
-            _, log_probs_AKV = reference.draft(
-                served, reading.ids_T, features_TH, slots, depth - 1, given_AK[rows]
-            )
-            yield log_probs_AKV
-
-
-def _proposals_of(
-    served: ServedDrafter, samples: Sequence[Readings], states: Sequence[States]
-) -> Tensor:
-    """Return the reference's likeliest tokens, (N, K)."""
-    log_probs = _reference_log_probs(served, samples, states)
-    return torch.cat([log_probs_AKV.argmax(-1) for log_probs_AKV in log_probs])
-
-
-def _margins_of(
-    served: ServedDrafter,
-    samples: Sequence[Readings],
-    states: Sequence[States],
-    tokens_NK: Tensor,
-) -> Tensor:
-    """Return what tokens lack of the reference's likeliest, (N, K); infinite for those that it does not know."""
-    margins = []
-    start = 0
-    for log_probs_AKV in _reference_log_probs(served, samples, states):
-        end = start + len(log_probs_AKV)
-        margins.append(shortfall(log_probs_AKV, tokens_NK[start:end]))
-        start = end
-    return torch.cat(margins)
 
 
 def _sample_passes(reading: Readings, most: int) -> Readings:
     """Return at most so many of the passes, the first and the last among them."""
     passes = len(reading.places_A)
     rows = torch.linspace(0, passes - 1, min(most, passes)).round().long()
-    rows = rows.to(reading.places_A.device)
-    return reading._replace(
-        places_A=reading.places_A[rows],
-        proposed_AK=reading.proposed_AK[rows],
-        likeliest_AK=reading.likeliest_AK[rows],
-        margin_AK=reading.margin_AK[rows],
-    )
+    names = ("places_A", "proposed_AK", "likeliest_AK", "margin_AK")
+    chosen = {name: getattr(reading, name)[rows.to(reading.ids_T.device)] for name in names}
+    return reading._replace(**chosen)

@@ -9,8 +9,9 @@ How much such a comparison can see depends on the drafter; see :mod:`specdec.dia
 Legend: A passes, N passes of all answers, K drafts, T tokens.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -25,6 +26,7 @@ from specdec.diagnostics.parity_readings import (
 from specdec.drafter import Drafter
 from specdec.engines.proposals import RecordedAnswer
 from specdec.target import Target
+from specdec.utils.progress import progress
 
 # With fewer proposals, or fewer that the context decides, nothing is concluded.
 LEAST_PROPOSALS = 50
@@ -32,7 +34,8 @@ LEAST_BY_CONTEXT = 10
 EXAMPLES = 5
 
 
-class DraftPosition(NamedTuple):
+@dataclass(frozen=True)
+class DraftPosition:
     """All proposals at one place of their passes."""
 
     position: int  # from 1
@@ -50,7 +53,8 @@ class DraftPosition(NamedTuple):
         return f"equal but for {self.near_ties} near-ties" if self.near_ties else "equal"
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """One proposal that is not this drafter's."""
 
     text: int  # the prompt's number, from 0
@@ -61,7 +65,8 @@ class Difference(NamedTuple):
     margin: float  # what the proposed token lacks of the likeliest one's score, as a share of the scores' range
 
 
-class ProposalComparison(NamedTuple):
+@dataclass(frozen=True)
+class ProposalComparison:
     """A real engine's answers and proposals beside ours."""
 
     positions: list[DraftPosition]
@@ -143,7 +148,7 @@ class ProposalComparison(NamedTuple):
 @torch.no_grad()
 def compare_proposals(
     target: Target, drafter: Drafter, answers: Sequence[RecordedAnswer], share: float,
-    files: Files | None = None, method: str = "eagle3", on_text: Callable[[], object] = lambda: None,
+    files: Files | None = None, method: str = "eagle3",
 ) -> ProposalComparison:  # fmt: skip
     """Compare every proposal of every pass, and say what the comparison could see.
 
@@ -152,27 +157,30 @@ def compare_proposals(
         share: of a distribution's range, that rounding may make of one log-probability.
         files: of the export that was served, for the probes; without them there are none.
         method: as the export is served.
-        on_text: called as each answer is done.
 
     Raises:
         ValueError: tokens are none of the target's, a recorded token is not the text's, or no pass was recorded.
     """
     allowed = 2 * share  # each of two candidates has an error of its own
     readings: list[Readings] = []
-    near_tokens = wrong_tokens = left_out = misread = 0
-    for number, answer in enumerate(answers):
-        passes = passes_of_text(target, answer)
-        misread += len(answer.passes) - len(passes)
-        short_T = shortfall_of_text(target, answer)
-        wrong_T = ~(short_T <= allowed)  # NaN is wrong too
-        near_tokens += int(((short_T > 0) & ~wrong_T).sum())
-        wrong_tokens += int(wrong_T.sum())
-        end = len(answer.prompt) + len(answer.ids)
-        inside = [recorded for recorded in passes if recorded.place < end]
-        left_out += len(passes) - len(inside)
-        if inside:
-            readings.append(read_passes(target, drafter, number, answer, inside))
-        on_text()
+    counts = Counter[str]()
+    with progress("comparing proposals", "text", len(answers)) as done:
+        for number, answer in enumerate(answers):
+            passes = passes_of_text(target, answer)
+            short_T = shortfall_of_text(target, answer)
+            wrong_T = ~(short_T <= allowed)  # NaN is wrong too
+            end = len(answer.prompt) + len(answer.ids)
+            inside = [recorded for recorded in passes if recorded.place < end]
+            counts.update(
+                tokens=len(answer.ids),
+                near_tokens=int(((short_T > 0) & ~wrong_T).sum()),
+                wrong_tokens=int(wrong_T.sum()),
+                left_out=len(passes) - len(inside),
+                misread=len(answer.passes) - len(passes),
+            )
+            if inside:
+                readings.append(read_passes(target, drafter, number, answer, inside))
+            done(1)
     if not readings:
         raise ValueError(
             "the engine proposed nothing inside its answers: give more --max_new_tokens"
@@ -190,11 +198,7 @@ def compare_proposals(
         differences=_differences(readings, allowed)[:EXAMPLES],
         probes=probes,
         rounding=rounding,
-        tokens=sum(len(answer.ids) for answer in answers),
-        near_tokens=near_tokens,
-        wrong_tokens=wrong_tokens,
-        left_out=left_out,
-        misread=misread,
+        **counts,
         apart=sum(int((reading.accepted_A != reading.expected_A).sum()) for reading in readings),
     )
 
@@ -204,26 +208,30 @@ def _positions(readings: Sequence[Readings], allowed: float) -> list[DraftPositi
     margins_NK = torch.cat([reading.margin_AK for reading in readings])
     accepted_N = torch.cat([reading.accepted_A for reading in readings])
     expected_N = torch.cat([reading.expected_A for reading in readings])
-    positions = []
-    for k, margins_N in enumerate(margins_NK.unbind(1)):
-        different = int((~(margins_N <= allowed)).sum())  # NaN is no rounding
-        near_ties = int((margins_N > 0).sum()) - int((margins_N > allowed).sum())
-        accepted = int((accepted_N > k).sum())
-        expected = int((expected_N > k).sum())
-        positions.append(
-            DraftPosition(k + 1, len(margins_N), near_ties, different, accepted, expected)
+    return [
+        DraftPosition(
+            k + 1,
+            len(margins_N),
+            near_ties=int(((margins_N > 0) & (margins_N <= allowed)).sum()),
+            different=int((~(margins_N <= allowed)).sum()),  # NaN is no rounding
+            accepted=int((accepted_N > k).sum()),
+            expected=int((expected_N > k).sum()),
         )
-    return positions
+        for k, margins_N in enumerate(margins_NK.unbind(1))
+    ]
 
 
 def _differences(readings: Sequence[Readings], allowed: float) -> list[Difference]:
     """Return every proposal beyond rounding, in the order of texts and places."""
-    differences = []
-    for reading in readings:
-        for row, k in (~(reading.margin_AK <= allowed)).nonzero().tolist():
-            place = int(reading.places_A[row]) + 1 + k
-            tokens = int(reading.proposed_AK[row, k]), int(reading.likeliest_AK[row, k])
-            differences.append(
-                Difference(reading.text, place, k + 1, *tokens, float(reading.margin_AK[row, k]))
-            )
-    return differences
+    return [
+        Difference(
+            reading.text,
+            int(reading.places_A[row]) + 1 + k,
+            k + 1,
+            int(reading.proposed_AK[row, k]),
+            int(reading.likeliest_AK[row, k]),
+            float(reading.margin_AK[row, k]),
+        )
+        for reading in readings
+        for row, k in (~(reading.margin_AK <= allowed)).nonzero().tolist()
+    ]

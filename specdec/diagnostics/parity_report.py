@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import asdict, astuple
 from operator import attrgetter
 from typing import Any
 
@@ -40,7 +41,7 @@ def proposal_tables(comparison: ProposalComparison, name: str) -> list[Table]:
     )
     counts.title = f"what {name} proposes and what this drafter says"
     for position in comparison.positions:
-        counts.add_row(*map(str, position), position.verdict)
+        counts.add_row(*map(str, astuple(position)), position.verdict)
     tables = [counts]
     if comparison.differences:
         examples = Table(
@@ -48,7 +49,7 @@ def proposal_tables(comparison: ProposalComparison, name: str) -> list[Table]:
         )
         examples.title = "the first differences"
         for difference in comparison.differences:
-            *places, margin = difference
+            *places, margin = astuple(difference)
             examples.add_row(*map(str, places), f"{margin:.1e}")
         tables.append(examples)
     seen = Table("a fault in what is served", "proposals that would differ")
@@ -122,17 +123,11 @@ def report_figures(
 
 
 def _engine_figures(proposals: ProposalComparison, name: str | None) -> dict[str, Any]:
-    differences = []
-    for difference in proposals.differences:
-        margin = difference.margin if math.isfinite(difference.margin) else None
-        differences.append(difference._asdict() | {"margin": margin})
-    return {
-        **proposals._asdict(), "name": name,
-        "positions": [
-            {**position._asdict(), "verdict": position.verdict} for position in proposals.positions
-        ],
-        "probes": [probe._asdict() for probe in proposals.probes],
-        "rounding": proposals.rounding and proposals.rounding._asdict(),
-        "differences": differences,
-        "holds": proposals.fault is None and proposals.too_weak is None, "no_verdict": proposals.too_weak,
-    }  # fmt: skip
+    figures = asdict(proposals)
+    for position, figure in zip(proposals.positions, figures["positions"], strict=True):
+        figure["verdict"] = position.verdict
+    for difference in figures["differences"]:
+        if not math.isfinite(difference["margin"]):
+            difference["margin"] = None
+    holds = proposals.fault is None and proposals.too_weak is None
+    return figures | {"name": name, "holds": holds, "no_verdict": proposals.too_weak}

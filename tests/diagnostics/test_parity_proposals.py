@@ -201,7 +201,7 @@ def test_a_loud_drafter_shows_every_fault_that_it_has_a_place_for(
     assert set(comparison.unseen) <= hidden, changed
     assert {probe.fault for probe in comparison.probes if probe.changed is None} == WITHOUT[name]
     assert comparison.not_tried == (["queries one position off"] if name == "qwen3" else [])
-    assert comparison.rounding == (0, 0)
+    assert comparison.rounding == Rounding(0, 0)
 
 
 def test_every_fault_is_planted_somewhere(target: Target, files: dict[str, Files]) -> None:
@@ -267,7 +267,7 @@ def test_long_answers_are_probed_at_some_of_their_passes(
         comparison.proposals == 2 * TOKENS * DRAFTS
         and comparison.probes[0].proposals == 12 * DRAFTS
     )
-    assert comparison.fault is None and comparison.rounding == (0, 0)
+    assert comparison.fault is None and comparison.rounding == Rounding(0, 0)
 
 
 def test_a_fault_that_makes_near_ties_alone_counts_as_unseen(
