@@ -170,7 +170,7 @@ def model_card(
         model_name=name.rpartition("/")[2] if results else None,
     )  # fmt: skip
     body = card_body(record, config, name, base or record["target"]["source"])
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n{MARK}\n")
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n\n{MARK}\n")
 
 
 def _results(metrics: Record) -> Iterator[EvalResult]:
