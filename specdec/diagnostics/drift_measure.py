@@ -158,22 +158,18 @@ def _rms(x: Tensor) -> Tensor:
 
 
 def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
-    """Return the regions of every chain's key slots, (A, M, S) bool, in the order of :data:`ATTENTION` but for entropy.
+    """Return the regions of chains' key slots, (A, M, S), 1 or 0, in the order of :data:`ATTENTION` but for entropy.
 
     The first five are disjoint and cover all that a chain sees. The first ``text`` slots are the text's rows; behind
     them stand the chains', level by level; a chain's level 0 is the row of its anchor.
     """
     slot_S = torch.arange(slots, device=anchor_A.device)
-    before_A1 = anchor_A[:, None] - 1
-    own_S = slot_S >= text
-    sink_S = slot_S < SINK
-    recent_AS = ~own_S & ~sink_S & (slot_S >= before_A1 - RECENT)
-    prompt_AS = ~own_S & ~sink_S & ~recent_AS & (slot_S < prompt)
-    rest_AS = ~own_S & ~sink_S & ~recent_AS & ~prompt_AS
-    all_A1 = torch.ones_like(before_A1, dtype=torch.bool)
-    drafted_S = slot_S >= text + len(anchor_A)
-    sink_AS, own_AS, drafted_AS = (slots_S & all_A1 for slots_S in (sink_S, own_S, drafted_S))
-    return torch.stack([sink_AS, prompt_AS, recent_AS, own_AS, rest_AS, drafted_AS], 1)
+    recent_AS = slot_S >= anchor_A[:, None] - 1 - RECENT
+    region_AS = torch.where(recent_AS, 2, torch.where(slot_S < prompt, 1, 4))
+    region_AS = torch.where(slot_S < SINK, 0, region_AS)
+    region_AS = torch.where(slot_S >= text, 3, region_AS)
+    drafted_A1S = (slot_S >= text + len(anchor_A)).expand(len(anchor_A), 1, -1)
+    return torch.cat([F.one_hot(region_AS, 5).mT, drafted_A1S], 1)
 
 
 def _masses(weights_AhS: Tensor, regions_ARS: Tensor) -> Tensor:
@@ -242,25 +238,31 @@ def drift_document(
     Raises:
         ValueError: no prompt has a chain.
     """
-    chains = [int(sums_FK2[0, 0, 1]) for sums_FK2 in sums]
-    with_chain = [number for number, count in enumerate(chains) if count]
-    if not with_chain:
+    rows = [
+        row
+        for row in zip(
+            prompts, (int(sums_FK2[0, 0, 1]) for sums_FK2 in sums), sums, inputs, strict=True
+        )
+        if row[1]
+    ]
+    if not rows:
         raise ValueError(
             f"no answer of the target is long enough for a chain of {how_many(depths, 'token')}: ask for fewer depths "
             "or more new tokens, or give other prompts"
         )
+    names, chains, sums, inputs = map(list, zip(*rows, strict=True))
     places = [f"layer {b}" if b else "embeddings" for b in aux_layers]
     places += ["states side by side", "the same, normed", "feature"]
     return {
         "version": VERSION,
         "trained_depth": trained_depth,
         "depths": depths,
-        "prompts": [prompts[number] for number in with_chain],
-        "chains": [chains[number] for number in with_chain],
-        "series": _series(SERIES, [sums[number] for number in with_chain]),
+        "prompts": names,
+        "chains": chains,
+        "series": _series(SERIES, sums),
         "inputs": {
             "places": places,
-            "series": _series(INPUTS, [inputs[number] for number in with_chain]),
+            "series": _series(INPUTS, inputs),
         },
     }
 
@@ -279,9 +281,7 @@ def _series(titles: Mapping[str, tuple[str, str]], sums: Sequence[Tensor]) -> di
             "unit": unit,
             "values": values,
             "weights": sums_RP2[..., 1].astype(int).tolist(),
-            "mean": [figure["mean"] for figure in figures],
-            "low": [figure["low"] for figure in figures],
-            "high": [figure["high"] for figure in figures],
+            **{key: [figure[key] for figure in figures] for key in ("mean", "low", "high")},
         }
     return series
 
@@ -322,32 +322,25 @@ def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigur
     for name in ("out_rms", "state_rms"):
         title = f"{SERIES[name][0]}{at_last} over step 1"
         yield DriftFigure(f"{name}_growth", title, name, both, "ratio", "ratio", 1.0)
-    for name in ("sink_mass", "own_mass"):
+    for name in ("sink_mass", "own_mass", "sink_own_mass"):
         title, unit = SERIES[name]
         yield DriftFigure(f"{name}_last", f"{title}{at_last}", name, (last,), unit)
-        title = f"{title}, step 1 to {depths}"
-        unit = f"difference of {unit.replace('share', 'shares')}"
-        yield DriftFigure(f"{name}_change", title, name, both, unit, "difference", 0.0)
-    title, unit = SERIES["sink_own_mass"]
-    yield DriftFigure("sink_own_mass_last", f"{title}{at_last}", "sink_own_mass", (last,), unit)
+        if name != "sink_own_mass":
+            title = f"{title}, step 1 to {depths}"
+            unit = f"difference of {unit.replace('share', 'shares')}"
+            yield DriftFigure(f"{name}_change", title, name, both, unit, "difference", 0.0)
     for when, step in (("first", first), ("last", last)):
-        yield DriftFigure(
-            f"kl_{when}", f"{SERIES['kl'][0]}, step {step.stop}", "kl", (step,), "nats"
-        )
-    title = "Conditional acceptance"
-    acceptance = "conditional_acceptance"
-    unit = "share of chains"
-    yield DriftFigure(
-        "acceptance", f"{title}, steps 1 to {depths}", acceptance, (range(depths),), unit
-    )
+        title = f"{SERIES['kl'][0]}, step {step.stop}"
+        yield DriftFigure(f"kl_{when}", title, "kl", (step,), "nats")
+    name = "conditional_acceptance"
+    title, unit = SERIES[name]
+    yield DriftFigure("acceptance", f"{title}, steps 1 to {depths}", name, (range(depths),), unit)
     if trained_depth is not None and trained_depth < depths:
-        within = range(trained_depth)
         beyond = range(trained_depth, depths)
+        title = f"{title}, beyond the trained depth"
+        yield DriftFigure("acceptance_beyond", title, name, (beyond,), unit)
         yield DriftFigure(
-            "acceptance_beyond", f"{title}, beyond the trained depth", acceptance, (beyond,), unit
-        )
-        yield DriftFigure(
-            "acceptance_change", f"{title}, beyond the trained depth less within", acceptance, (beyond, within),
+            "acceptance_change", f"{title} less within", name, (beyond, range(trained_depth)),
             "difference of shares of chains", "difference",
         )  # fmt: skip
 

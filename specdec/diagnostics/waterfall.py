@@ -17,6 +17,7 @@ Legend: A places, S places and some more, K drafts, P prompts, F series.
 """
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,16 +114,16 @@ def measure_levels(
     if not texts:
         raise ValueError("no answer comes to a target pass: all end with their first token")
     # Drift is the loss at the passes of true features, exposure the loss of the same drafts at their own passes.
-    passes_of = {
-        PERFECT: (PERFECT, PERFECT),
-        VOCABULARY: (VOCABULARY, VOCABULARY),
-        TRUE_FEATURES: (TRUE_FEATURES, TRUE_FEATURES),
+    drafts_and_passes = {name: (name, name) for name in DOWN} | {
         OWN_FEATURES: (OWN_FEATURES, TRUE_FEATURES),
         OWN_TOKENS: (OWN_FEATURES, OWN_FEATURES),
     }
     levels = {
-        level: [_accepted_at_passes(text.accepted, *names) for text in texts]
-        for level, names in passes_of.items()
+        level: [
+            [text.accepted[drafts][place] for place in pass_starts(text.accepted[passes])]
+            for text in texts
+        ]
+        for level, (drafts, passes) in drafts_and_passes.items()
     }
     prompts = [text.prompt for text in texts]
     levels[OBSERVED] = observed_passes(target, drafter, prompts, max_new_tokens, depths, advance)
@@ -169,11 +170,6 @@ def measure_text(
     }
     inputs_FR2 = read_inputs(target, drafter, ids[: text.prompt + tokens], text.prompt)
     return MeasuredText(text.prompt_id, text.ids[: text.prompt], accepted, sums_FK2, inputs_FR2)
-
-
-def _accepted_at_passes(accepted: dict[str, list[int]], name: str, passes_of: str) -> list[int]:
-    """Return the drafts that one level accepts at the passes of another."""
-    return [accepted[name][place] for place in pass_starts(accepted[passes_of])]
 
 
 def observed_passes(
@@ -224,16 +220,13 @@ def _check_sum(expected: list[list[int]], observed: list[list[int]]) -> dict[str
     holds = mean == 0
     if low is not None and high is not None:
         holds = abs(mean) < INVISIBLE or low <= 0 <= high
-    same = 0
-    for passes, observed_passes in zip(expected, observed, strict=True):
-        if len(passes) == len(observed_passes):
-            same += sum(a == b for a, b in zip(passes, observed_passes, strict=True))
-    return {
-        "holds": holds,
-        "difference": difference,
-        "passes": sum(map(len, observed)),
-        "same_passes": same,
-    }
+    same = sum(
+        sum(map(operator.eq, passes, observed_passes))
+        for passes, observed_passes in zip(expected, observed, strict=True)
+        if len(passes) == len(observed_passes)
+    )
+    passes = sum(map(len, observed))
+    return {"holds": holds, "difference": difference, "passes": passes, "same_passes": same}
 
 
 def _sums(accepted: Sequence[Sequence[int]]) -> Array:
