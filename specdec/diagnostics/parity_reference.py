@@ -166,7 +166,7 @@ def step(
 def rms(served: ServedDrafter, name: str, x: Tensor) -> Tensor:
     """Scale to a root mean square of 1 over the last axis, in float32 at least, and multiply by the weight."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    unit = wide / (wide.square().mean(-1, keepdim=True) + served.settings.rms_norm_eps).sqrt()
+    unit = F.rms_norm(wide, wide.shape[-1:], eps=served.settings.rms_norm_eps)
     return unit.to(x.dtype) * served.weights[f"{name}.weight"]
 
 
@@ -211,17 +211,15 @@ def attention(
         k_gMd = torch.cat([past[i][0], k_gMd], 1)
         v_gMd = torch.cat([past[i][1], v_gMd], 1)
     past[i] = (k_gMd, v_gMd)
-    group = read.num_attention_heads // read.num_key_value_heads
-    k_hSd, v_hSd = (x_gSd.repeat_interleave(group, 0) for x_gSd in past[i])
-    back_MS = positions_M[:, None] - torch.arange(k_hSd.shape[1], device=positions_M.device)
+    back_MS = positions_M[:, None] - torch.arange(k_gMd.shape[1], device=positions_M.device)
     window = read.windows[i]
-    hidden_MS = (back_MS < 0) & (not whole)
+    seen_MS = (back_MS >= 0) | whole
     if window is not None:
-        hidden_MS = hidden_MS | (back_MS >= window)
-    scores_hMS = (q_hMd @ k_hSd.mT / q_hMd.shape[-1] ** 0.5).masked_fill(hidden_MS, float("-inf"))
-    shares_hMS = scores_hMS.softmax(-1, dtype=torch.promote_types(scores_hMS.dtype, torch.float32))
-    mixed_hMd = shares_hMS.to(v_hSd.dtype) @ v_hSd
-    return project(served, f"{at}.o_proj", mixed_hMd.transpose(0, 1).flatten(1))
+        seen_MS = seen_MS & (back_MS < window)
+    mixed_1hMd = F.scaled_dot_product_attention(
+        q_hMd[None], k_gMd[None], v_gMd[None], seen_MS, enable_gqa=True
+    )
+    return project(served, f"{at}.o_proj", mixed_1hMd[0].transpose(0, 1).flatten(1))
 
 
 def latent_heads(

@@ -1,6 +1,5 @@
 """``specdec push``: a drafter or an export, with its card, in a repository of the Hugging Face Hub."""
 
-import hashlib
 import logging
 import sys
 from pathlib import Path
@@ -10,11 +9,12 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils.sha import git_hash
 
 from specdec import __version__
 from specdec.drafter import load_drafter
 from specdec.export import card, checkpoint
-from specdec.export.card_text import hub_id
+from specdec.export.card import hub_id
 from specdec.utils.hub import reached
 from specdec.utils.reading import DOCUMENTS, SUMS, read_json
 
@@ -200,6 +200,4 @@ def _same_bytes(new: CommitOperationAdd, old: RepoSibling) -> bool:
     if old.lfs is not None:
         return old.lfs.sha256 == new.upload_info.sha256.hex()
     with new.as_file() as file:
-        content = file.read()
-    blob = b"blob %d\0" % len(content) + content
-    return old.blob_id == hashlib.sha1(blob, usedforsecurity=False).hexdigest()
+        return old.blob_id == git_hash(file.read())
