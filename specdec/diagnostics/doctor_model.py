@@ -6,14 +6,14 @@ Legend: T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary.
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.diagnostics.anchors import AnsweredText
 from specdec.diagnostics.doctor_setup import (
     Finding,
+    Findings,
     SetUp,
     documents,
     judged,
@@ -35,7 +35,7 @@ EXACT = 1e-4  # by which gradient and finite difference may differ in float64
 SEEN = 1e-9  # share of the logits' range, in float64: a smaller change is none
 
 
-def gradient(setup: SetUp) -> Iterator[Finding]:
+def gradient(setup: SetUp) -> Findings:
     """The parameters that should train have a gradient, move in an optimizer's step, and follow the loss's gradient."""
     sample = setup.sample()
     drafter = copy.deepcopy(setup.drafter).train()
@@ -118,26 +118,25 @@ def _finite_difference(setup: SetUp) -> Finding:
     if not values:
         return judged(what, math.nan, "<=", EXACT, "no parameter is trained")
     grads = torch.autograd.grad(loss(), values, materialize_grads=True, allow_unused=True)
+    start = nn.utils.parameters_to_vector(values).detach()
     generator = torch.Generator().manual_seed(0)
-    direction = []
-    for p in values:
-        noise = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device)
-        direction.append(noise * p.detach().square().mean().sqrt().clamp_min(1e-3))
-    slope = float(sum((g * d).sum() for g, d in zip(grads, direction, strict=True)))
+    noise = torch.randn(len(start), generator=generator, dtype=torch.float64)
+    sizes = [p.detach().square().mean().sqrt().clamp_min(1e-3).expand(p.numel()) for p in values]
+    direction = noise.to(start) * torch.cat(sizes)
+    slope = float(nn.utils.parameters_to_vector(grads) @ direction)
+    losses = []
     with torch.no_grad():
-        losses = []
-        for step in (STEP, -2 * STEP):
-            for p, d in zip(values, direction, strict=True):
-                p.add_(d, alpha=step)
+        for step in (STEP, -STEP):
+            nn.utils.vector_to_parameters(start + step * direction, values)
             losses.append(float(loss()))
-        measured = (losses[0] - losses[1]) / (2 * STEP)
+    measured = (losses[0] - losses[1]) / (2 * STEP)
     off = abs(measured - slope) / max(abs(measured), abs(slope), 1e-12)
     fault = f"autograd says {slope:.6g}, the loss {measured:.6g}: a backward pass is wrong, or a part is detached"
     return judged(what, off, "<=", EXACT, fault, ", ".join(remarks))
 
 
 @torch.no_grad()
-def inputs(setup: SetUp) -> Iterator[Finding]:
+def inputs(setup: SetUp) -> Findings:
     """The drafter reads the tokens, each of the target's states and its own output: changed, they change the logits."""
     drafter = setup.lively()
     ids_1T = setup.sample().ids_BT
@@ -195,7 +194,7 @@ def inputs(setup: SetUp) -> Iterator[Finding]:
 
 
 @torch.no_grad()
-def agreement(setup: SetUp) -> Iterator[Finding]:
+def agreement(setup: SetUp) -> Findings:
     """Unrolled training and cached decoding give the same distributions: ``specdec parity`` at a few places."""
     drafts = setup.drafter.config.drafting.fixed_drafts
     depth = (drafts or max(2, setup.objective.steps)) - 1

@@ -9,7 +9,6 @@ to in :mod:`specdec.diagnostics.waterfall`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -305,18 +304,15 @@ def _by_place(drifts: Sequence[Document], name: str, axes: Axes) -> None:
     axes.grid(alpha=0.3)
 
 
-def _rows(series: Document) -> list[tuple[int, dict[str, Any]]]:
+def _rows(series: Document) -> list[tuple[int, Document]]:
     """Return every row that has a mean, with its number from 1 on."""
-    rows = []
-    columns = zip(series["mean"], series["low"], series["high"], strict=True)
-    for number, (mean, low, high) in enumerate(columns, start=1):
-        if mean is not None:
-            rows.append((number, {"mean": mean, "low": low, "high": high}))
-    return rows
+    keys = ("mean", "low", "high")
+    rows = (dict(zip(keys, row, strict=True)) for row in zip(*map(series.get, keys), strict=True))
+    return [(number, row) for number, row in enumerate(rows, start=1) if row["mean"] is not None]
 
 
 def _draw_points(
-    points: Sequence[tuple[float, dict[str, Any], bool]], number: int, axes: Axes, line: str
+    points: Sequence[tuple[float, Document, bool]], number: int, axes: Axes, line: str
 ) -> None:
     """Draw means with intervals in a drafter's look on a line.
 

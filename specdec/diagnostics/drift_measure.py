@@ -345,7 +345,7 @@ def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigur
         )  # fmt: skip
 
 
-def drift_summary(drift: Document) -> dict[str, dict[str, Any]]:
+def drift_summary(drift: Document) -> dict[str, Document]:
     """Return every figure by name, with its title, mean and interval."""
     summary = {}
     for figure in drift_figures(drift["depths"], drift["trained_depth"]):

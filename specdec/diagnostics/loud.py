@@ -66,9 +66,7 @@ def loud_spec(target: Target, name: str) -> DrafterSpec:
         chosen = size if spec.draft_vocab_size == "all" else min(size, spec.draft_vocab_size)
         spec = replace(spec, draft_vocab_size=chosen)
     if spec.fusion.mixes and spec.aux_layers == "default" and target.num_layers < EAGLE3_DEPTH:
-        middle = {1, target.num_layers // 2, target.num_layers - 1} & set(
-            range(1, target.num_layers + 1)
-        )
+        middle = {1, target.num_layers // 2, target.num_layers - 1} - {0}
         spec = replace(spec, aux_layers=sorted(middle))
     try:
         rope_parameters(target.config)
@@ -88,11 +86,8 @@ def loud_drafter(target: Target, spec: DrafterSpec, seed: int = 0) -> Drafter:
     """
     config = config_for(spec, target)
     generator = torch.Generator().manual_seed(seed)
-    ids_D = (
-        torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size]
-        .sort()
-        .values
-    )
+    order_V = torch.randperm(config.vocab_size, generator=generator)
+    ids_D = order_V[: config.draft_vocab_size].sort().values
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         drafter = Drafter(config, ids_D).to(target.device, target.dtype)

@@ -24,6 +24,7 @@ from specdec.utils.files import write_json
 WINDOW = 8  # positions, of the planted one
 LONGEST = 2**29  # positions; a longer window says that there is none
 Weights = dict[str, Tensor]
+Raw = dict[str, Any]
 
 
 class Outcome(Enum):
@@ -40,15 +41,15 @@ PLANTED, NO_SUCH_PART, NOT_TRIED = Outcome
 class ExportFiles(NamedTuple):
     """An export's files, which a fault changes in place, and what it knows of the target."""
 
-    raw: dict[str, Any]  # config.json
+    raw: Raw  # config.json
     weights: Weights
     target_head_VH: Tensor
     target_layers: int
 
     @property
-    def layer(self) -> dict[str, Any]:
+    def layer(self) -> Raw:
         """The keys that describe the drafter's layers, which the speculators format nests."""
-        nested: dict[str, Any] | None = self.raw.get("transformer_layer_config")
+        nested: Raw | None = self.raw.get("transformer_layer_config")
         return self.raw if nested is None else nested
 
     @property

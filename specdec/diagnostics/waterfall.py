@@ -19,7 +19,7 @@ Legend: A places, S places and some more, K drafts, P prompts, F series.
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from specdec.decoding import Chain, Request, SpeculativeDecoder
 from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, AnsweredText
-from specdec.diagnostics.drift_measure import SERIES, drafted, read_inputs
+from specdec.diagnostics.drift_measure import SERIES, Document, drafted, read_inputs
 from specdec.drafter import Drafter
 from specdec.report.statistics import LENGTH, Array, Measured, less, measured
 from specdec.report.tables import ReportTable, format_interval, style, whiskers
@@ -64,8 +64,9 @@ MEANINGS = {  # title, and what a loss there means
     OBSERVED: ("observed by decoding", "what specdec evaluate measures for this chain"),
 }
 
-# by name: the drafts that are accepted in every pass of every prompt
-Levels = dict[str, list[list[int]]]
+# the drafts that are accepted in every pass of every prompt
+Passes = list[list[int]]
+Levels = dict[str, Passes]
 
 
 class MeasuredText(NamedTuple):
@@ -175,7 +176,7 @@ def measure_text(
 def observed_passes(
     target: Target, drafter: Drafter, prompts: Sequence[list[int]], max_new_tokens: int, depth: int,
     advance: Callable[[int], object],
-) -> list[list[int]]:  # fmt: skip
+) -> Passes:  # fmt: skip
     """Return the drafts that every pass of decoding with a chain accepts, by prompt."""
     batch = min(ANSWERS_SIDE_BY_SIDE, target.most_texts, len(prompts))
     decoder = SpeculativeDecoder(target, drafter, Chain(depth), batch=batch)
@@ -187,7 +188,7 @@ def observed_passes(
     return [accepted[number] for number in range(len(prompts))]
 
 
-def waterfall(levels: Levels) -> dict[str, Any]:
+def waterfall(levels: Levels) -> Document:
     """Return the levels, the bars between them, and whether they add up to what decoding accepts; JSON-ready.
 
     Args:
@@ -212,7 +213,7 @@ def waterfall(levels: Levels) -> dict[str, Any]:
     return {"levels": rows, "bars": bars, "check": check}
 
 
-def _check_sum(expected: list[list[int]], observed: list[list[int]]) -> dict[str, Any]:
+def _check_sum(expected: Passes, observed: Passes) -> Document:
     """Return whether decoding accepts what the bars add up to, and in how many passes it accepts the same."""
     difference = _loss(expected, observed)
     mean, low, high = (difference[key] for key in ("mean", "low", "high"))
@@ -229,13 +230,13 @@ def _check_sum(expected: list[list[int]], observed: list[list[int]]) -> dict[str
     return {"holds": holds, "difference": difference, "passes": passes, "same_passes": same}
 
 
-def _sums(accepted: Sequence[Sequence[int]]) -> Array:
+def _sums(accepted: Passes) -> Array:
     """Return tokens committed, and passes, of every prompt, (P, 2)."""
     sums = [(sum(passes) + len(passes), len(passes)) for passes in accepted]
     return np.array(sums, dtype=np.float64)
 
 
-def _loss(upper: list[list[int]], lower: list[list[int]]) -> Measured:
+def _loss(upper: Passes, lower: Passes) -> Measured:
     """Return one level's acceptance length less another's, over the prompts with a pass on both."""
     sums_P4 = np.concatenate([_sums(upper), _sums(lower)], axis=1)
     both_P4 = sums_P4[(sums_P4[:, 1::2] > 0).all(1)]
@@ -247,7 +248,7 @@ def _loss(upper: list[list[int]], lower: list[list[int]]) -> Measured:
     return loss
 
 
-def waterfall_table(result: dict[str, Any], depth: int) -> ReportTable:
+def waterfall_table(result: Document, depth: int) -> ReportTable:
     """Return a table of the levels, with what was lost to each."""
     losses = {bar["to"]: bar["loss"] for bar in result["bars"]}
     rows = []
@@ -263,7 +264,7 @@ def _figure(value: Measured | None) -> str:
     return format_interval(value, lambda number: f"{number:z.2f}")
 
 
-def waterfall_verdict(result: dict[str, Any]) -> str:
+def waterfall_verdict(result: Document) -> str:
     """Return whether the bars add up to what decoding accepts, with the sum."""
     check = result["check"]
     levels = {level["name"]: level["acceptance_length"]["mean"] for level in result["levels"]}
@@ -279,7 +280,7 @@ def waterfall_verdict(result: dict[str, Any]) -> str:
     )
 
 
-def draw_waterfall(measured_by_drafter: Sequence[dict[str, Any]], axes: "Axes") -> None:
+def draw_waterfall(measured_by_drafter: Sequence[Document], axes: "Axes") -> None:
     """Draw a bar for each step, hanging from the level above; a bar for each drafter, in its color."""
     count = len(measured_by_drafter)
     longest = 1.2

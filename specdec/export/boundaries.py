@@ -8,7 +8,8 @@ import logging
 from collections.abc import Mapping
 
 from specdec.drafter import Concat
-from specdec.export.keys import AUX, IDS, Raw
+from specdec.export.keys import AUX, IDS
+from specdec.export.tensors import Raw
 
 log = logging.getLogger(__name__)
 

@@ -155,7 +155,7 @@ def model_card(
     """
     config = DrafterConfig.from_json(record["drafter"])
     base = base_model or hub_id(record["target"]["source"])
-    method = Subject(config, False, False, False).method
+    method = Subject(config).method
     sources = map(HUB_NAME.fullmatch, (record["training"] or {}).get("data", ()))
     datasets = [source[1] for source in sources if source and not Path(source[1]).exists()]
     results = [result for metrics in record["evaluations"] for result in _results(metrics)]
@@ -303,7 +303,7 @@ def card_body(record: Record, config: DrafterConfig, name: str, target: str) -> 
     """
     identity = record["target"]
     line = None
-    subject = Subject(config, False, False, False, str(identity.get("architecture")))
+    subject = Subject(config, architecture=str(identity.get("architecture")))
     if "exported_as" in record:
         source = TargetSource(
             target, identity["revision"], trust_remote_code=identity["trust_remote_code"]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec.drafter.io import FLOATS, WHOLE, measure
 from specdec.export import tensors as named
+from specdec.export.tensors import Raw, Weights
 from specdec.utils import hub
 from specdec.utils.reading import SUMS, check_sums, read_json, regular, sha256
 
@@ -28,9 +29,9 @@ class Checkpoint(NamedTuple):
     """The contents of a directory."""
 
     where: str
-    raw: dict[str, Any]  # ``config.json``
-    tensors: dict[str, Tensor]  # by name, see :func:`specdec.export.tensors.normalize_name`
-    ours: dict[str, Any] | None  # ``specdec.json``, which only our own exports have
+    raw: Raw  # ``config.json``
+    tensors: Weights  # by name, see :func:`specdec.export.tensors.normalize_name`
+    ours: Raw | None  # ``specdec.json``, which only our own exports have
     layer: str = ""  # the prefix of the first layer's names in the file
 
 
@@ -67,7 +68,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     """
     raw = _read_object(directory / CONFIG)
     files = _weight_files(directory)
-    tensors: dict[str, Tensor] = {}
+    tensors: Weights = {}
     layer = ""
     for file in files:
         for name, value in _read_tensors(file).items():
@@ -101,14 +102,14 @@ def _weight_files(directory: Path) -> list[Path]:
     raise ValueError(f"{directory}: no {WEIGHTS}, nor another file of weights")
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> Raw:
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path}: not a JSON object")
     return value
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
+def _read_tensors(file: Path) -> Weights:
     """Return a file's tensors, which take no more memory than it has bytes; ValueError if it is damaged or has more."""
     if file.suffix == ".safetensors":
         readable = {*FLOATS, *WHOLE.values(), *named.FP8.values()}

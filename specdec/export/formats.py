@@ -8,16 +8,16 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
-from torch import Tensor
 
 from specdec.drafter import MLA, Drafter, PostNorm
 from specdec.export import keys, tensors
 from specdec.export.engine_targets import target_flags
 from specdec.export.subject import EMBEDDING, Subject
 from specdec.export.switches import SGLANG, SWITCHES, VLLM, lint
+from specdec.export.tensors import Raw, Weights
 from specdec.target import NotServable, TargetSource
 from specdec.utils.vllm import configured_python
 
@@ -87,7 +87,7 @@ class Format:
         releases.discard("")
         return max(releases, key=lambda release: [*map(int, release.split("."))], default=None)
 
-    def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
+    def config(self, subject: Subject, target: str, draft_tokens: int) -> Raw:
         """Return the whole ``config.json``; some formats name the target and the drafts a pass in it."""
         written = _keys(subject)
         # Without this key EAGLE's own code reads the target's embedding.
@@ -116,10 +116,10 @@ class Format:
             return ["LlamaForCausalLMEagle3"]
         return ["Eagle3LlamaForCausalLM"]
 
-    def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
+    def tensors(self, drafter: Drafter, subject: Subject) -> Weights:
         """Return the checkpoint's tensors, contiguous, in the drafter's dtype; vocabulary maps are int64 and bool."""
         names = tensors.name_table(subject.config)
-        weights: dict[str, Tensor] = {}
+        weights: Weights = {}
         for published, value in tensors.to_published(drafter.state_dict(), subject.config).items():
             if published == VOCABULARY or published in subject.shared:
                 continue
@@ -134,7 +134,10 @@ class Format:
             if subject.method == "eagle3":
                 name = name.replace("layers.0.", self.first_layer)
             weights[name] = value
-        if subject.config.attention_bias == "qkv" and _builds_output_bias(subject):
+        # A class that builds a bias on queries builds one on the attention's output, and leaves at random what a file
+        # lacks; but EAGLE-1's and Qwen3's of method eagle3 build none.
+        qwen3 = subject.method == "eagle3" and subject.config.norms.query_key
+        if subject.config.attention_bias == "qkv" and subject.method != "eagle" and not qwen3:
             for name in [*weights]:
                 if name.endswith("self_attn.o_proj.weight"):
                     bias = weights[name].new_zeros(len(weights[name]))
@@ -161,23 +164,13 @@ class Format:
         return f"VLLM_USE_V2_MODEL_RUNNER=0 {line}" if last_state else line
 
 
-def _keys(subject: Subject) -> dict[str, Any]:
+def _keys(subject: Subject) -> Raw:
     return keys.config_to_keys(
         subject.config,
         subject.method,
         unbounded=subject.narrowed,
         own_rope=subject.rope_is_changed,
     )
-
-
-def _builds_output_bias(subject: Subject) -> bool:
-    """Return whether the engine's class builds a bias on the attention's output wherever it builds one on queries.
-
-    It leaves at random what a file lacks. EAGLE-1's class and Qwen3's of method eagle3 build none.
-    """
-    if subject.method == "eagle":
-        return False
-    return subject.method != "eagle3" or not subject.config.norms.query_key
 
 
 def from_anywhere(target: TargetSource) -> TargetSource:
@@ -199,7 +192,7 @@ def vllm_arguments(
     """
     arguments = ["serve", target.servable()]
     if drafter is not None:
-        speculative: dict[str, Any] = {
+        speculative: Raw = {
             "method": drafter.method,  # else vLLM guesses it from the path
             "model": str(drafter.directory),
             "num_speculative_tokens": draft_tokens,
@@ -230,7 +223,7 @@ class SglangFormat(Format):
             return ["Eagle3DeepseekV2ForCausalLM"]
         return ["LlamaForCausalLMEagle3"]
 
-    def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
+    def tensors(self, drafter: Drafter, subject: Subject) -> Weights:
         """Return the base's tensors, EAGLE-1's bias even if zero, and both engines' names of further input norms."""
         weights = super().tensors(drafter, subject)
         if subject.method == "eagle":
@@ -246,7 +239,7 @@ class SglangFormat(Format):
         self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int
     ) -> str:
         """Return the line that serves a chain, as vLLM's does; a larger ``--speculative-eagle-topk`` makes a tree."""
-        arguments: dict[str, Any] = {
+        arguments: Raw = {
             "model-path": from_anywhere(target).servable(),
             "speculative-algorithm": subject.method.upper(),
             "speculative-draft-model-path": directory,
@@ -279,7 +272,7 @@ class SpeculatorsFormat(Format):
     name: ClassVar[str] = "speculators"
     first_layer: ClassVar[str] = "layers.0."  # the library's layers are all numbered
 
-    def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
+    def tensors(self, drafter: Drafter, subject: Subject) -> Weights:
         """Return the base's tensors and the token embedding, which the library would leave uninitialized."""
         return super().tensors(drafter, subject) | {
             EMBEDDING: drafter.embed_tokens.weight.detach().cpu().contiguous()
@@ -304,7 +297,7 @@ class SpeculatorsFormat(Format):
                 f"{VLLM} cannot serve this drafter: the speculators format has no {kind}: use --format vllm"
             )
 
-    def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
+    def config(self, subject: Subject, target: str, draft_tokens: int) -> Raw:
         """Return the layer's config in a block, the drafter's switches at the top, and the target by name."""
         flat = _keys(subject)
         top = {key: value for key, value in flat.items() if key in TOP}
@@ -362,7 +355,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def flat(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def flat(raw: Raw) -> Raw:
     """Return the keys of a ``config.json`` without nesting, which only speculators has.
 
     Raises:

@@ -3,7 +3,6 @@
 import logging
 import sys
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -15,6 +14,7 @@ from specdec import __version__
 from specdec.drafter import load_drafter
 from specdec.export import card, checkpoint
 from specdec.export.card import hub_id
+from specdec.export.tensors import Raw
 from specdec.utils.hub import reached
 from specdec.utils.reading import DOCUMENTS, SUMS, read_json
 
@@ -99,7 +99,7 @@ def check_repository(repo: str, needs_token: bool = True) -> None:
         )
 
 
-def _files_and_record(directory: Path) -> tuple[list[Path], dict[str, Any]]:
+def _files_and_record(directory: Path) -> tuple[list[Path], Raw]:
     """Return the files to upload and the card's record; ValueError if a file is damaged."""
     if not directory.is_dir():
         raise ValueError(f"{directory}: no such directory")
@@ -128,9 +128,7 @@ def _files_and_record(directory: Path) -> tuple[list[Path], dict[str, Any]]:
     return [directory / name for name in names if (directory / name).is_file()], record
 
 
-def _say_what_is_missing(
-    record: dict[str, Any], license: str | None, base_model: str | None
-) -> None:
+def _say_what_is_missing(record: Raw, license: str | None, base_model: str | None) -> None:
     """Warn of what the card leaves out, and say how to give it."""
     if license is None:
         log.warning("the card names no license: --license NAME, as apache-2.0")

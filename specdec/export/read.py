@@ -4,11 +4,9 @@ import dataclasses
 import logging
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from specdec.drafter import (
     Concat,
@@ -42,6 +40,7 @@ from specdec.export.summary import (
     checkpoint_summary,
     misread_by_engines,
 )
+from specdec.export.tensors import Raw, Weights
 from specdec.export.weights import BIAS, load_weights, read_vocabulary, tied_head
 from specdec.target import Target, TargetSource
 from specdec.utils.files import claimed
@@ -162,7 +161,7 @@ def import_checkpoint(
         raise ValueError(f"{checkpoint.where}: {error}") from error
 
 
-def _stored_config(ours: Mapping[str, Any], read: DrafterConfig, target: Target) -> DrafterConfig:
+def _stored_config(ours: Raw, read: DrafterConfig, target: Target) -> DrafterConfig:
     """Return the config that our own export stored, of this target; ValueError if the one in config.json differs."""
     stored = DrafterConfig.from_json(ours.get("drafter"), OURS)
     if differing := contradictions(stored, read):
@@ -212,7 +211,7 @@ def config_of_checkpoint(
     design = _Design(checkpoint, target)
     raw = design.raw
     tensors = checkpoint.tensors
-    fields = {"recurrence": PreNorm()} | keys.keys_to_fields(raw, design.method)
+    fields: Raw = {"recurrence": PreNorm()} | keys.keys_to_fields(raw, design.method)
     if design.method != "dflash":
         _check_mask(tensors, fields["recurrence"])
     fields["attention_bias"] = _biases(tensors, fields["attention_bias"])
@@ -279,7 +278,7 @@ class _Design:
                 f"it is for a target of {layers!r:.60} layers, {target.source} has {target.num_layers}"
             )
 
-    def entry_and_head(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def entry_and_head(self, fields: Raw) -> Raw:
         """Return the fields that say how the drafter reads its input and whose head it has."""
         tensors = self.checkpoint.tensors
         block = self.method == "dflash"
@@ -297,7 +296,7 @@ class _Design:
             "head": "target" if shared else "own",
         }
 
-    def fusion(self, aux_layers: tuple[int, ...] | None) -> dict[str, Any]:
+    def fusion(self, aux_layers: tuple[int, ...] | None) -> Raw:
         """Return the fields that say which of the target's states the drafter reads."""
         layers = self.target.num_layers
         if self.last_state or self.method == "eagle":
@@ -318,7 +317,7 @@ class _Design:
         return {"fusion": Concat(), "aux_layers": aux_layers}
 
 
-def _check_mask(tensors: Mapping[str, Tensor], recurrence: Recurrence) -> None:
+def _check_mask(tensors: Weights, recurrence: Recurrence) -> None:
     """Raise ValueError for a parallel drafter with a mask token alone, or a learned state alone."""
     if (named.MASK in tensors) != recurrence.drafting().one_call:
         lacks = (
@@ -329,7 +328,7 @@ def _check_mask(tensors: Mapping[str, Tensor], recurrence: Recurrence) -> None:
         )
 
 
-def _check_matrices(tensors: Mapping[str, Tensor], wanted: Sequence[str]) -> None:
+def _check_matrices(tensors: Weights, wanted: Sequence[str]) -> None:
     """Raise ValueError unless the file has these matrices; the message names one of a similar name."""
     lacking = [name for name in wanted if name not in tensors or tensors[name].ndim != 2]
     if lacking:
@@ -340,7 +339,7 @@ def _check_matrices(tensors: Mapping[str, Tensor], wanted: Sequence[str]) -> Non
         )
 
 
-def _layers(tensors: Mapping[str, Tensor], stated: Any) -> Any:
+def _layers(tensors: Weights, stated: Any) -> Any:
     """Return how many layers a checkpoint has: what its config says, or fewer where the file's are numbered 0..n-1.
 
     EAGLE's authors kept the target's 40 in the config of a drafter of one layer.
@@ -352,7 +351,7 @@ def _layers(tensors: Mapping[str, Tensor], stated: Any) -> Any:
     return len(numbers) if stated is None or too_many else stated
 
 
-def _biases(tensors: Mapping[str, Tensor], stated: Any) -> Any:
+def _biases(tensors: Weights, stated: Any) -> Any:
     """Return ``attention_bias``, which ``stated`` decides but for the bias on the output.
 
     Raises:

@@ -1,8 +1,5 @@
 """Sentences about an imported checkpoint: what was read from it, and what engines read differently."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from specdec.drafter import MLA, Concat, DrafterConfig, KVInjection, Wide
 from specdec.export import keys
 from specdec.export import tensors as named
@@ -10,6 +7,7 @@ from specdec.export.boundaries import FEW_LAYERS
 from specdec.export.checkpoint import Checkpoint
 from specdec.export.formats import flat
 from specdec.export.subject import EMBEDDING, HEAD
+from specdec.export.tensors import Raw
 from specdec.export.weights import BIAS, tied_head
 from specdec.target import Target
 from specdec.utils.text import how_many
@@ -81,7 +79,7 @@ def checkpoint_summary(
     return [*lines, *_design_lines(raw, config), _vocabulary_line(checkpoint, config)]
 
 
-def _design_lines(raw: Mapping[str, Any], config: DrafterConfig) -> list[str]:
+def _design_lines(raw: Raw, config: DrafterConfig) -> list[str]:
     """Return sentences about what differs between drafters of one family."""
     lines = []
     layers = raw.get("num_hidden_layers")

@@ -4,7 +4,6 @@ Legend: D draft vocabulary, V target vocabulary.
 """
 
 import functools
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from specdec.export import tensors as named
 from specdec.export.checkpoint import Checkpoint
 from specdec.export.formats import VOCABULARY, flat
 from specdec.export.subject import EMBEDDING, HEAD
+from specdec.export.tensors import Weights
 from specdec.target import Target
 from specdec.utils.text import how_many, tensor_fault
 
@@ -27,7 +27,7 @@ ALWAYS_NEIGHBORS = 16
 def load_weights(
     config: DrafterConfig,
     ids_D: Tensor,
-    tensors: Mapping[str, Tensor],
+    tensors: Weights,
     order_D: Tensor,
     target: Target,
 ) -> Drafter:
@@ -75,7 +75,7 @@ def load_weights(
     return drafter.eval().requires_grad_(False)
 
 
-def _unflatten_mask(weights: dict[str, Tensor], target: Target) -> None:
+def _unflatten_mask(weights: Weights, target: Target) -> None:
     """Give P-EAGLE's learned states, which are published flat, a row each."""
     if named.MASK not in weights:
         return
@@ -87,7 +87,7 @@ def _unflatten_mask(weights: dict[str, Tensor], target: Target) -> None:
     weights[named.MASK] = mask.reshape(-1, target.hidden_size)
 
 
-def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:
+def _drop_doubles(weights: Weights, config: DrafterConfig) -> None:
     """Remove what engines need and what carries nothing: zero biases, and the second name of a further layer's input
     norm."""
     for i in range(1, config.num_layers):
@@ -105,7 +105,7 @@ def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:
             del weights[name]
 
 
-def read_vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[Tensor, Tensor]:
+def read_vocabulary(tensors: Weights, config: DrafterConfig) -> tuple[Tensor, Tensor]:
     """Return the draft vocabulary of a checkpoint, which may order its tokens by frequency.
 
     Returns:
@@ -131,7 +131,7 @@ def read_vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tup
     return ids_D, order_D
 
 
-def _read_offsets(tensors: Mapping[str, Tensor], D: int, V: int) -> Tensor:
+def _read_offsets(tensors: Weights, D: int, V: int) -> Tensor:
     """Return ``d2t``, which holds the target id less the draft id of every draft token: (D,), int64."""
     if named.DRAFT_TO_TARGET not in tensors and D < V:
         raise ValueError(

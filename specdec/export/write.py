@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -24,6 +24,7 @@ from specdec.export.push import push as push_export
 from specdec.export.read import config_of_checkpoint, contradictions, import_checkpoint
 from specdec.export.subject import EMBEDDING, HEAD, Subject
 from specdec.export.switches import dropped
+from specdec.export.tensors import Raw, Weights
 from specdec.export.weights import same_numbers
 from specdec.target import NotServable, Target, TargetSource
 from specdec.utils.files import staged_directory, write_json, write_text
@@ -159,7 +160,7 @@ def _check_format(format: str) -> None:
         raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
 
 
-def _write_weights(tensors: dict[str, Tensor], path: Path, directory: Path) -> None:
+def _write_weights(tensors: Weights, path: Path, directory: Path) -> None:
     """Write a file of weights; raise ValueError, which names the directory of the export, if that fails."""
     try:
         save_file(tensors, path, metadata={"format": "pt"})
@@ -172,13 +173,15 @@ def _check_sizes(config: DrafterConfig, target: Target) -> None:
     of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
     of_target = target.vocab_size, target.hidden_size, target.num_layers
     if of_drafter != of_target:
-        sizes = f"is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has {of_target}"
-        raise ValueError(f"the drafter {sizes}")
+        raise ValueError(
+            f"the drafter is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has "
+            f"{of_target}"
+        )
 
 
 def _record(
     drafter: Drafter, subject: Subject, chosen: Format, served: TargetSource, drafts: int, line: str
-) -> dict[str, Any]:
+) -> Raw:
     """Return what an export records of itself; see :mod:`specdec.export.card`."""
     return {
         "format": FORMAT, "exported_as": chosen.name, "engine": chosen.engine, "method": subject.method,
@@ -259,10 +262,6 @@ def is_targets(weight: Tensor, target_weight: Tensor) -> bool:
     A float32 checkpoint loaded in bfloat16 is the same target. A drafter copies what it was trained with, and may be
     stored wider or exported with the target in another dtype. Trained weights are not such roundings everywhere.
     """
-    if weight.shape != target_weight.shape:
-        return False
-    weight = weight.detach().cpu()
-    target_weight = target_weight.detach().cpu()
     if _rounding(weight, target_weight) is not None:
         return True
     return same_numbers(weight.to(target_weight.dtype), target_weight)
@@ -274,7 +273,7 @@ def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
     target_state = _weights(target)
     rounded = []
     for name in subject.shared:
-        dtype = _rounding(state[name].cpu(), target_state[name].cpu())
+        dtype = _rounding(state[name], target_state[name])
         if dtype not in (None, target_state[name].dtype):
             rounded.append(f"{name} to {str(dtype).removeprefix('torch.')}")
     if rounded:
@@ -305,7 +304,7 @@ def warn_of_engines(subject: Subject) -> None:
         )
 
 
-def _weights(target: Target) -> dict[str, Tensor]:
+def _weights(target: Target) -> Weights:
     """Return the target's embedding and head under the drafter's names."""
     return {EMBEDDING: target.embedding_weight(), HEAD: target.head_weight()}
 
