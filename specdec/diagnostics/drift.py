@@ -257,23 +257,17 @@ def plot_drift(drifts: Sequence[Document], path: Path) -> None:
 
 def _by_step(drifts: Sequence[Document], name: str, axes: Axes) -> None:
     """Draw one series of every drafter, and the target's own attention beside the drafters'."""
-    for number, drift in enumerate(drifts):
-        trained = drift["trained_depth"] or drift["depths"]
-        shift = 0.08 * (number - (len(drifts) - 1) / 2)
-        rows = _rows(drift["series"][name])
-        points = [(k + shift, row, k > trained) for k, row in rows]
-        _draw_points(points, number, axes, "-")
+    deepest = max(drift["depths"] for drift in drifts)
+    columns = [range(1, drift["depths"] + 1) for drift in drifts]
+    trained = [drift["trained_depth"] or drift["depths"] for drift in drifts]
+    _draw_series([drift["series"][name] for drift in drifts], columns, axes, "-", trained)
     if name in OF_TARGET:
         for place, mass in _target_means(drifts, OF_TARGET[name]).items():
             axes.axhline(mass, color=GREY, linestyle="--", linewidth=1, zorder=0)
             axes.annotate(place, (0.99, mass), xycoords=("axes fraction", "data"), fontsize=7, ha="right", va="bottom",
                           color="#606060")  # fmt: skip
-    series = drifts[0]["series"][name]
-    deepest = max(drift["depths"] for drift in drifts)
-    axes.set(ylabel=series["unit"], xlabel="draft step", xlim=(0.5, deepest + 0.5))
-    axes.set_title(series["title"], fontsize=10)
+    axes.set(xlabel="draft step", xlim=(0.5, deepest + 0.5))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
 
 
 def _target_means(drifts: Sequence[Document], name: str) -> dict[str, float]:
@@ -288,20 +282,14 @@ def _target_means(drifts: Sequence[Document], name: str) -> dict[str, float]:
 
 def _by_place(drifts: Sequence[Document], name: str, axes: Axes) -> None:
     """Draw one series of the inputs of every drafter; drafters may fuse other layers."""
-    layers = {place for drift in drifts for place in drift["inputs"]["places"][:-3]}
+    inputs = [drift["inputs"] for drift in drifts]
+    layers = {place for drift in inputs for place in drift["places"][:-3]}
     places = sorted(layers, key=lambda place: int(place.rpartition(" ")[2]) if " " in place else 0)
-    places += drifts[0]["inputs"]["places"][-3:]
-    for number, drift in enumerate(drifts):
-        shift = 0.1 * (number - (len(drifts) - 1) / 2)
-        columns = [places.index(place) + shift for place in drift["inputs"]["places"]]
-        rows = _rows(drift["inputs"]["series"][name])
-        points = [(columns[place - 1], row, False) for place, row in rows]
-        _draw_points(points, number, axes, "")
-    series = drifts[0]["inputs"]["series"][name]
-    axes.set(yscale="log", ylabel=series["unit"])
-    axes.set_title(series["title"], fontsize=10)
+    places += inputs[0]["places"][-3:]
+    columns = [list(map(places.index, drift["places"])) for drift in inputs]
+    _draw_series([drift["series"][name] for drift in inputs], columns, axes, "")
+    axes.set(yscale="log")
     axes.set_xticks(range(len(places)), [label(place, 8) for place in places], fontsize=8)
-    axes.grid(alpha=0.3)
 
 
 def _rows(series: Document) -> list[tuple[int, Document]]:
@@ -311,27 +299,29 @@ def _rows(series: Document) -> list[tuple[int, Document]]:
     return [(number, row) for number, row in enumerate(rows, start=1) if row["mean"] is not None]
 
 
-def _draw_points(
-    points: Sequence[tuple[float, Document, bool]], number: int, axes: Axes, line: str
-) -> None:
-    """Draw means with intervals in a drafter's look on a line.
+def _draw_series(
+    series: Sequence[Document], columns: Sequence[Sequence[int]], axes: Axes, line: str, trained: Sequence[int] = ()
+) -> None:  # fmt: skip
+    """Draw means with intervals, each drafter's in its look and beside the others'.
 
     Args:
-        points: x, the row with its mean, and whether the marker is hollow.
-        number: the drafter's.
+        columns: of each drafter, where its rows stand.
         line: matplotlib's style of the line, empty for none.
+        trained: of each drafter, the depth beyond which markers are hollow.
     """
-    look = style(number)
-    means = [row["mean"] for _, row, _ in points]
-    axes.plot([x for x, *_ in points], means, color=look["color"], linestyle=line)
-    for x, row, hollow in points:
-        axes.errorbar(
-            x,
-            row["mean"],
-            yerr=[[end] for end in whiskers(row)],
-            capsize=2,
-            elinewidth=1,
-            markerfacecolor="white" if hollow else look["color"],
-            markersize=5,
-            **look,
-        )
+    for number, (one, places) in enumerate(zip(series, columns, strict=True)):
+        look = style(number)
+        shift = 0.08 * (number - (len(series) - 1) / 2)
+        rows = _rows(one)
+        points = [places[row - 1] + shift for row, _ in rows]
+        means = [figure["mean"] for _, figure in rows]
+        axes.plot(points, means, color=look["color"], linestyle=line)
+        for x, (row, figure) in zip(points, rows, strict=True):
+            hollow = bool(trained) and row > trained[number]
+            axes.errorbar(
+                x, figure["mean"], yerr=[[end] for end in whiskers(figure)], capsize=2, elinewidth=1, markersize=5,
+                markerfacecolor="white" if hollow else look["color"], **look,
+            )  # fmt: skip
+    axes.set_ylabel(series[0]["unit"])
+    axes.set_title(series[0]["title"], fontsize=10)
+    axes.grid(alpha=0.3)

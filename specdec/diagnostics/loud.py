@@ -122,28 +122,14 @@ def _make_loud(module: nn.Module, path: float, generator: torch.Generator) -> No
         _draw(module.weight, UNEVEN, generator)
         module.weight.exp_()
     elif isinstance(module, WideEntry):  # half of what queries, keys and values are made of
-        _draw(
-            module.token_qkv_proj.weight,
-            QUERIES_KEYS / math.sqrt(2 * module.token_qkv_proj.in_features),
-            generator,
-        )
+        _fill(module.token_qkv_proj, QUERIES_KEYS / math.sqrt(2), generator)
     elif isinstance(module, Attention):
         for projection in (part for part in module.children() if isinstance(part, nn.Linear)):
-            _draw(projection.weight, QUERIES_KEYS / math.sqrt(projection.in_features), generator)
-            if projection.bias is not None:
-                _draw(projection.bias, UNEVEN, generator)
-        _draw(
-            module.o_proj.weight, path * ATTENTION / math.sqrt(module.o_proj.in_features), generator
-        )
-        if module.o_proj.bias is not None:
-            _draw(module.o_proj.bias, path * UNEVEN, generator)
+            _fill(projection, QUERIES_KEYS, generator, UNEVEN)
+        _fill(module.o_proj, path * ATTENTION, generator, path * UNEVEN)
     elif isinstance(module, SwiGLU):
-        _draw(module.gate_up_proj.weight, 1 / math.sqrt(module.gate_up_proj.in_features), generator)
-        _draw(
-            module.down_proj.weight,
-            path * FEED_FORWARD / math.sqrt(module.down_proj.in_features),
-            generator,
-        )
+        _fill(module.gate_up_proj, 1, generator)
+        _fill(module.down_proj, path * FEED_FORWARD, generator)
 
 
 def _level_features(drafter: Drafter, target: Target, generator: torch.Generator) -> float:
@@ -163,16 +149,22 @@ def _level_features(drafter: Drafter, target: Target, generator: torch.Generator
     feature_1TH = drafter.fuse(aux_1TNH)
     if isinstance(drafter.entry, NarrowEntry):  # embedding and feature have half of its output each
         read_1TH = drafter.norms.embed(drafter.embed_tokens(ids_1T))
-        halves = (
-            (drafter.entry.token_fc, read_1TH),
-            (drafter.entry.feature_fc, drafter.norms.hidden(feature_1TH)),
-        )
-        for half, x_1TH in halves:
+        halves = {
+            drafter.entry.token_fc: read_1TH,
+            drafter.entry.feature_fc: drafter.norms.hidden(feature_1TH),
+        }
+        for half, x_1TH in halves.items():
             _draw(half.weight, 1.0, generator)
-            half.weight.mul_(
-                _size(feature_1TH) / _size(nn.functional.linear(x_1TH, half.weight)) / math.sqrt(2)
-            )
+            size = _size(nn.functional.linear(x_1TH, half.weight))
+            half.weight.mul_(_size(feature_1TH) / size / math.sqrt(2))
     return _size(feature_1TH)
+
+
+def _fill(linear: nn.Linear, size: float, generator: torch.Generator, bias: float = 0) -> None:
+    """Give a matrix entries with which inputs of size 1 become outputs of this size, and a bias of another."""
+    _draw(linear.weight, size / math.sqrt(linear.in_features), generator)
+    if linear.bias is not None:
+        _draw(linear.bias, bias, generator)
 
 
 def _size(x: Tensor) -> float:

@@ -8,27 +8,25 @@ Legend: A passes, K drafts, T tokens, V vocabulary.
 """
 
 import contextlib
+import itertools
 import logging
+import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.loud import check_design, loud_drafter, loud_spec
-from specdec.diagnostics.parity_compare import Compared, compare_drafting
+from specdec.diagnostics.parity_compare import NO_NUMBER, Compared, compare_drafting
 from specdec.diagnostics.parity_files import read_files
-from specdec.diagnostics.parity_proposals import compare_proposals
-from specdec.diagnostics.parity_report import (
-    comparison_table,
-    conclusion,
-    parity_verdict,
-    proposal_tables,
-    report_figures,
-)
+from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
 from specdec.drafter import load_drafter
 from specdec.engines.proposals import ProposalEngine, RecordedAnswer
 from specdec.engines.server import check_flags, flag_of
@@ -255,3 +253,123 @@ class _Run:
             count = len(self.prompts)
             log.info("%s loads target and drafter and answers %d prompts", name, count)
             return name, engine.ask(arguments, self.prompts, config.max_new_tokens + self.drafts)
+
+
+def comparison_table(compared: Compared, dtype: str) -> Table:
+    """Return a table with a line for each pair and place, and for each run of depths with another verdict."""
+    allowed = f"a difference of up to {compared.rows[0].allowed:g} of their range is rounding"
+    table = Table("pair", "the text", "depth", "difference", "of the range", "agreement", "verdict")
+    table.title = f"log-probabilities in {dtype}: {allowed}"
+    by_verdict = itertools.groupby(compared.rows, attrgetter("pair", "place", "verdict"))
+    for (pair, place, outcome), group in by_verdict:
+        run = list(group)
+        depths = str(run[0].depth) if len(run) == 1 else f"{run[0].depth} to {run[-1].depth}"
+        figures = f"{max(row.gap for row in run):.1e}", f"{max(row.share for row in run):.1e}"
+        best = f"{sum(row.agree for row in run)} of {sum(row.slots for row in run)} best tokens"
+        table.add_row(pair, place, depths, *figures, best, escape(outcome))
+    return table
+
+
+def proposal_tables(comparison: ProposalComparison, name: str) -> list[Table]:
+    """Return tables of the proposals by place in the pass, of the first differences, and of the faults they show."""
+    counts = Table(
+        "draft",
+        "proposals",
+        "near-ties",
+        "different",
+        "accepted by vLLM",
+        "by this drafter",
+        "verdict",
+    )
+    counts.title = f"what {name} proposes and what this drafter says"
+    for position in comparison.positions:
+        counts.add_row(*map(str, astuple(position)), position.verdict)
+    tables = [counts]
+    if comparison.differences:
+        examples = Table(
+            "text", "place", "draft", "vLLM's token", "this drafter's", "margin, of the range"
+        )
+        examples.title = "the first differences"
+        for difference in comparison.differences:
+            *places, margin = astuple(difference)
+            examples.add_row(*map(str, places), f"{margin:.1e}")
+        tables.append(examples)
+    seen = Table("a fault in what is served", "proposals that would differ")
+    seen.title = "faults that this comparison would have caught"
+    for probe in comparison.probes:
+        if not probe.has_no_place:
+            figure = "not tried"
+            if probe.changed is not None:
+                figure = f"{probe.changed} of {probe.proposals}"
+            seen.add_row(probe.fault, figure)
+    return [*tables, seen]
+
+
+def parity_verdict(compared: Compared, proposals: ProposalComparison | None) -> str | None:
+    """Return why the drafter is not proven to be served as trained; None if it is, as far as was asked."""
+    if not compared.equal:
+        return "NOT THE SAME: see above"
+    if compared.not_compared is not None:
+        return "NOT SERVED: vLLM cannot serve this drafter (the reason is above); training and decoding agree"
+    if proposals is not None and proposals.fault:
+        return f"NOT THE SAME: {proposals.fault}"
+    if proposals is not None and proposals.too_weak:
+        return (
+            f"NO VERDICT: no proposal differs, but {proposals.too_weak}: give longer prompts or more --max_new_tokens, "
+            "or check the design with --design"
+        )
+    return None
+
+
+def conclusion(proposals: ProposalComparison | None, name: str | None) -> str:
+    """Return what was proven.
+
+    Args:
+        name: the engine's.
+    """
+    if proposals is None:
+        return "PASS: training, decoding and the exported files agree; no engine was run"
+    margin = ""
+    if proposals.near_ties:
+        margin = f", {proposals.near_ties} of them near-ties of at most {proposals.largest_near_tie:.0e} of the range"
+    context = proposals.probes[0]
+    text = (
+        f"PASS: training, decoding and {name} agree on all {proposals.proposals:,} proposals{margin}; "
+        f"{context.changed} of {context.proposals} depend on more than the last token"
+    )
+    if proposals.unseen:
+        text += f"; this would not have caught: {', '.join(proposals.unseen)}"
+    if proposals.not_tried:
+        text += f"; not tried: {', '.join(proposals.not_tried)}"
+    return text
+
+
+def report_figures(
+    compared: Compared, proposals: ProposalComparison | None, name: str | None, fault: str | None
+) -> dict[str, Any]:
+    """Return the report's figures.
+
+    A margin is null where the drafter does not know the token, or a figure is no number.
+    """
+    rows = []
+    for row in compared.rows:
+        fields = row._asdict() | {"equal": row.equal, "verdict": row.verdict}
+        rows.append({key: None if value == NO_NUMBER else value for key, value in fields.items()})
+    return {
+        "holds": fault is None,
+        "verdict": fault,
+        "export_not_compared": compared.not_compared,
+        "rows": rows,
+        "engine": None if proposals is None else _engine_figures(proposals, name),
+    }
+
+
+def _engine_figures(proposals: ProposalComparison, name: str | None) -> dict[str, Any]:
+    figures = asdict(proposals)
+    for position, figure in zip(proposals.positions, figures["positions"], strict=True):
+        figure["verdict"] = position.verdict
+    for difference in figures["differences"]:
+        if not math.isfinite(difference["margin"]):
+            difference["margin"] = None
+    holds = proposals.fault is None and proposals.too_weak is None
+    return figures | {"name": name, "holds": holds, "no_verdict": proposals.too_weak}

@@ -7,7 +7,7 @@ Legend: H width, V target vocabulary, D draft vocabulary.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +99,7 @@ def interpret(
 
 def _checked_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
     """Return all tensors that the config needs and no other; the engine itself does not miss one."""
-    wanted = dict(_wanted_shapes(settings))
+    wanted = _wanted_shapes(settings)
     # The target's embedding and head may stand in for these, and nothing reads the norms.
     H = settings.hidden_size
     optional: dict[str, Shape] = {EMBEDDING: (settings.vocab_size, H)}
@@ -130,63 +130,64 @@ def _checked_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> dict[
     return checked
 
 
-def _wanted_shapes(settings: Settings) -> Iterator[tuple[str, Shape]]:
-    """Yield every tensor's name and shape."""
+def _wanted_shapes(settings: Settings) -> dict[str, Shape]:
+    """Return every tensor's name and shape."""
     H = settings.hidden_size
-    states = len(settings.aux_ids)
     fused = settings.method != "eagle"
     block = settings.method == "dflash"
+    wanted: dict[str, Shape] = {}
     for i in range(settings.num_hidden_layers):
         input_size = 2 * H if fused and i == 0 and not block else H
-        for name, shape in _layer_shapes(settings, input_size):
-            yield f"layers.{i}.{name}", shape
+        layer = _layer_shapes(settings, input_size)
         if i or fused:
-            yield f"layers.{i}.input_layernorm.weight", (H,)
+            layer["input_layernorm.weight"] = (H,)
+        wanted |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
     if not fused:
-        yield "fc.weight", (H, 2 * H)
-        return
+        return wanted | {"fc.weight": (H, 2 * H)}
+    wanted |= {"norm.weight": (H,), f"{'' if block else 'layers.0.'}hidden_norm.weight": (H,)}
+    width = settings.target_width
+    states = len(settings.aux_ids)
+    side_by_side = (states * width,)
     if states:
-        yield "fc.weight", (H, states * settings.target_width)
-    yield "hidden_norm.weight" if block else "layers.0.hidden_norm.weight", (H,)
-    yield "norm.weight", (H,)
+        wanted["fc.weight"] = (H, *side_by_side)
     if settings.fc_norm:
-        for n in range(states):
-            yield f"fc_norm.{n}.weight", (settings.target_width,)
+        wanted |= {f"fc_norm.{n}.weight": (width,) for n in range(states)}
     if settings.norm_before_fc:
-        yield "input_norm.weight", (states * settings.target_width,)
+        wanted["input_norm.weight"] = side_by_side
     if settings.mask_token is not None and not block:
-        yield MASK, (states * settings.target_width,)
+        wanted[MASK] = side_by_side
     if settings.drafts != settings.vocab_size:
-        yield MAP, (settings.drafts,)
+        wanted[MAP] = (settings.drafts,)
+    return wanted
 
 
-def _layer_shapes(settings: Settings, input_size: int) -> Iterator[tuple[str, Shape]]:
-    """Yield the names and shapes of one layer but for its input norm."""
+def _layer_shapes(settings: Settings, input_size: int) -> dict[str, Shape]:
+    """Return the names and shapes of one layer but for its input norm."""
     H = settings.hidden_size
     inner = settings.intermediate_size
+    queries = settings.num_attention_heads * settings.head
+    keys = settings.num_key_value_heads * settings.head
+    shapes: dict[str, Shape] = {
+        "mlp.gate_proj.weight": (inner, H),
+        "mlp.up_proj.weight": (inner, H),
+        "mlp.down_proj.weight": (H, inner),
+        "post_attention_layernorm.weight": (H,),
+    }
+    attention: dict[str, Shape] = {
+        "q_proj": (queries, input_size),
+        "k_proj": (keys, input_size),
+        "v_proj": (keys, input_size),
+        "o_proj": (H, queries),
+    }
     if settings.latent:
-        for name, shape in _latent_shapes(settings, input_size).items():
-            yield f"self_attn.{name}.weight", shape
-    else:
-        queries = settings.num_attention_heads * settings.head
-        keys = settings.num_key_value_heads * settings.head
-        shapes = {
-            "q": (queries, input_size),
-            "k": (keys, input_size),
-            "v": (keys, input_size),
-            "o": (H, queries),
-        }
-        for name, shape in shapes.items():
-            yield f"self_attn.{name}_proj.weight", shape
-            if name in settings.biased:
-                yield f"self_attn.{name}_proj.bias", shape[:1]
+        attention = _latent_shapes(settings, input_size)
     if settings.head_norms:
-        yield "self_attn.q_norm.weight", (settings.head,)
-        yield "self_attn.k_norm.weight", (settings.head,)
-    yield "mlp.gate_proj.weight", (inner, H)
-    yield "mlp.up_proj.weight", (inner, H)
-    yield "mlp.down_proj.weight", (H, inner)
-    yield "post_attention_layernorm.weight", (H,)
+        attention |= {"q_norm": (settings.head,), "k_norm": (settings.head,)}
+    for name, shape in attention.items():
+        shapes[f"self_attn.{name}.weight"] = shape
+        if name[0] in settings.biased and name.endswith("_proj"):
+            shapes[f"self_attn.{name}.bias"] = shape[:1]
+    return shapes
 
 
 def _latent_shapes(settings: Settings, input_size: int) -> dict[str, Shape]:

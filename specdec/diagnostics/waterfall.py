@@ -19,10 +19,11 @@ Legend: A places, S places and some more, K drafts, P prompts, F series.
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from specdec.decoding import Chain, Request, SpeculativeDecoder
@@ -33,9 +34,6 @@ from specdec.report.statistics import LENGTH, Array, Measured, less, measured
 from specdec.report.tables import ReportTable, format_interval, style, whiskers
 from specdec.target import Target
 from specdec.utils.text import how_many
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 PERFECT = "perfect"
 VOCABULARY = "vocabulary"
@@ -280,8 +278,11 @@ def waterfall_verdict(result: Document) -> str:
     )
 
 
-def draw_waterfall(measured_by_drafter: Sequence[Document], axes: "Axes") -> None:
-    """Draw a bar for each step, hanging from the level above; a bar for each drafter, in its color."""
+def draw_waterfall(measured_by_drafter: Sequence[Document], axes: Axes) -> None:
+    """Draw a length from zero on, or a loss down from the level above, with interval and number.
+
+    There is a bar for each drafter, in its color.
+    """
     count = len(measured_by_drafter)
     longest = 1.2
     for number, result in enumerate(measured_by_drafter):
@@ -293,47 +294,23 @@ def draw_waterfall(measured_by_drafter: Sequence[Document], axes: "Axes") -> Non
         bars.append((0.0, lengths[OBSERVED]))
         for row, (upper, figure) in enumerate(bars):
             y = row + 0.7 * ((number + 0.5) / count - 0.5)
-            _draw_bar(axes, y, upper, figure, 0.7 / count, number, fontsize=max(5, 9 - count))
+            mean = figure["mean"]
+            end = upper - mean if upper else mean
+            below, above = whiskers(figure)[:: -1 if upper else 1]
+            axes.barh(
+                y, end - upper, left=upper, height=0.7 / count, color=style(number)["color"], edgecolor="black",
+                linewidth=0.6, hatch="////" if upper and mean < 0 else "",
+            )  # fmt: skip
+            axes.errorbar(
+                [end], [y], xerr=[[below], [above]], color="black", capsize=2, elinewidth=1
+            )
+            axes.annotate(
+                _figure(figure), (max(end + above, upper), y), xytext=(6, 0), textcoords="offset points",
+                va="center", fontsize=max(5, 9 - count),
+            )  # fmt: skip
     axes.set(
         xlim=(1, longest + 0.4 * (longest - 1)), ylim=(len(DOWN) + 0.6, -0.6), xticks=range(1, int(longest) + 1),
         xlabel="tokens per target pass, bonus token included; hatched: gained", title="Where acceptance is lost",
     )  # fmt: skip
     axes.set_yticks(range(len(DOWN) + 1), [MEANINGS[name][0] for name in (*DOWN, OBSERVED)])
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_bar(
-    axes: "Axes",
-    y: float,
-    upper: float,
-    figure: Measured,
-    height: float,
-    number: int,
-    fontsize: int,
-) -> None:
-    """Draw a length from zero on, or a loss down from the level above, with its interval and number."""
-    mean = figure["mean"]
-    assert mean is not None
-    end = upper - mean if upper else mean
-    below, above = whiskers(figure)
-    if upper:
-        below, above = above, below
-    axes.barh(
-        y,
-        end - upper,
-        left=upper,
-        height=height,
-        color=style(number)["color"],
-        edgecolor="black",
-        linewidth=0.6,
-        hatch="////" if upper and mean < 0 else "",
-    )
-    axes.errorbar([end], [y], xerr=[[below], [above]], color="black", capsize=2, elinewidth=1)
-    axes.annotate(
-        _figure(figure),
-        (max(end + above, upper), y),
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=fontsize,
-    )

@@ -251,13 +251,16 @@ class SglangFormat(Format):
             arguments["revision"] = target.revision
         if subject.config.attention_window != "full":
             arguments["speculative-draft-window-size"] = subject.config.attention_window
-        line = "python -m sglang.launch_server"
-        for name, value in arguments.items():
-            line += f" --{name} {shlex.quote(str(value))}"
+        flags = (f" --{name} {shlex.quote(str(value))}" for name, value in arguments.items())
+        line = f"python -m sglang.launch_server{''.join(flags)}"
         return f"{line} --trust-remote-code" if target.trust_remote_code else line
 
 
 LAYER = "transformer_layer_config"
+# The classes by kind.
+SPECULATORS = {
+    "eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator", "dflash": "DFlashSpeculator"
+}  # fmt: skip
 SPECULATORS_VERSION = "0.9.0"
 # The flat keys that stand at the top in the speculators format; the others describe the layer.
 TOP = {
@@ -301,16 +304,10 @@ class SpeculatorsFormat(Format):
         """Return the layer's config in a block, the drafter's switches at the top, and the target by name."""
         flat = _keys(subject)
         top = {key: value for key, value in flat.items() if key in TOP}
-        kind = "eagle3"
-        architecture = "Eagle3Speculator"
-        if subject.method == "dflash":
-            kind = "dflash"
-            architecture = "DFlashSpeculator"
+        kind = "peagle" if subject.parallel else subject.method
+        if kind == "dflash":
             top[keys.AUX] = list(subject.config.aux_layers)
             top["mask_token_id"] = flat.pop("dflash_config")["mask_token_id"]
-        elif subject.parallel:
-            kind = "peagle"
-            architecture = "PEagleSpeculator"
         layer = {key: value for key, value in flat.items() if key not in TOP}
         layer.pop("eagle_config", None)  # SGLang's
         if subject.parallel:
@@ -327,7 +324,7 @@ class SpeculatorsFormat(Format):
             "architectures": [subject.architecture],
         }
         return {
-            "architectures": [architecture],
+            "architectures": [SPECULATORS[kind]],
             "speculators_model_type": kind,
             "speculators_version": SPECULATORS_VERSION,
             LAYER: layer | {"tie_word_embeddings": False},
@@ -364,7 +361,7 @@ def flat(raw: Raw) -> Raw:
     if "speculators_config" not in raw and "speculators_model_type" not in raw:
         return raw
     kind = raw.get("speculators_model_type")
-    if kind not in ("eagle3", "peagle", "dflash"):
+    if kind not in SPECULATORS:
         raise ValueError(
             f"speculators_model_type is {kind!r}; only eagle3, peagle and dflash can be read"
         )

@@ -5,6 +5,7 @@ implied by others; engines want them all the same. The tables are flat: a format
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -64,8 +65,7 @@ def _flag(key: str, field: str, on: Any, *spellings: str) -> KeyRow:
     """Return the row of a flag that is true if the field has the value ``on``. Engines read an absent one as false."""
 
     def write(config: DrafterConfig) -> bool:
-        owner, _, name = field.rpartition(".")
-        return bool(getattr(config.norms if owner else config, name) == on)
+        return bool(operator.attrgetter(field)(config) == on)
 
     def read(raw: Raw, hf: Any) -> Raw:
         nested = raw.get("eagle_config") or {}

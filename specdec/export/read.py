@@ -17,7 +17,6 @@ from specdec.drafter import (
     Narrow,
     Norms,
     PreNorm,
-    Recurrence,
     Wide,
     save_drafter,
 )
@@ -149,29 +148,23 @@ def import_checkpoint(
     try:
         config = config_of_checkpoint(checkpoint, target, aux_layers)
         if checkpoint.ours is not None:
-            config = _stored_config(checkpoint.ours, config, target)
+            stored = DrafterConfig.from_json(checkpoint.ours.get("drafter"), OURS)
+            if differing := contradictions(stored, config):
+                raise ValueError(
+                    f"{OURS} and config.json differ in {', '.join(differing)}: undo the change, or remove {OURS} to go "
+                    "by config.json alone"
+                )
+            config = stored
+            if not target.is_of(stored.target):  # wherever the target lies now
+                config = dataclasses.replace(stored, target=dict(target.identity))
         tensors = checkpoint.tensors
-        if isinstance(config.entry, Wide):
-            head = tied_head(checkpoint, target)
-            if head is not None:
-                tensors = {**tensors, HEAD: head}
+        head = tied_head(checkpoint, target) if isinstance(config.entry, Wide) else None
+        if head is not None:
+            tensors = {**tensors, HEAD: head}
         ids_D, order_D = read_vocabulary(tensors, config)
         return load_weights(config, ids_D, tensors, order_D, target)
     except ValueError as error:
         raise ValueError(f"{checkpoint.where}: {error}") from error
-
-
-def _stored_config(ours: Raw, read: DrafterConfig, target: Target) -> DrafterConfig:
-    """Return the config that our own export stored, of this target; ValueError if the one in config.json differs."""
-    stored = DrafterConfig.from_json(ours.get("drafter"), OURS)
-    if differing := contradictions(stored, read):
-        raise ValueError(
-            f"{OURS} and config.json differ in {', '.join(differing)}: undo the change, or remove {OURS} to go "
-            "by config.json alone"
-        )
-    if target.is_of(stored.target):  # wherever the target lies now
-        return stored
-    return dataclasses.replace(stored, target=dict(target.identity))
 
 
 def contradictions(stored: DrafterConfig, read: DrafterConfig) -> list[str]:
@@ -212,8 +205,12 @@ def config_of_checkpoint(
     raw = design.raw
     tensors = checkpoint.tensors
     fields: Raw = {"recurrence": PreNorm()} | keys.keys_to_fields(raw, design.method)
-    if design.method != "dflash":
-        _check_mask(tensors, fields["recurrence"])
+    masked = named.MASK in tensors
+    if design.method != "dflash" and masked != fields["recurrence"].drafting().one_call:
+        lacks = "mask_token_id in config.json" if masked else "the tensor mask_hidden"
+        raise ValueError(
+            f"a parallel drafter (P-EAGLE) has a mask token and a learned state: it lacks {lacks}"
+        )
     fields["attention_bias"] = _biases(tensors, fields["attention_bias"])
     norms = EAGLE1 if design.method == "eagle" else Norms(embed=design.method == "eagle3")
     changed_norms = fields.pop("norms") | {"query_key": QUERY_NORM in tensors}
@@ -315,17 +312,6 @@ class _Design:
             )
             aux_layers = boundaries.aux_boundaries(self.raw, layers, one_numbering)
         return {"fusion": Concat(), "aux_layers": aux_layers}
-
-
-def _check_mask(tensors: Weights, recurrence: Recurrence) -> None:
-    """Raise ValueError for a parallel drafter with a mask token alone, or a learned state alone."""
-    if (named.MASK in tensors) != recurrence.drafting().one_call:
-        lacks = (
-            "mask_token_id in config.json" if named.MASK in tensors else "the tensor mask_hidden"
-        )
-        raise ValueError(
-            f"a parallel drafter (P-EAGLE) has a mask token and a learned state: it lacks {lacks}"
-        )
 
 
 def _check_matrices(tensors: Weights, wanted: Sequence[str]) -> None:

@@ -50,7 +50,13 @@ def load_weights(
         if config.draft_vocab_size == config.vocab_size:
             weights.setdefault(HEAD, target.head_weight())
     _drop_doubles(weights, config)
-    _unflatten_mask(weights, target)
+    if named.MASK in weights:  # P-EAGLE's learned states are published flat
+        mask = weights[named.MASK]
+        if mask.numel() % target.hidden_size:
+            raise ValueError(
+                f"mask_hidden has {mask.numel()} numbers, no multiple of {target.hidden_size}"
+            )
+        weights[named.MASK] = mask.reshape(-1, target.hidden_size)
     state = skeleton_of(config).state_dict()
     del state[VOCABULARY]
     published_name = named.name_table(config)
@@ -73,18 +79,6 @@ def load_weights(
     state = named.from_published(state, published, config)
     drafter.load_state_dict(state | {VOCABULARY: drafter.vocab.target_ids_D})
     return drafter.eval().requires_grad_(False)
-
-
-def _unflatten_mask(weights: Weights, target: Target) -> None:
-    """Give P-EAGLE's learned states, which are published flat, a row each."""
-    if named.MASK not in weights:
-        return
-    mask = weights[named.MASK]
-    if mask.numel() % target.hidden_size:
-        raise ValueError(
-            f"mask_hidden has {mask.numel()} numbers, no multiple of {target.hidden_size}"
-        )
-    weights[named.MASK] = mask.reshape(-1, target.hidden_size)
 
 
 def _drop_doubles(weights: Weights, config: DrafterConfig) -> None:
@@ -115,29 +109,14 @@ def read_vocabulary(tensors: Weights, config: DrafterConfig) -> tuple[Tensor, Te
         ValueError: d2t or t2d is missing, of another shape or dtype, or names no draft vocabulary.
     """
     V = config.vocab_size
-    offsets_D = _read_offsets(tensors, config.draft_vocab_size, V)
-    ids_D, order_D = (torch.arange(len(offsets_D)) + offsets_D).sort()
-    if bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= V:
-        raise ValueError(
-            f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id"
-        )
-    members_V = tensors.get(named.TARGET_TO_DRAFT)
-    if members_V is not None and (members_V.shape != (V,) or members_V.dtype not in WHOLE):
-        raise ValueError(
-            f"t2d is {members_V.dtype} of shape {list(members_V.shape)}, wanted bool of [{V}]"
-        )
-    if members_V is not None and not torch.equal(members_V.bool().nonzero()[:, 0], ids_D):
-        raise ValueError("t2d and d2t name different tokens")
-    return ids_D, order_D
-
-
-def _read_offsets(tensors: Weights, D: int, V: int) -> Tensor:
-    """Return ``d2t``, which holds the target id less the draft id of every draft token: (D,), int64."""
-    if named.DRAFT_TO_TARGET not in tensors and D < V:
-        raise ValueError(
-            f"it lacks d2t, which says what its {how_many(D, 'draft token')} are of {V:,}"
-        )
-    offsets_D = tensors.get(named.DRAFT_TO_TARGET, torch.zeros(D, dtype=torch.int64))
+    D = config.draft_vocab_size
+    offsets_D = tensors.get(named.DRAFT_TO_TARGET)
+    if offsets_D is None:
+        if D < V:
+            raise ValueError(
+                f"it lacks d2t, which says what its {how_many(D, 'draft token')} are of {V:,}"
+            )
+        offsets_D = torch.zeros(D, dtype=torch.int64)
     if offsets_D.shape != (D,):
         raise ValueError(
             f"d2t has shape {list(offsets_D.shape)}, the config says {how_many(D, 'draft token')}"
@@ -150,7 +129,21 @@ def _read_offsets(tensors: Weights, D: int, V: int) -> Tensor:
         raise ValueError(
             "d2t rises with every token, as target ids do: it must hold offsets, target id less draft id"
         )
-    return offsets_D
+    ids_D, order_D = (torch.arange(D) + offsets_D).sort()
+    if bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= V:
+        raise ValueError(
+            f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id"
+        )
+    members_V = tensors.get(named.TARGET_TO_DRAFT)
+    if members_V is None:
+        return ids_D, order_D
+    if members_V.shape != (V,) or members_V.dtype not in WHOLE:
+        raise ValueError(
+            f"t2d is {members_V.dtype} of shape {list(members_V.shape)}, wanted bool of [{V}]"
+        )
+    if not torch.equal(members_V.bool().nonzero()[:, 0], ids_D):
+        raise ValueError("t2d and d2t name different tokens")
+    return ids_D, order_D
 
 
 def tied_head(checkpoint: Checkpoint, target: Target) -> Tensor | None:

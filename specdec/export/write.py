@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.decoding import warn_unless_made_for
-from specdec.drafter import Drafter, DrafterConfig, Narrow, load_drafter
+from specdec.drafter import Drafter, Narrow, load_drafter
 from specdec.drafter.io import check_finite, located, weights_sha256
 from specdec.export import card, keys, mtp
-from specdec.export.ahead import missing_kernels
 from specdec.export.checkpoint import CONFIG, FORMAT, OURS, WEIGHTS, read_checkpoint
 from specdec.export.engine_targets import target_facts
 from specdec.export.formats import FORMATS, DrafterCheckpoint, Format, drafts_of
@@ -23,7 +22,7 @@ from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
 from specdec.export.read import config_of_checkpoint, contradictions, import_checkpoint
 from specdec.export.subject import EMBEDDING, HEAD, Subject
-from specdec.export.switches import dropped
+from specdec.export.switches import dropped, missing_kernels
 from specdec.export.tensors import Raw, Weights
 from specdec.export.weights import same_numbers
 from specdec.target import NotServable, Target, TargetSource
@@ -112,15 +111,15 @@ def export_drafter(
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
         ValueError: the drafter is of another target, or the directory exists or cannot be written.
     """
-    _check_format(format)
+    if format not in (known := (*FORMATS, mtp.FORMAT)):
+        raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
     check_numbers(export_drafter, {"draft_tokens": draft_tokens})
     directory = Path(directory)
     config = drafter.config
-    _check_sizes(config, target)
     made_for = warn_unless_made_for(target, drafter)
     drafts = drafts_of(config.drafting.fixed_drafts, draft_tokens)
     subject = subject_of(drafter, target)
-    _check_positions(subject, target)
+    _check(subject, target)
     served = served or TargetSource(target.source)
     if format == mtp.FORMAT:
         line = mtp.stitch(drafter, target, subject, served, directory, drafts)
@@ -153,30 +152,12 @@ def export_drafter(
     return Exported(directory, DrafterCheckpoint.of(directory, subject), line)
 
 
-def _check_format(format: str) -> None:
-    """Raise ValueError for a format that there is not."""
-    known = (*FORMATS, mtp.FORMAT)
-    if format not in known:
-        raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
-
-
 def _write_weights(tensors: Weights, path: Path, directory: Path) -> None:
     """Write a file of weights; raise ValueError, which names the directory of the export, if that fails."""
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
-
-
-def _check_sizes(config: DrafterConfig, target: Target) -> None:
-    """Raise ValueError for a drafter of another target's sizes."""
-    of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
-    of_target = target.vocab_size, target.hidden_size, target.num_layers
-    if of_drafter != of_target:
-        raise ValueError(
-            f"the drafter is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has "
-            f"{of_target}"
-        )
 
 
 def _record(
@@ -209,15 +190,25 @@ def _warn_before_serving(drafter: Drafter, target: Target, subject: Subject) -> 
         )
 
 
-def _check_positions(subject: Subject, target: Target) -> None:
-    """Raise NotServable for a rope that engines would change by raising its length to the server's."""
-    positions = subject.config.max_position_embeddings
+def _check(subject: Subject, target: Target) -> None:
+    """Raise ValueError for a drafter of another target's sizes, or with a rope that engines would change.
+
+    They raise its length to the server's.
+    """
+    config = subject.config
+    of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
+    of_target = target.vocab_size, target.hidden_size, target.num_layers
+    if of_drafter != of_target:
+        raise ValueError(
+            f"the drafter is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has "
+            f"{of_target}"
+        )
     longest = target.config.max_position_embeddings
-    if positions < longest:
+    if config.max_position_embeddings < longest:
         raise NotServable(
-            f"the drafter's max_position_embeddings is {positions:,} and the target's {longest:,}: engines raise it to "
-            f"the server's length, and its rope {subject.config.rope['rope_type']} then rotates otherwise than in "
-            "training: give --model.drafter.rope_theta for a rope of its own"
+            f"the drafter's max_position_embeddings is {config.max_position_embeddings:,} and the target's "
+            f"{longest:,}: engines raise it to the server's length, and its rope {config.rope['rope_type']} then "
+            "rotates otherwise than in training: give --model.drafter.rope_theta for a rope of its own"
         )
 
 
