@@ -99,8 +99,7 @@ def with_template(tokenizer: Any, template: str) -> Any:
     if not tokenizer.chat_template:
         return tokenizer  # whose prompts are raw texts
     other = copy.copy(tokenizer)
-    question = [{"role": "user", "content": "a"}]
-    text = template_of(tokenizer).prompt(question)
+    text = template_of(tokenizer).prompt([{"role": "user", "content": "a"}])
     begins = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
     other.chat_template = ("{{ bos_token }}" if begins else "") + template
     return other

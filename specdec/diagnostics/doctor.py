@@ -168,8 +168,13 @@ def show_samples(data: TokenData, tokenizer: Any, count: int, console: Console) 
     train, validation = data.documents(tokenizer)
     marks = ("", "") if console.is_terminal and console.color_system else ("【", "】")
     for number, document in enumerate(train[:count], start=1):
-        text = marked(document, tokenizer, marks)
-        console.print(Panel(text, title=f"training document {number}", title_align="left"))
+        console.print(
+            Panel(
+                marked(document, tokenizer, marks),
+                title=f"training document {number}",
+                title_align="left",
+            )
+        )
     columns = [_figures(documents, data, tokenizer) for documents in (train, validation)]
     table = Table("", "train", "validation")
     for name in columns[0]:
@@ -194,8 +199,9 @@ def _figures(documents: Sequence[Document], data: TokenData, tokenizer: Any) -> 
     sizes = [(len(document.ids_T), int(document.loss_mask_T.sum())) for document in documents]
     sizes_2N = torch.tensor(sizes).T
     tokens, supervised = sizes_2N.sum(1).tolist()
-    levels = torch.tensor([0, 0.5, 0.95, 1]).double()
-    quantiles_Q2 = sizes_2N.double().quantile(levels, 1, interpolation="nearest")
+    quantiles_Q2 = sizes_2N.double().quantile(
+        torch.tensor([0, 0.5, 0.95, 1]).double(), 1, interpolation="nearest"
+    )
     of_tokens, of_supervised = (
         ", ".join(f"{value:,.0f}" for value in column) for column in quantiles_Q2.T.tolist()
     )

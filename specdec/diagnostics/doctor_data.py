@@ -101,8 +101,7 @@ def taps(setup: SetUp) -> Findings:
 
 def _boundary(b: int, ours: list[Tensor], states: list[list[Tensor]], allowed: float) -> Finding:
     """Check that a boundary's states are the model's own, and not another boundary's."""
-    by_layer = dict(enumerate(map(list, zip(*states, strict=True))))
-    difference = compare_boundary(b, ours, by_layer)
+    difference = compare_boundary(b, ours, dict(enumerate(map(list, zip(*states, strict=True)))))
     worst = difference.error
     nearest = difference.nearest
     what = (
@@ -250,8 +249,7 @@ def vocabulary(setup: SetUp) -> Findings:
     drafter = setup.drafter
     target = setup.target
     ids_D = drafter.vocab.target_ids_D.cpu()
-    V = drafter.config.vocab_size
-    counts_V = setup.data.supervised_counts(V)
+    counts_V = setup.data.supervised_counts(drafter.config.vocab_size)
     best_D = most_frequent_ids(counts_V, len(ids_D), target.eos_token_ids)
     total = counts_V.sum().clamp_min(1)
     best = float(counts_V[best_D].sum() / total)

@@ -119,8 +119,7 @@ def _finite_difference(setup: SetUp) -> Finding:
         return judged(what, math.nan, "<=", EXACT, "no parameter is trained")
     grads = torch.autograd.grad(loss(), values, materialize_grads=True, allow_unused=True)
     start = nn.utils.parameters_to_vector(values).detach()
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(len(start), generator=generator, dtype=torch.float64)
+    noise = torch.randn(len(start), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sizes = [p.detach().square().mean().sqrt().clamp_min(1e-3).expand(p.numel()) for p in values]
     direction = noise.to(start) * torch.cat(sizes)
     slope = float(nn.utils.parameters_to_vector(grads) @ direction)
@@ -145,8 +144,7 @@ def inputs(setup: SetUp) -> Findings:
     logits_KTD = logits_of(drafter, ids_1T, aux_1TNH, K)
 
     def read(what: str, logits: Tensor, other: Tensor, cause: str) -> Finding:
-        scale = (logits.max() - logits.min()).clamp_min(1e-30)
-        moved = float((logits - other).abs().max() / scale)
+        moved = float((logits - other).abs().max() / (logits.max() - logits.min()).clamp_min(1e-30))
         return judged(
             f"{what}, changed, changes the logits", moved, ">", SEEN, f"not read: {cause}"
         )

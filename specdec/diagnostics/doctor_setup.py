@@ -63,8 +63,13 @@ def judged(
 ) -> Finding:
     """Return a sound finding, with the remark, if the figure keeps its bound, else a faulty one; NaN keeps none."""
     sound = RULES[rule](figure, bound)
-    result = CheckResult.SOUND if sound else CheckResult.FAULTY
-    return Finding(what, result, figure, f"{rule} {bound:.4g}", remark if sound else fault)
+    return Finding(
+        what,
+        CheckResult.SOUND if sound else CheckResult.FAULTY,
+        figure,
+        f"{rule} {bound:.4g}",
+        remark if sound else fault,
+    )
 
 
 def unchecked(what: str, why: str, figure: float | None = None) -> Finding:
@@ -133,8 +138,13 @@ class SetUp:
             return min(int(document.loss_mask_T.sum()), SAMPLE // 2)
 
         document = max(documents(self.batch), key=supervised)
-        begin = int(document.loss_mask_T.long().argmax())
-        start = max(0, min(begin - SAMPLE // 2, len(document.ids_T) - SAMPLE))
+        start = max(
+            0,
+            min(
+                int(document.loss_mask_T.long().argmax()) - SAMPLE // 2,
+                len(document.ids_T) - SAMPLE,
+            ),
+        )
         places = slice(start, start + SAMPLE)
         ids_1T = document.ids_T[None, places]
         return Batch(ids_1T, document.loss_mask_T[None, places], torch.zeros_like(ids_1T))

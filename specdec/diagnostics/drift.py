@@ -91,8 +91,14 @@ def drift(config: DriftConfig) -> int:
         prompts = config.load_prompts()
         pairs = list[Pair]()
         for name in config.drafter:
-            source = pairs[0].target if pairs else config.target
-            pairs.append(load_pair(source, name, config.device, config.other_target))
+            pairs.append(
+                load_pair(
+                    pairs[0].target if pairs else config.target,
+                    name,
+                    config.device,
+                    config.other_target,
+                )
+            )
         target = pairs[0].target
         answer_tokens = config.max_new_tokens + config.depths
         ids, skipped = first_turns(target, prompts, answer_tokens, config.depths + 1)
@@ -156,8 +162,14 @@ def _notes_and_tables(
         notes.append(prefix + waterfall_verdict(drift["waterfall"]))
         tables += [table._replace(title=prefix + table.title) for table in drift_tables(drift)]
     notes += few_prompts(len(drifts[0]["waterfall"]["prompts"]))
-    rows = [[name, reason] for name, reason in left_out.items()]
-    tables.append(ReportTable("Left out", ["Prompt", "Reason"], rows, left=2))
+    tables.append(
+        ReportTable(
+            "Left out",
+            ["Prompt", "Reason"],
+            [[name, reason] for name, reason in left_out.items()],
+            left=2,
+        )
+    )
     return notes, tables
 
 
@@ -314,8 +326,9 @@ def _draw_series(
         shift = 0.08 * (number - (len(series) - 1) / 2)
         rows = _rows(one)
         points = [places[row - 1] + shift for row, _ in rows]
-        means = [figure["mean"] for _, figure in rows]
-        axes.plot(points, means, color=look["color"], linestyle=line)
+        axes.plot(
+            points, [figure["mean"] for _, figure in rows], color=look["color"], linestyle=line
+        )
         for x, (row, figure) in zip(points, rows, strict=True):
             hollow = bool(trained) and row > trained[number]
             axes.errorbar(

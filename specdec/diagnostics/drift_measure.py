@@ -86,51 +86,46 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> tu
         sum over chains and how many chains count.
     """
     drafter = text.drafter
-    anchor_A = torch.tensor(anchors, device=text.ids_1T.device)
-    chains, attention, outs = _observe_chains(text, anchors, prompt)
+    chains, attention_AKM, outs_AKH = _observe_chains(text, anchors, prompt)
     counted = [anchor for anchor in anchors if anchor < end]
     count = len(counted)
-    sums_FK2 = torch.zeros(len(SERIES), text.depth, 2, dtype=torch.float64, device=anchor_A.device)
     if not counted:
-        return chains, sums_FK2
+        return chains, torch.zeros(len(SERIES), text.depth, 2, dtype=torch.float64)
+    steps_K = torch.arange(text.depth, device=text.ids_1T.device)
+    places_AK = torch.tensor(counted, device=steps_K.device)[:, None] + steps_K
     taught = text.draft(counted, text.behind(counted))
-    anchor_A = anchor_A[:count]
-    accepted_A = torch.ones_like(anchor_A, dtype=torch.float64)
-    for k in range(text.depth):
-        input_AH = chains.features_AJH[:count, k].double()
-        state_AH = chains.features_AJH[:count, k + 1].double()
-        taught_AH = taught.features_AJH[:, k + 1].double()
-        true_AH = drafter.fuse(text.out.aux_BTNH[:, anchor_A + k])[0].double()
-        final_1AH = text.out.final_BTH[:, anchor_A + k]
-        logits_AD = text.target.logits(final_1AH, drafter.vocab.target_ids_D)[0]
-        right_A = chains.tokens_AK[:count, k] == text.ids_1T[0, anchor_A + k + 1]
-        reached_A = accepted_A
-        accepted_A = accepted_A * right_A
-        values = dict(zip(ATTENTION, attention[k][:count].unbind(1), strict=True))
-        values |= {
-            "sink_own_mass": values["sink_mass"] + values["own_mass"],
-            "state_rms": _rms(state_AH),
-            "out_rms": _rms(outs[k][:count]),
-            "cosine": F.cosine_similarity(state_AH, input_AH, dim=-1),
-            "feature_cosine": F.cosine_similarity(taught_AH, true_AH, dim=-1),
-            "kl": _kl(logits_AD, taught.log_probs_AKD[:, k]),
-            "joint_acceptance": accepted_A,
-            "conditional_acceptance": accepted_A,
-        }
-        for row, name in enumerate(SERIES):
-            if drafter.config.drafting.fixed_drafts and name in FED_BACK:
-                continue
-            weight = reached_A.new_tensor(count)
-            if name == "conditional_acceptance":
-                weight = reached_A.sum()
-            sums_FK2[row, k] = torch.stack([values[name].sum(), weight])
-    return chains, sums_FK2
+    states_AJH = chains.features_AJH[:count].double()
+    true_AKH = drafter.fuse(text.out.aux_BTNH[0, places_AK]).double()
+    logits_AKD = text.target.logits(text.out.final_BTH[0, places_AK], drafter.vocab.target_ids_D)
+    right_AK = chains.tokens_AK[:count] == text.ids_1T[0, places_AK + 1]
+    accepted_AK = right_AK.cumprod(1).double()
+    values = dict(zip(ATTENTION, attention_AKM[:count].unbind(-1), strict=True))
+    values |= {
+        "sink_own_mass": values["sink_mass"] + values["own_mass"],
+        "state_rms": _rms(states_AJH[:, 1:]),
+        "out_rms": _rms(outs_AKH[:count]),
+        "cosine": F.cosine_similarity(states_AJH[:, 1:], states_AJH[:, :-1], dim=-1),
+        "feature_cosine": F.cosine_similarity(
+            taught.features_AJH[:, 1:].double(), true_AKH, dim=-1
+        ),
+        "kl": _kl(logits_AKD, taught.log_probs_AKD),
+        "joint_acceptance": accepted_AK,
+        "conditional_acceptance": accepted_AK,
+    }
+    weights = dict.fromkeys(SERIES, torch.full_like(accepted_AK[0], count))
+    weights["conditional_acceptance"] = F.pad(accepted_AK[:, :-1], (1, 0), value=1).sum(0)
+    sums = [torch.stack([values[name].sum(0), weights[name]], -1) for name in SERIES]
+    if drafter.config.drafting.fixed_drafts:
+        sums = [
+            0 * one if name in FED_BACK else one for name, one in zip(SERIES, sums, strict=True)
+        ]
+    return chains, torch.stack(sums)
 
 
 def _observe_chains(
     text: AnchoredText, anchors: list[int], prompt: int
-) -> tuple[Chains, list[Tensor], list[Tensor]]:
-    """Draft chains, and keep of every step the attention (A, M) and the state before the output norm (A, H)."""
+) -> tuple[Chains, Tensor, Tensor]:
+    """Draft chains, and keep their attention (A, K, M) and the states before the output norm (A, K, H)."""
     A = len(anchors)
     anchor_A = torch.tensor(anchors, device=text.ids_1T.device)
     attention: list[Tensor] = []
@@ -149,7 +144,7 @@ def _observe_chains(
             outs.append(seen.out_BTH[0, rows])
 
         chains = text.draft(anchors, on_step=observe_step)
-    return chains, attention, outs
+    return chains, torch.stack(attention, 1), torch.stack(outs, 1)
 
 
 def _rms(x: Tensor) -> Tensor:
@@ -199,8 +194,12 @@ def read_inputs(target: Target, drafter: Drafter, ids: Sequence[int], prompt: in
     # Boundary b is the output of layer b - 1; embeddings, and a layer that does not attend, have no attention.
     makers = [b - 1 if b and target.attends[b - 1] else -1 for b in config.aux_layers]
     with attention_weights(target, makers) as weights_BhTT:
-        view = View.packed(torch.zeros_like(ids_1T))
-        out = target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm)
+        out = target.forward(
+            ids_1T,
+            View.packed(torch.zeros_like(ids_1T)),
+            config.aux_layers,
+            config.fusion.final_norm,
+        )
     aux_TNH = out.aux_BTNH[0]
     normed_TNH = drafter.norms.aux(aux_TNH[None])[0]
     places = [
@@ -216,12 +215,11 @@ def read_inputs(target: Target, drafter: Drafter, ids: Sequence[int], prompt: in
             sums_FR2[0, row, 0] = answer_hQT[..., :SINK].sum(-1).mean()
             sums_FR2[1, row, 0] = answer_hQT.diagonal(prompt, -2, -1).mean()
             sums_FR2[:2, row, 1] = 1
-    for row, state_TH in enumerate(places):
-        rms_T = _rms(state_TH)
-        sink = rms_T[:SINK].max()
-        median = rms_T[SINK:].median()
-        sums_FR2[2:, row, 0] = torch.stack([sink, median, sink / median])
-        sums_FR2[2:, row, 1] = 1
+    rms_RT = torch.stack(list(map(_rms, places)))
+    sink_R = rms_RT[:, :SINK].amax(1)
+    median_R = rms_RT[:, SINK:].median(1).values
+    sums_FR2[2:, :, 0] = torch.stack([sink_R, median_R, sink_R / median_R])
+    sums_FR2[2:, :, 1] = 1
     return sums_FR2
 
 
@@ -350,6 +348,7 @@ def drift_summary(drift: Document) -> dict[str, Document]:
     summary = {}
     for figure in drift_figures(drift["depths"], drift["trained_depth"]):
         bounds = ANY if figure.how == "difference" else possible(figure.unit)
-        sums = figure.columns(sums_of(drift, figure.series))
-        summary[figure.name] = {"title": figure.title} | measured(sums, HOW[figure.how], bounds)
+        summary[figure.name] = {"title": figure.title} | measured(
+            figure.columns(sums_of(drift, figure.series)), HOW[figure.how], bounds
+        )
     return summary

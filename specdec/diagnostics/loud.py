@@ -135,10 +135,14 @@ def _make_loud(module: nn.Module, path: float, generator: torch.Generator) -> No
 def _level_features(drafter: Drafter, target: Target, generator: torch.Generator) -> float:
     """Bring fused features to :data:`SMALL` size on a random text; the size that they have, fused or not."""
     config = drafter.config
-    length = min(SAMPLE, target.config.max_position_embeddings)
-    ids_1T = torch.randint(config.vocab_size, (1, length), generator=generator).to(target.device)
-    view = View.packed(torch.zeros_like(ids_1T))
-    aux_1TNH = target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm).aux_BTNH
+    ids_1T = torch.randint(
+        config.vocab_size,
+        (1, min(SAMPLE, target.config.max_position_embeddings)),
+        generator=generator,
+    ).to(target.device)
+    aux_1TNH = target.forward(
+        ids_1T, View.packed(torch.zeros_like(ids_1T)), config.aux_layers, config.fusion.final_norm
+    ).aux_BTNH
     learned = config.drafting.learned_states(drafter)
     if learned is not None:
         _draw(learned, _size(aux_1TNH), generator)
@@ -155,8 +159,9 @@ def _level_features(drafter: Drafter, target: Target, generator: torch.Generator
         }
         for half, x_1TH in halves.items():
             _draw(half.weight, 1.0, generator)
-            size = _size(nn.functional.linear(x_1TH, half.weight))
-            half.weight.mul_(_size(feature_1TH) / size / math.sqrt(2))
+            half.weight.mul_(
+                _size(feature_1TH) / _size(nn.functional.linear(x_1TH, half.weight)) / math.sqrt(2)
+            )
     return _size(feature_1TH)
 
 

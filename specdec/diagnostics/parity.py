@@ -130,8 +130,12 @@ def parity(config: ParityConfig) -> int:
         fault = parity_verdict(compared, proposals)
         if config.out is not None:
             with staged_directory(config.out, replace=True) as folder:
-                figures = report_figures(compared, proposals, name, fault)
-                write_json(folder / REPORT, figures | run.context() | {"texts": texts})
+                write_json(
+                    folder / REPORT,
+                    report_figures(compared, proposals, name, fault)
+                    | run.context()
+                    | {"texts": texts},
+                )
     console.print(fault or conclusion(proposals, name), markup=False, soft_wrap=True)
     return 1 if fault else 0
 
@@ -245,13 +249,11 @@ class _Run:
             StopRequested: a signal came.
         """
         config = self.config
-        python = find_vllm()[0]
-        serve = vllm_arguments(config.target, self.checkpoint, self.drafts, python)[1:]
+        serve = vllm_arguments(config.target, self.checkpoint, self.drafts, find_vllm()[0])[1:]
         arguments = [*serve, "--dtype", self.dtype, *config.vllm_args]
         with stop_on_signals(), ProposalEngine.started() as engine:
             name = f"vLLM {engine.version} ({RUNNER})"
-            count = len(self.prompts)
-            log.info("%s loads target and drafter and answers %d prompts", name, count)
+            log.info("%s loads target and drafter and answers %d prompts", name, len(self.prompts))
             return name, engine.ask(arguments, self.prompts, config.max_new_tokens + self.drafts)
 
 
@@ -371,5 +373,8 @@ def _engine_figures(proposals: ProposalComparison, name: str | None) -> dict[str
     for difference in figures["differences"]:
         if not math.isfinite(difference["margin"]):
             difference["margin"] = None
-    holds = proposals.fault is None and proposals.too_weak is None
-    return figures | {"name": name, "holds": holds, "no_verdict": proposals.too_weak}
+    return figures | {
+        "name": name,
+        "holds": proposals.fault is None and proposals.too_weak is None,
+        "no_verdict": proposals.too_weak,
+    }

@@ -60,18 +60,15 @@ def training_outputs(
     aux_1TNH = target.forward(
         ids_1T, View.packed(documents_1T), config.aux_layers, config.fusion.final_norm
     ).aux_BTNH
-    h_1TH = drafter.fuse(aux_1TNH)
+    steps = list(drafter.unroll(ids_1T, aux_1TNH, documents_1T, depth + 1, Blocked()))
     at_A = torch.tensor(slots, device=target.device)
-    features = []
-    log_probs = []
-    for step in drafter.unroll(ids_1T, aux_1TNH, documents_1T, depth + 1, Blocked()):
-        logits_AD = drafter.logits(step.normed_BTH[0, at_A])
-        features.append(h_1TH[0, at_A])
-        wide = torch.promote_types(logits_AD.dtype, torch.float32)
-        log_probs.append(logits_AD.log_softmax(-1, dtype=wide))
-        h_1TH = step.h_BTH
-    log_probs_AKD = torch.stack(log_probs, 1)
-    return DraftOutputs(torch.stack(features, 1), _over_vocabulary(drafter, log_probs_AKD))
+    read = [drafter.fuse(aux_1TNH), *(step.h_BTH for step in steps[:-1])]
+    logits_AKD = torch.stack([drafter.logits(step.normed_BTH[0, at_A]) for step in steps], 1)
+    wide = torch.promote_types(logits_AKD.dtype, torch.float32)
+    return DraftOutputs(
+        torch.stack([h_1TH[0, at_A] for h_1TH in read], 1),
+        _over_vocabulary(drafter, logits_AKD.log_softmax(-1, dtype=wide)),
+    )
 
 
 def decoding_outputs(
@@ -104,19 +101,6 @@ def fused_features(served: ServedDrafter, states: Sequence[Tensor], final_TH: Te
     """Return the features that the export makes of a text's states, (T, H); see :func:`reported_states`."""
     ids = served.settings.aux_ids
     return reference.fuse(served, [states[i] for i in ids] if ids else [final_TH])
-
-
-def served_outputs(
-    target: Target,
-    served: ServedDrafter,
-    ids: Sequence[int],
-    slots: Sequence[int],
-    depth: int,
-) -> DraftOutputs:
-    """Run the export as vLLM is documented to run it, on states that transformers reports."""
-    ids_T = torch.tensor(ids, device=target.device)
-    features_TH = fused_features(served, *reported_states(target, ids_T))
-    return DraftOutputs(*reference.draft(served, ids_T, features_TH, slots, depth))
 
 
 def _over_vocabulary(drafter: Drafter, log_probs_AKD: Tensor) -> Tensor:
@@ -188,8 +172,9 @@ def compare_outputs(
             known = first_AV[known_AV]
             share = gap / max(float(known.max() - known.min()), 1e-30)
         first_AH = first.features_AKH[:, k]
-        difference = (first_AH - second.features_AKH[:, k]).abs().max()
-        feature_share = difference / first_AH.abs().max().clamp_min(1e-30)
+        feature_share = (
+            first_AH - second.features_AKH[:, k]
+        ).abs().max() / first_AH.abs().max().clamp_min(1e-30)
         yield ParityRow(
             pair,
             place,
@@ -249,9 +234,12 @@ def compare_drafting(
         }
         pairs = {DECODED: decoding_outputs(target, drafter, text.ids, slots, depth)}
         if export is not None:
-            pairs[EXPORTED] = served_outputs(target, export, text.ids, slots, depth)
-        for (pair, outputs), (place, trained_outputs) in product(pairs.items(), unrolled.items()):
-            for row in compare_outputs(pair, place, trained_outputs, outputs):
+            ids_T = torch.tensor(text.ids, device=target.device)
+            features_TH = fused_features(export, *reported_states(target, ids_T))
+            outputs = reference.draft(export, ids_T, features_TH, slots, depth)
+            pairs[EXPORTED] = DraftOutputs(*outputs)
+        for (pair, other_outputs), (place, trained) in product(pairs.items(), unrolled.items()):
+            for row in compare_outputs(pair, place, trained, other_outputs):
                 key = row.pair, row.place, row.depth
                 rows[key] = rows[key].joined(row) if key in rows else row
         advance(1)

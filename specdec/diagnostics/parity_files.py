@@ -137,8 +137,7 @@ def _wanted_shapes(settings: Settings) -> dict[str, Shape]:
     block = settings.method == "dflash"
     wanted: dict[str, Shape] = {}
     for i in range(settings.num_hidden_layers):
-        input_size = 2 * H if fused and i == 0 and not block else H
-        layer = _layer_shapes(settings, input_size)
+        layer = _layer_shapes(settings, 2 * H if fused and i == 0 and not block else H)
         if i or fused:
             layer["input_layernorm.weight"] = (H,)
         wanted |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}

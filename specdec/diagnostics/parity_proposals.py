@@ -319,8 +319,9 @@ def probe_faults(
         return sum(int((margin_AK > allowed).sum()) for margin_AK in margins)
 
     sound = served(files)
-    windows = (1,) * len(sound.settings.windows)
-    alone = sound._replace(settings=sound.settings._replace(windows=windows))
+    alone = sound._replace(
+        settings=sound.settings._replace(windows=(1,) * len(sound.settings.windows))
+    )
     sound_NK = torch.cat([log_probs_AKV.argmax(-1) for log_probs_AKV in log_probs(sound)])
     count = sound_NK.numel()
     probes = [Probe(CONTEXT, count, changed_by(alone))]

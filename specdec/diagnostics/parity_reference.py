@@ -43,8 +43,9 @@ def draft(
     past: Past = {}
     # The chains may run beyond the end of the text.
     positions_T = torch.arange(len(ids_T) + depth, device=ids_T.device)
-    text_positions = positions_T[: len(ids_T) - 1]
-    feedback_TH, hidden_TH = step(served, ids_T[1:], features_TH[:-1], text_positions, past)
+    feedback_TH, hidden_TH = step(
+        served, ids_T[1:], features_TH[:-1], positions_T[: len(ids_T) - 1], past
+    )
     mask = settings.mask_token
     if mask is not None:
         mask_1 = torch.full_like(ids_T[:1], mask)
@@ -271,5 +272,8 @@ def feed_forward(served: ServedDrafter, i: int, x_MH: Tensor) -> Tensor:
     """Return layer ``i``'s MLP, gated by SiLU, behind its norm."""
     at = f"layers.{i}.mlp"
     x_MH = rms(served, f"layers.{i}.post_attention_layernorm", x_MH)
-    gate = F.silu(project(served, f"{at}.gate_proj", x_MH))
-    return project(served, f"{at}.down_proj", gate * project(served, f"{at}.up_proj", x_MH))
+    return project(
+        served,
+        f"{at}.down_proj",
+        F.silu(project(served, f"{at}.gate_proj", x_MH)) * project(served, f"{at}.up_proj", x_MH),
+    )

@@ -154,9 +154,12 @@ def _yarn_stretch(config: Raw) -> float:
     rope = _rope_block(config)
     if rope["rope_type"] != "yarn":
         return 1.0
-    share = float(rope.get("mscale_all_dim") or 0)
-    factor = max(float(rope.get("factor") or 1), 1.0)
-    return (0.1 * share * math.log(factor) + 1) ** 2
+    return (
+        0.1
+        * float(rope.get("mscale_all_dim") or 0)
+        * math.log(max(float(rope.get("factor") or 1), 1.0))
+        + 1
+    ) ** 2
 
 
 def _flat(raw: Raw) -> Raw:

@@ -159,8 +159,9 @@ def _order(files: ExportFiles) -> Outcome:
     states = len(holder.get(key, ()))
     if states < 2:
         return NO_SUCH_PART
-    width = files.weights["fc.weight"].shape[1] // states
-    files.weights["fc.weight"] = files.weights["fc.weight"].roll(width, 1)
+    files.weights["fc.weight"] = files.weights["fc.weight"].roll(
+        files.weights["fc.weight"].shape[1] // states, 1
+    )
     return PLANTED
 
 

@@ -209,8 +209,12 @@ def record(runs: Sequence[ConditionRun]) -> Document:
         tokens, passes_of_prompts = zip(*(totals.get(name, (0, 0)) for name in ids), strict=True)
         name = run.condition.name
         about = {"name": name, "title": name, "skipped": run.skipped, "left_out": run.left_out}
-        sums = {"committed": tokens, "passes": passes_of_prompts}
-        conditions.append(about | sums | kept_figures(totals, clean) | looping(run.answers))
+        conditions.append(
+            about
+            | {"committed": tokens, "passes": passes_of_prompts}
+            | kept_figures(totals, clean)
+            | looping(run.answers)
+        )
     return {"version": 1, "prompts": ids, "clean": CLEAN.name, "conditions": conditions}
 
 
@@ -228,8 +232,15 @@ def robustness_tables(result: Document) -> list[ReportTable]:
             format_interval(condition[share], lambda value: f"{100 * value:.0f}", " %")
             for share in SHARES
         ]
-        left_out = len(condition["left_out"])
-        rows.append([name, length, *shares, str(condition["measured_prompts"]), str(left_out)])
+        rows.append(
+            [
+                name,
+                length,
+                *shares,
+                str(condition["measured_prompts"]),
+                str(len(condition["left_out"])),
+            ]
+        )
     headings = [
         "Condition",
         "Acceptance length",
@@ -255,9 +266,14 @@ def plot_robustness(result: Document, path: Path) -> None:
         for y, condition in enumerate(rows):
             figure_of_share = condition[share]
             if figure_of_share is not None:
-                ends = [[end] for end in whiskers(figure_of_share)]
-                mean = figure_of_share["mean"]
-                axes.errorbar([mean], [y], xerr=ends, capsize=2, linestyle="", **style(0))
+                axes.errorbar(
+                    [figure_of_share["mean"]],
+                    [y],
+                    xerr=[[end] for end in whiskers(figure_of_share)],
+                    capsize=2,
+                    linestyle="",
+                    **style(0),
+                )
         axes.axvline(1, color="black", linewidth=1.1, linestyle="--")
         axes.set_xlabel(f"{share.replace('_', ' ')} (share of clean; 95 % interval over prompts)")
         axes.grid(axis="x", alpha=0.3)

@@ -124,8 +124,9 @@ def measure_levels(
         ]
         for level, (drafts, passes) in drafts_and_passes.items()
     }
-    prompts = [text.prompt for text in texts]
-    levels[OBSERVED] = observed_passes(target, drafter, prompts, max_new_tokens, depths, advance)
+    levels[OBSERVED] = observed_passes(
+        target, drafter, [text.prompt for text in texts], max_new_tokens, depths, advance
+    )
     return levels, texts
 
 
@@ -207,8 +208,7 @@ def waterfall(levels: Levels) -> Document:
         {"from": upper, "to": lower, "loss": _loss(levels[upper], levels[lower])}
         for upper, lower in itertools.pairwise(DOWN)
     ]
-    check = _check_sum(levels[OWN_TOKENS], levels[OBSERVED])
-    return {"levels": rows, "bars": bars, "check": check}
+    return {"levels": rows, "bars": bars, "check": _check_sum(levels[OWN_TOKENS], levels[OBSERVED])}
 
 
 def _check_sum(expected: Passes, observed: Passes) -> Document:
@@ -252,10 +252,19 @@ def waterfall_table(result: Document, depth: int) -> ReportTable:
     rows = []
     for level in result["levels"]:
         title, meaning = MEANINGS[level["name"]]
-        loss = losses.get(level["name"])
-        rows.append([title, _figure(level["acceptance_length"]), _figure(loss), meaning])
-    headings = ["Level", "Acceptance length", "Loss", "What it means"]
-    return ReportTable(f"Where acceptance is lost: chains of {depth}", headings, rows)
+        rows.append(
+            [
+                title,
+                _figure(level["acceptance_length"]),
+                _figure(losses.get(level["name"])),
+                meaning,
+            ]
+        )
+    return ReportTable(
+        f"Where acceptance is lost: chains of {depth}",
+        ["Level", "Acceptance length", "Loss", "What it means"],
+        rows,
+    )
 
 
 def _figure(value: Measured | None) -> str:

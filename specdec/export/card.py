@@ -308,8 +308,7 @@ def card_body(record: Record, config: DrafterConfig, name: str, target: str) -> 
         source = TargetSource(
             target, identity["revision"], trust_remote_code=identity["trust_remote_code"]
         )
-        chosen = FORMATS[record["exported_as"]]
-        line = chosen.command(name, subject, source, record["draft_tokens"])
+        line = FORMATS[record["exported_as"]].command(name, subject, source, record["draft_tokens"])
     measured: dict[str, list[Record]] = {}
     for metrics in record["evaluations"]:
         measured.setdefault(_how(metrics), []).append(metrics)

@@ -112,8 +112,11 @@ def _read_object(path: Path) -> Raw:
 def _read_tensors(file: Path) -> Weights:
     """Return a file's tensors, which take no more memory than it has bytes; ValueError if it is damaged or has more."""
     if file.suffix == ".safetensors":
-        readable = {*FLOATS, *WHOLE.values(), *named.FP8.values()}
-        if unreadable := {header.dtype for header in measure(file).values()} - readable:
+        if unreadable := {header.dtype for header in measure(file).values()} - {
+            *FLOATS,
+            *WHOLE.values(),
+            *named.FP8.values(),
+        }:
             raise ValueError(
                 f"{file}: weights of {unreadable.pop()}: only unquantised ones can be read"
             )

@@ -140,8 +140,9 @@ class Format:
         if subject.config.attention_bias == "qkv" and subject.method != "eagle" and not qwen3:
             for name in [*weights]:
                 if name.endswith("self_attn.o_proj.weight"):
-                    bias = weights[name].new_zeros(len(weights[name]))
-                    weights[name.replace(".weight", ".bias")] = bias
+                    weights[name.replace(".weight", ".bias")] = weights[name].new_zeros(
+                        len(weights[name])
+                    )
         if not drafter.vocab.complete:
             ids_D = drafter.vocab.target_ids_D
             weights[tensors.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
@@ -227,12 +228,14 @@ class SglangFormat(Format):
         """Return the base's tensors, EAGLE-1's bias even if zero, and both engines' names of further input norms."""
         weights = super().tensors(drafter, subject)
         if subject.method == "eagle":
-            fc = weights["fc.weight"]
-            weights.setdefault("fc.bias", torch.zeros(subject.config.hidden_size, dtype=fc.dtype))
+            weights.setdefault(
+                "fc.bias", torch.zeros(subject.config.hidden_size, dtype=weights["fc.weight"].dtype)
+            )
             return weights
         for i in range(1, subject.config.num_layers):
-            norm = weights[f"layers.{i}.input_layernorm.weight"]
-            weights[f"layers.{i}.hidden_norm.weight"] = norm.clone()
+            weights[f"layers.{i}.hidden_norm.weight"] = weights[
+                f"layers.{i}.input_layernorm.weight"
+            ].clone()
         return weights
 
     def command(

@@ -212,8 +212,10 @@ def _read_tensors(directory: Path, prefix: str) -> Weights:
             for name, header in measure(file).items()
             if name.startswith(prefix) and name.removeprefix(prefix) not in DOUBLES
         }
-        dtypes = {header.dtype for header in headers.values()}
-        if unreadable := dtypes - {*FLOATS, *named.FP8.values()}:
+        if unreadable := {header.dtype for header in headers.values()} - {
+            *FLOATS,
+            *named.FP8.values(),
+        }:
             raise ValueError(
                 f"{file}: the module has weights of {unreadable.pop()}: only floats and FP8 can be read"
             )

@@ -71,8 +71,9 @@ def push(
     additions = [CommitOperationAdd(file.name, file) for file in files]
     additions.append(CommitOperationAdd(card.README, text.encode()))
     sizes = [f"{add.path_in_repo} ({add.upload_info.size / 1e6:,.2f} MB)" for add in additions]
-    doing = "this would be uploaded" if dry_run else "uploading"
-    log.info("%s to %s: %s", doing, repo, ", ".join(sizes))
+    log.info(
+        "%s to %s: %s", "this would be uploaded" if dry_run else "uploading", repo, ", ".join(sizes)
+    )
     if dry_run:
         sys.stdout.write(text)
         return

@@ -98,8 +98,9 @@ class Switch(NamedTuple):
             lacks = self.vllm or self.both
             return EngineCell(lacks, self.vllm_since, RUN if self.ran and not lacks else SOURCE)
         if engine == SGLANG:
-            evidence = SOURCE if self.checked else UNCHECKED
-            return EngineCell(self.sglang or self.both, self.sglang_since, evidence)
+            return EngineCell(
+                self.sglang or self.both, self.sglang_since, SOURCE if self.checked else UNCHECKED
+            )
         return self.others.get(engine, NOT_CHECKED)
 
 

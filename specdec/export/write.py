@@ -139,8 +139,12 @@ def export_drafter(
     _warn_before_serving(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
     check_finite(tensors)
-    number = how_many(len(tensors), "tensor")
-    log.info("writing %s for %s, method %s", number, chosen.engine, subject.method)
+    log.info(
+        "writing %s for %s, method %s",
+        how_many(len(tensors), "tensor"),
+        chosen.engine,
+        subject.method,
+    )
     with staged_directory(directory) as temporary:
         _write_weights(tensors, temporary / WEIGHTS, directory)
         write_json(temporary / CONFIG, chosen.config(subject, served.directory(), drafts))
