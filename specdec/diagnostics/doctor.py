@@ -153,8 +153,10 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     console.print(table)
     sound, faults, unchecked = by_result.values()
     for finding in [*faults, *unchecked]:
-        sentence = f"{finding.check}: {finding.result}: {finding.what}: {finding.note}"
-        console.print(printable(sentence), markup=False)
+        console.print(
+            printable(f"{finding.check}: {finding.result}: {finding.what}: {finding.note}"),
+            markup=False,
+        )
     end = how_many(len(faults), "fault") if faults else "no fault was found"
     console.print(f"{end}: {len(sound)} sound, {len(unchecked)} could not be checked")
 

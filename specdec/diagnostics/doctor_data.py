@@ -108,11 +108,21 @@ def _boundary(b: int, ours: list[Tensor], states: list[list[Tensor]], allowed: f
         f"boundary {b}: training's state is hidden_states[{b}] ({how_many(len(ours), 'document')})"
     )
     if difference.is_of_another:
-        fault = f"it is boundary {nearest}'s: the layer number is off by {nearest - b:+d} where states are taken"
-        return judged(what, worst, "<", difference.nearest_error, fault)
-    fault = "they are no boundary's: other tokens, rows shifted, another document's or target's: make them again"
-    remark = f"the nearest other is boundary {nearest}, {difference.nearest_error:.2g} off"
-    return judged(what, worst, "<=", allowed, fault, remark)
+        return judged(
+            what,
+            worst,
+            "<",
+            difference.nearest_error,
+            f"it is boundary {nearest}'s: the layer number is off by {nearest - b:+d} where states are taken",
+        )
+    return judged(
+        what,
+        worst,
+        "<=",
+        allowed,
+        "they are no boundary's: other tokens, rows shifted, another document's or target's: make them again",
+        f"the nearest other is boundary {nearest}, {difference.nearest_error:.2g} off",
+    )
 
 
 def _trained(setup: SetUp, compared: list[PackedDocument]) -> Finding:
@@ -145,8 +155,14 @@ def _trained(setup: SetUp, compared: list[PackedDocument]) -> Finding:
     # Two standard errors decide.
     if abs(float(lead_N.mean())) <= 2 * float(lead_N.std()) / len(lead_N) ** 0.5:
         return unchecked(what, f"boundaries {best:+d} fit as well, {means[best]:.4g}", means[0])
-    fault = f"it was trained on boundaries {best:+d} from those stated: import it again with other --aux_layers"
-    return judged(what, means[0], ">", means[best], fault, f"the bound: boundaries {best:+d}")
+    return judged(
+        what,
+        means[0],
+        ">",
+        means[best],
+        f"it was trained on boundaries {best:+d} from those stated: import it again with other --aux_layers",
+        f"the bound: boundaries {best:+d}",
+    )
 
 
 def masks(setup: SetUp) -> Findings:

@@ -43,8 +43,10 @@ def gradient(setup: SetUp) -> Findings:
     outputs = target_outputs(setup.target, drafter, sample, setup.objective, False)
     out = TrainStep(drafter, setup.objective)(sample, outputs, False)
     if not float(out.rows):
-        why = "nothing is supervised there, or the draft vocabulary lacks all of its tokens"
-        yield unchecked("one step on a real row", why)
+        yield unchecked(
+            "one step on a real row",
+            "nothing is supervised there, or the draft vocabulary lacks all of its tokens",
+        )
         return
     out.loss.backward()
     parameters = dict(drafter.named_parameters())
@@ -78,8 +80,13 @@ def gradient(setup: SetUp) -> Findings:
         for fault, names in faults.items()
     ]
     optimizer_name = type(optimizer).__name__
-    what = f"of {len(parameters)} parameters those that a step of {optimizer_name} trains otherwise than asked"
-    yield judged(what, sum(map(len, faults.values())), "<=", 0, "; ".join(sentences))
+    yield judged(
+        f"of {len(parameters)} parameters those that a step of {optimizer_name} trains otherwise than asked",
+        sum(map(len, faults.values())),
+        "<=",
+        0,
+        "; ".join(sentences),
+    )
     yield _finite_difference(setup)
 
 
@@ -130,8 +137,14 @@ def _finite_difference(setup: SetUp) -> Finding:
             losses.append(float(loss()))
     measured = (losses[0] - losses[1]) / (2 * STEP)
     off = abs(measured - slope) / max(abs(measured), abs(slope), 1e-12)
-    fault = f"autograd says {slope:.6g}, the loss {measured:.6g}: a backward pass is wrong, or a part is detached"
-    return judged(what, off, "<=", EXACT, fault, ", ".join(remarks))
+    return judged(
+        what,
+        off,
+        "<=",
+        EXACT,
+        f"autograd says {slope:.6g}, the loss {measured:.6g}: a backward pass is wrong, or a part is detached",
+        ", ".join(remarks),
+    )
 
 
 @torch.no_grad()
@@ -214,5 +227,10 @@ def agreement(setup: SetUp) -> Findings:
     worst = max(
         compare_drafting(setup.target, drafter, texts, depth).rows, key=lambda row: row.share
     )
-    fault = f"{worst.verdict}, at depth {worst.depth} ({worst.place}): what is trained is not what is decoded"
-    yield judged(what, worst.share, "<=", worst.allowed, fault)
+    yield judged(
+        what,
+        worst.share,
+        "<=",
+        worst.allowed,
+        f"{worst.verdict}, at depth {worst.depth} ({worst.place}): what is trained is not what is decoded",
+    )

@@ -97,6 +97,7 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> tu
     states_AJH = chains.features_AJH[:count].double()
     true_AKH = drafter.fuse(text.out.aux_BTNH[0, places_AK]).double()
     logits_AKD = text.target.logits(text.out.final_BTH[0, places_AK], drafter.vocab.target_ids_D)
+    probs_AKD = logits_AKD.double().softmax(-1)  # renormalized to the draft vocabulary
     right_AK = chains.tokens_AK[:count] == text.ids_1T[0, places_AK + 1]
     accepted_AK = right_AK.cumprod(1).double()
     values = dict(zip(ATTENTION, attention_AKM[:count].unbind(-1), strict=True))
@@ -108,7 +109,7 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> tu
         "feature_cosine": F.cosine_similarity(
             taught.features_AJH[:, 1:].double(), true_AKH, dim=-1
         ),
-        "kl": _kl(logits_AKD, taught.log_probs_AKD),
+        "kl": F.kl_div(taught.log_probs_AKD.double(), probs_AKD, reduction="none").sum(-1),
         "joint_acceptance": accepted_AK,
         "conditional_acceptance": accepted_AK,
     }
@@ -172,13 +173,6 @@ def _masses(weights_AhS: Tensor, regions_ARS: Tensor) -> Tensor:
     mass_AM = torch.einsum("ahs,ams->am", weights_AhS, regions_ARS.to(weights_AhS))
     entropy_A1 = torch.special.entr(weights_AhS).sum(-1).mean(1, keepdim=True)
     return torch.cat([mass_AM / weights_AhS.shape[1], entropy_A1], 1)
-
-
-def _kl(logits_AD: Tensor, log_q_AD: Tensor) -> Tensor:
-    """Return KL(target || drafter) over the draft vocabulary, with the target's probabilities renormalized to it."""
-    log_p_AD = logits_AD.double().log_softmax(-1)
-    p_AD = log_p_AD.exp()
-    return torch.where(p_AD > 0, p_AD * (log_p_AD - log_q_AD.double()), 0).sum(-1)
 
 
 @torch.inference_mode()

@@ -267,8 +267,14 @@ def comparison_table(compared: Compared, dtype: str) -> Table:
         run = list(group)
         depths = str(run[0].depth) if len(run) == 1 else f"{run[0].depth} to {run[-1].depth}"
         figures = f"{max(row.gap for row in run):.1e}", f"{max(row.share for row in run):.1e}"
-        best = f"{sum(row.agree for row in run)} of {sum(row.slots for row in run)} best tokens"
-        table.add_row(pair, place, depths, *figures, best, escape(outcome))
+        table.add_row(
+            pair,
+            place,
+            depths,
+            *figures,
+            f"{sum(row.agree for row in run)} of {sum(row.slots for row in run)} best tokens",
+            escape(outcome),
+        )
     return table
 
 

@@ -24,6 +24,7 @@ from specdec.diagnostics.anchors import AnchoredText, AnsweredText
 from specdec.diagnostics.parity_files import ServedDrafter, interpret, read_files
 from specdec.diagnostics.parity_settings import Misread
 from specdec.drafter import Drafter
+from specdec.nn.backend import wide
 from specdec.nn.blocked import Blocked
 from specdec.nn.view import View
 from specdec.target import Target
@@ -64,10 +65,9 @@ def training_outputs(
     at_A = torch.tensor(slots, device=target.device)
     read = [drafter.fuse(aux_1TNH), *(step.h_BTH for step in steps[:-1])]
     logits_AKD = torch.stack([drafter.logits(step.normed_BTH[0, at_A]) for step in steps], 1)
-    wide = torch.promote_types(logits_AKD.dtype, torch.float32)
     return DraftOutputs(
         torch.stack([h_1TH[0, at_A] for h_1TH in read], 1),
-        _over_vocabulary(drafter, logits_AKD.log_softmax(-1, dtype=wide)),
+        _over_vocabulary(drafter, logits_AKD.log_softmax(-1, dtype=wide(logits_AKD.dtype))),
     )
 
 

@@ -67,7 +67,10 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         ValueError: a file is missing or damaged, or two tensors have one name.
     """
     raw = _read_object(directory / CONFIG)
-    files = _weight_files(directory)
+    patterns = (WEIGHTS, "*.safetensors", "pytorch_model.bin", "*.bin")
+    files = next(filter(None, (sorted(directory.glob(pattern)) for pattern in patterns)), None)
+    if files is None:
+        raise ValueError(f"{directory}: no {WEIGHTS}, nor another file of weights")
     tensors: Weights = {}
     layer = ""
     for file in files:
@@ -92,14 +95,6 @@ def read_checkpoint(directory: Path) -> Checkpoint:
                 f"{files[0]}: its SHA-256 is not that in {OURS}; if you changed the weights on purpose, remove {OURS}"
             )
     return Checkpoint(str(directory), raw, tensors, ours, layer)
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    """Return the files that match the first pattern that any file matches."""
-    for pattern in (WEIGHTS, "*.safetensors", "pytorch_model.bin", "*.bin"):
-        if files := sorted(directory.glob(pattern)):
-            return files
-    raise ValueError(f"{directory}: no {WEIGHTS}, nor another file of weights")
 
 
 def _read_object(path: Path) -> Raw:

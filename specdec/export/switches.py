@@ -104,16 +104,12 @@ class Switch(NamedTuple):
         return self.others.get(engine, NOT_CHECKED)
 
 
-def _has(*engines: str) -> dict[str, EngineCell]:
-    return {engine: EngineCell() for engine in engines}
+def _no(reason: str, *engines: str, silent: bool = False) -> dict[str, EngineCell]:
+    return {engine: EngineCell(reason, silent=silent) for engine in engines}
 
 
-def _drops(reason: str, *engines: str) -> dict[str, EngineCell]:
-    return {engine: EngineCell(reason, silent=True) for engine in engines}
-
-
-def _no(reason: str, *engines: str) -> dict[str, EngineCell]:
-    return {engine: EngineCell(reason) for engine in engines}
+_has = partial(_no, "")
+_drops = partial(_no, silent=True)
 
 
 Uses = Callable[[DrafterConfig], object]
