@@ -6,6 +6,7 @@ state back keeps both flat. What is measured stands in :mod:`specdec.diagnostics
 to in :mod:`specdec.diagnostics.waterfall`.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,8 +180,8 @@ def depth_of_training(directory: Path, default: int | None) -> int | None:
     if not (run / "provenance.json").is_file():
         return default
     # A resumed run has config.1.yaml beside config.yaml, and so on.
-    times = {path: path.name.split(".")[1] for path in run.glob("config.*yaml")}
-    newest = max(times, key=lambda path: int(times[path]) if times[path].isdigit() else 0)
+    files = run.glob("config.*yaml")
+    newest = max(files, key=lambda path: list(map(int, re.findall(r"\d+", path.name))))
     steps = (read_yaml(str(newest)).get("model") or {}).get("ttt_steps")
     return steps if isinstance(steps, int) else default
 

@@ -40,11 +40,8 @@ EAGLE3_DEPTH = 7  # layers from which EAGLE-3's usual boundaries exist
 
 def check_design(name: str) -> DrafterSpec:
     """A shipped design by name, or that of a YAML file; ValueError if there is none, or no random drafter of it."""
-    spec = (
-        DrafterSpec.read(name)
-        if Path(name).suffix in (".yaml", ".yml")
-        else DrafterSpec.preset(name)
-    )
+    is_file = Path(name).suffix in (".yaml", ".yml")
+    spec = DrafterSpec.read(name) if is_file else DrafterSpec.preset(name)
     if isinstance(spec.attention, TargetLayer):
         raise ValueError(
             f"--design {name}: such a drafter (MTP) reuses the target's own layer, so no random one can be made: "

@@ -83,9 +83,8 @@ def read_settings(raw: Raw, method: str) -> Settings:
     latent: tuple[int, ...] = ()
     stretch = 1.0
     if architecture in DEEPSEEK:
-        latent = _latent_sizes(config, architecture)
+        latent, stretch = _latent(config, architecture)
         head = latent[3]
-        stretch = _yarn_stretch(config)
     inner: Raw = config.get("eagle_config") or {}
     aux_ids: tuple[int, ...] = ()
     if architecture in DFLASH:
@@ -128,38 +127,29 @@ def _check_sizes(config: Raw) -> None:
         )
 
 
-def _latent_sizes(config: Raw, architecture: str) -> tuple[int, ...]:
-    """Return the sizes of DeepSeek's attention; :class:`Misread` for what its class does not know."""
+def _latent(config: Raw, architecture: str) -> tuple[tuple[int, ...], float]:
+    """Return the sizes of DeepSeek's attention, and its factor on the scores.
+
+    Raises:
+        Misread: the config has what this class does not know.
+    """
     latent = tuple(int(config.get(key) or 0) for key in LATENT)
     if not latent[0]:
         raise Misread(
             "config.json: q_lora_rank is nothing, and the engine looks for the queries' latent"
         )
     rope = _rope_block(config)
-    unknown_kind = rope["rope_type"] not in ("default", "yarn")
-    if unknown_kind or not {"attention_factor", "truncate"}.isdisjoint(rope):
-        raise Misread(
-            f"config.json: the rope {dict(rope)}, of which this class makes DeepSeek's yarn"
-        )
+    yarn = rope["rope_type"] == "yarn"
+    known = yarn or rope["rope_type"] == "default"
+    if not known or not {"attention_factor", "truncate"}.isdisjoint(rope):
+        raise Misread(f"config.json: the rope {rope}, of which this class makes DeepSeek's yarn")
     for key in ("norm_before_fc", "attention_bias", *MASK_IDS):
         if config.get(key):
             raise Misread(
                 f"config.json: {key} is {config[key]!r}, which the class {architecture} does not know"
             )
-    return latent
-
-
-def _yarn_stretch(config: Raw) -> float:
-    """Return DeepSeek's factor on the scores."""
-    rope = _rope_block(config)
-    if rope["rope_type"] != "yarn":
-        return 1.0
-    return (
-        0.1
-        * float(rope.get("mscale_all_dim") or 0)
-        * math.log(max(float(rope.get("factor") or 1), 1.0))
-        + 1
-    ) ** 2
+    share = 0.1 * float((yarn and rope.get("mscale_all_dim")) or 0)
+    return latent, (share * math.log(max(float(rope.get("factor") or 1), 1)) + 1) ** 2
 
 
 def _flat(raw: Raw) -> Raw:

@@ -130,11 +130,10 @@ def planned_run(condition: Condition, clean: CleanRun) -> ConditionRun:
     run = ConditionRun(condition)
     for prompt in clean.prompts:
         name = prompt.prompt_id
-        clean_ids = clean.asked[name]
-        if condition != CLEAN and not isinstance(clean_ids, list):
-            continue
-        ids = clean_ids
+        ids = clean_ids = clean.asked[name]
         if condition != CLEAN:
+            if not isinstance(clean_ids, list):
+                continue
             try:
                 ids = clean.first_ids(condition.conversation(prompt, clean))
             except ValueError as error:
