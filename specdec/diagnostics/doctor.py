@@ -88,7 +88,9 @@ def doctor(argv: list[str]) -> int:
     chosen = options.only or (FIRST, *CHECKS)
     findings: list[Finding] = []
     if FIRST in chosen:
-        findings = named_findings(FIRST, first_findings(cli.model, cli.datamodule, options.drafter))
+        findings += named_findings(
+            FIRST, first_findings(cli.model, cli.datamodule, options.drafter)
+        )
     stops = options.only is None and faulty(findings)
     later = [] if stops else [name for name in CHECKS if name in chosen]
     if later:
@@ -119,23 +121,19 @@ def faulty(findings: Sequence[Finding]) -> bool:
 
 def run_check(name: str, setup: SetUp) -> list[Finding]:
     """Return the findings of a check that looks at the built set-up."""
-    return named_findings(name, CHECKS[name](setup))
+    return list(named_findings(name, CHECKS[name](setup)))
 
 
-def named_findings(name: str, check: Findings) -> list[Finding]:
-    """Return a check's findings, with its name.
+def named_findings(name: str, check: Findings) -> Findings:
+    """Yield a check's findings, with its name.
 
     A check that raises ValueError is a fault, since training would end there as well.
     """
-    findings: list[Finding] = []
     try:
         for finding in check:
-            findings.append(finding._replace(check=name))
+            yield finding._replace(check=name)
     except ValueError as error:
-        findings.append(
-            Finding("the check could be made", CheckResult.FAULTY, note=str(error), check=name)
-        )
-    return findings
+        yield Finding("the check could be made", CheckResult.FAULTY, note=str(error), check=name)
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec.diagnostics.anchors import AnsweredText
 from specdec.diagnostics.doctor_setup import (
@@ -125,15 +125,17 @@ def _finite_difference(setup: SetUp) -> Finding:
     if not values:
         return judged(what, math.nan, "<=", EXACT, "no parameter is trained")
     grads = torch.autograd.grad(loss(), values, materialize_grads=True, allow_unused=True)
-    start = nn.utils.parameters_to_vector(values).detach()
-    noise = torch.randn(len(start), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    sizes = [p.detach().square().mean().sqrt().clamp_min(1e-3).expand(p.numel()) for p in values]
-    direction = noise.to(start) * torch.cat(sizes)
-    slope = float(nn.utils.parameters_to_vector(grads) @ direction)
+    generator = torch.Generator().manual_seed(0)
+    direction = []
+    for p in values:
+        noise = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device)
+        direction.append(noise * p.detach().square().mean().sqrt().clamp_min(1e-3))
+    slope = float(sum((g * d).sum() for g, d in zip(grads, direction, strict=True)))
     losses = []
     with torch.no_grad():
-        for step in (STEP, -STEP):
-            nn.utils.vector_to_parameters(start + step * direction, values)
+        for step in (STEP, -2 * STEP):
+            for p, d in zip(values, direction, strict=True):
+                p.add_(d, alpha=step)
             losses.append(float(loss()))
     measured = (losses[0] - losses[1]) / (2 * STEP)
     off = abs(measured - slope) / max(abs(measured), abs(slope), 1e-12)

@@ -3,6 +3,7 @@ show it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from specdec.drafter import (
@@ -115,8 +116,8 @@ _drops = partial(_no, silent=True)
 Uses = Callable[[DrafterConfig], object]
 
 
-def _with(method: str, uses: Uses) -> Callable[[Subject], bool]:
-    return lambda s: s.method == method and bool(uses(s.config))
+def _with(method: str, uses: Uses, wanted: bool = True) -> Callable[[Subject], bool]:
+    return lambda s: s.method == method and bool(uses(s.config)) is wanted
 
 
 _eagle = partial(_with, "eagle")
@@ -163,7 +164,7 @@ SWITCHES = (
            sglang="its class for {architecture} hands over no head, and the server ends at start: use --format vllm"),
     Switch("entry.bias=true, the bias not zero", lambda s: s.method == "eagle" and s.entry_bias,
            vllm="fc.bias is dropped without a word: train with entry.bias=false"),
-    *(Switch(f"norms.{site}, with method eagle", _eagle(lambda c, site=site: getattr(c.norms, site)),  # type: ignore[misc]
+    *(Switch(f"norms.{site}, with method eagle", _eagle(attrgetter(f"norms.{site}")),
              both="method eagle has no such norm")
       for site in ("embed", "hidden", "input", "output", "query_key")),
     Switch("a head of its own, with method eagle", lambda s: s.method == "eagle" and s.own_head,
@@ -181,7 +182,7 @@ SWITCHES = (
            both="states are concatenated, there are no weights for them"),
     Switch("entry Narrow, with method eagle3", _part(Narrow, "eagle3"),
            both="the layer reads embedding and feature side by side: use entry Wide"),
-    *(Switch(f"norms.{site}=false, with method eagle3", _eagle3(lambda c, site=site: not getattr(c.norms, site)),  # type: ignore[misc]
+    *(Switch(f"norms.{site}=false, with method eagle3", _eagle3(attrgetter(f"norms.{site}"), False),
              both="method eagle3 always has this norm") for site in ("embed", "hidden", "output")),
     Switch("norms.aux=each (fc_norm)", lambda s: s.config.norms.aux == "each",
            vllm_since="0.22.0", sglang_since="0.5.12",
@@ -226,7 +227,7 @@ SWITCHES = (
            sglang="what it makes of a config was not compared", checked=False, ran=False),
     Switch("fusion LastLayer, with method dflash", _part(LastLayer, "dflash"),
            both="method dflash projects the states of several layers: use fusion Concat"),
-    *(Switch(f"norms.{site}=false, with method dflash", _dflash(lambda c, site=site: not getattr(c.norms, site)),  # type: ignore[misc]
+    *(Switch(f"norms.{site}=false, with method dflash", _dflash(attrgetter(f"norms.{site}"), False),
              both="method dflash always has this norm") for site in ("hidden", "output", "query_key")),
     *(Switch(f"norms.{site}, with method dflash", _dflash(used), both="method dflash has no such norm")
       for site, used in {"embed": lambda c: c.norms.embed, "aux": lambda c: c.norms.aux != "none"}.items()),

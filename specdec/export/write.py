@@ -220,12 +220,13 @@ def subject_of(drafter: Drafter, target: Target) -> Subject:
     """Return the properties that engines differ in, of a drafter with its positions raised to the target's."""
     config = keys.reaching(drafter.config, target.config.max_position_embeddings)
     state = drafter.state_dict()
+    target_state = _weights(target)
     bias = state.get("entry.feature_fc.bias")
     architectures = target.model.config.architectures or [type(target.model).__name__]
     return Subject(
         config,
-        own_embedding=not is_targets(state[EMBEDDING], target.embedding_weight()),
-        own_head=not is_targets(state[HEAD], target.head_weight()),
+        own_embedding=not is_targets(state[EMBEDDING], target_state[EMBEDDING]),
+        own_head=not is_targets(state[HEAD], target_state[HEAD]),
         entry_bias=type(config.entry) is Narrow and bias is not None and bool(bias.any()),
         **target_facts(target.config, architectures[0]),
     )
@@ -257,6 +258,8 @@ def is_targets(weight: Tensor, target_weight: Tensor) -> bool:
     A float32 checkpoint loaded in bfloat16 is the same target. A drafter copies what it was trained with, and may be
     stored wider or exported with the target in another dtype. Trained weights are not such roundings everywhere.
     """
+    if weight.shape != target_weight.shape:
+        return False
     if _rounding(weight, target_weight) is not None:
         return True
     return same_numbers(weight.to(target_weight.dtype), target_weight)
@@ -301,7 +304,7 @@ def warn_of_engines(subject: Subject) -> None:
 
 def _weights(target: Target) -> Weights:
     """Return the target's embedding and head under the drafter's names."""
-    return {EMBEDDING: target.embedding_weight(), HEAD: target.head_weight()}
+    return {EMBEDDING: target.embedding_weight().cpu(), HEAD: target.head_weight().cpu()}
 
 
 def _rounding(weight: Tensor, target_weight: Tensor) -> torch.dtype | None:
