@@ -159,7 +159,7 @@ class SetUp:
 
     def precise(self) -> Drafter:
         """Return the drafter in float64."""
-        return copy.deepcopy(self.drafter).to(torch.float64)
+        return copy.deepcopy(self.drafter).double()
 
     def decoding(self) -> Drafter:
         """Return the drafter as it decodes, in the target's dtype."""

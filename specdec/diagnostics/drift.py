@@ -275,22 +275,16 @@ def _by_step(drifts: Sequence[Document], name: str, axes: Axes) -> None:
     trained = [drift["trained_depth"] or drift["depths"] for drift in drifts]
     _draw_series([drift["series"][name] for drift in drifts], columns, axes, "-", trained)
     if name in OF_TARGET:
-        for place, mass in _target_means(drifts, OF_TARGET[name]).items():
+        means = {}  # over all places that some drafter reads
+        for inputs in (drift["inputs"] for drift in drifts):
+            for number, row in _rows(inputs["series"][OF_TARGET[name]]):
+                means[inputs["places"][number - 1]] = row["mean"]
+        for place, mass in means.items():
             axes.axhline(mass, color=GREY, linestyle="--", linewidth=1, zorder=0)
             axes.annotate(place, (0.99, mass), xycoords=("axes fraction", "data"), fontsize=7, ha="right", va="bottom",
                           color="#606060")  # fmt: skip
     axes.set(xlabel="draft step", xlim=(0.5, deepest + 0.5))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _target_means(drifts: Sequence[Document], name: str) -> dict[str, float]:
-    """Return one series of the target's by place, over all places that some drafter reads."""
-    means: dict[str, float] = {}
-    for drift in drifts:
-        places = drift["inputs"]["places"]
-        for number, row in _rows(drift["inputs"]["series"][name]):
-            means[places[number - 1]] = row["mean"]
-    return means
 
 
 def _by_place(drifts: Sequence[Document], name: str, axes: Axes) -> None:

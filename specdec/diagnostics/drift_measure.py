@@ -139,7 +139,9 @@ def _observe_chains(
             for layer in sorted(seen.weights_BhTS):
                 weights_AhS = seen.weights_BhTS[layer][0, :, rows].transpose(0, 1)
                 regions_ARS = _regions(text.rows, prompt, anchor_A, weights_AhS.shape[-1])
-                masses.append(_masses(weights_AhS, regions_ARS))
+                mass_AhR = weights_AhS @ regions_ARS.mT.to(weights_AhS)
+                entropy_Ah1 = torch.special.entr(weights_AhS).sum(-1, keepdim=True)
+                masses.append(torch.cat([mass_AhR, entropy_Ah1], -1).mean(1))
             attention.append(torch.stack(masses).double().mean(0))
             assert seen.out_BTH is not None
             outs.append(seen.out_BTH[0, rows])
@@ -166,13 +168,6 @@ def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
     region_AS = torch.where(slot_S >= text, 3, region_AS)
     drafted_A1S = (slot_S >= text + len(anchor_A)).expand(len(anchor_A), 1, -1)
     return torch.cat([F.one_hot(region_AS, 5).mT, drafted_A1S], 1)
-
-
-def _masses(weights_AhS: Tensor, regions_ARS: Tensor) -> Tensor:
-    """Return one layer's attention, (A, M + 1) in the order of :data:`ATTENTION`: means over heads."""
-    mass_AM = torch.einsum("ahs,ams->am", weights_AhS, regions_ARS.to(weights_AhS))
-    entropy_A1 = torch.special.entr(weights_AhS).sum(-1).mean(1, keepdim=True)
-    return torch.cat([mass_AM / weights_AhS.shape[1], entropy_A1], 1)
 
 
 @torch.inference_mode()

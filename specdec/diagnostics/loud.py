@@ -98,19 +98,17 @@ def loud_drafter(target: Target, spec: DrafterSpec, seed: int = 0) -> Drafter:
     # no norm before the attention
     raw = isinstance(drafter.entry, NarrowEntry) and not config.norms.input
     entered = feature_size / CALMER if raw else 1.0
-    path = _path_size(drafter, feature_size) * (QUIETER if raw else 1.0)
+    # the size of the states on the residual path, and so of what a chained step hands to the next
+    path = 1.0 if config.norms.residual == "normed" else feature_size
+    if isinstance(drafter.entry, InjectionEntry):  # it starts from embeddings
+        path = _size(drafter.embed_tokens.weight)
+    if raw:
+        path *= QUIETER
     for module in drafter.modules():
         _make_loud(module, path, generator)
     first: Any = drafter.layers.layers[0]
     first.attention.qkv_proj.weight.div_(entered)
     return drafter.eval().requires_grad_(False)
-
-
-def _path_size(drafter: Drafter, feature_size: float) -> float:
-    """The size of the states on the residual path, and so of what a chained step hands to the next."""
-    if isinstance(drafter.entry, InjectionEntry):  # it starts from embeddings
-        return _size(drafter.embed_tokens.weight)
-    return 1.0 if drafter.config.norms.residual == "normed" else feature_size
 
 
 def _make_loud(module: nn.Module, path: float, generator: torch.Generator) -> None:

@@ -363,24 +363,22 @@ def report_figures(
     for row in compared.rows:
         fields = row._asdict() | {"equal": row.equal, "verdict": row.verdict}
         rows.append({key: None if value == NO_NUMBER else value for key, value in fields.items()})
+    engine = None
+    if proposals is not None:
+        engine = asdict(proposals) | {
+            "name": name,
+            "holds": proposals.fault is None and proposals.too_weak is None,
+            "no_verdict": proposals.too_weak,
+        }
+        for position, figures in zip(proposals.positions, engine["positions"], strict=True):
+            figures["verdict"] = position.verdict
+        for difference in engine["differences"]:
+            if not math.isfinite(difference["margin"]):
+                difference["margin"] = None
     return {
         "holds": fault is None,
         "verdict": fault,
         "export_not_compared": compared.not_compared,
         "rows": rows,
-        "engine": None if proposals is None else _engine_figures(proposals, name),
-    }
-
-
-def _engine_figures(proposals: ProposalComparison, name: str | None) -> dict[str, Any]:
-    figures = asdict(proposals)
-    for position, figure in zip(proposals.positions, figures["positions"], strict=True):
-        figure["verdict"] = position.verdict
-    for difference in figures["differences"]:
-        if not math.isfinite(difference["margin"]):
-            difference["margin"] = None
-    return figures | {
-        "name": name,
-        "holds": proposals.fault is None and proposals.too_weak is None,
-        "no_verdict": proposals.too_weak,
+        "engine": engine,
     }

@@ -167,7 +167,7 @@ def compare_outputs(
         gap = NO_NUMBER
         share = NO_NUMBER
         same_tokens = bool((known_AV == second_AV.isfinite()).all())
-        if same_tokens and not bool((first_AV.isnan() | second_AV.isnan()).any()):
+        if same_tokens and not (first_AV.isnan() | second_AV.isnan()).any():
             gap = float((first_AV - second_AV)[known_AV].abs().max())
             known = first_AV[known_AV]
             share = gap / max(float(known.max() - known.min()), 1e-30)

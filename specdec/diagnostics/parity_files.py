@@ -85,7 +85,7 @@ def interpret(
             f"it lacks {HEAD}: the engine would take the first {drafts} rows of the target's"
         )
     # d2t holds offsets from draft ids to target ids.
-    ids_D = torch.arange(drafts) + weights.pop(MAP, torch.zeros(drafts)).to(torch.int64)
+    ids_D = torch.arange(drafts) + weights.pop(MAP, torch.zeros(drafts)).long()
     outside = ((ids_D < 0) | (ids_D >= settings.vocab_size)).nonzero()
     if len(outside):
         draft = int(outside[0])
@@ -119,7 +119,7 @@ def _checked_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> dict[
             raise Misread(f"{name}: the engine has no such tensor for this config and fails")
         if tuple(value.shape) != shape:
             raise Misread(f"{name} is {list(value.shape)}, the config says {list(shape)}")
-        if not bool(value.isfinite().all()):
+        if not value.isfinite().all():
             raise Misread(f"{name} holds NaN or infinities")
         checked[name] = value
     if missing := next((name for name in wanted if name not in checked), None):

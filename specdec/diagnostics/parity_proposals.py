@@ -27,7 +27,6 @@ from specdec.diagnostics.parity_readings import (
     passes_of_text,
     read_passes,
     shortfall,
-    shortfall_of_text,
 )
 from specdec.diagnostics.planted import FAULTS, NO_SUCH_PART, Outcome, planted
 from specdec.drafter import Drafter
@@ -208,9 +207,12 @@ def compare_proposals(
     with progress("comparing proposals", "text", len(answers)) as done:
         for number, answer in enumerate(answers):
             passes = passes_of_text(target, answer)
-            short_T = shortfall_of_text(target, answer)
+            text_T = torch.tensor([*answer.prompt, *answer.ids], device=target.device)
+            begin = len(answer.prompt)
+            end = len(text_T)
+            logits_1TV = target.model(input_ids=text_T[None], use_cache=False).logits
+            short_T = shortfall(logits_1TV[0, begin - 1 : -1], text_T[begin:])
             wrong_T = ~(short_T <= allowed)  # NaN is wrong too
-            end = len(answer.prompt) + len(answer.ids)
             inside = [recorded for recorded in passes if recorded.place < end]
             counts.update(
                 tokens=len(answer.ids),
@@ -235,7 +237,7 @@ def compare_proposals(
     return ProposalComparison(
         positions=_positions(readings, allowed),
         allowed=allowed,
-        largest_near_tie=float(margins_NK[near_NK].max()) if bool(near_NK.any()) else 0.0,
+        largest_near_tie=float(margins_NK[near_NK].max()) if near_NK.any() else 0.0,
         differences=_differences(readings, allowed)[:EXAMPLES],
         probes=probes,
         rounding=rounding,

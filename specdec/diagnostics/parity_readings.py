@@ -57,14 +57,6 @@ def passes_of_text(target: Target, answer: RecordedAnswer) -> list[RecordedPass]
     return passes
 
 
-def shortfall_of_text(target: Target, answer: RecordedAnswer) -> Tensor:
-    """Return what each generated token lacks of the target's likeliest, as a share of the range, (T,)."""
-    ids_T = torch.tensor([*answer.prompt, *answer.ids], device=target.device)
-    start = len(answer.prompt)
-    logits_TV = target.model(input_ids=ids_T[None], use_cache=False).logits[0, start - 1 : -1]
-    return shortfall(logits_TV, ids_T[start:])
-
-
 def read_passes(
     target: Target, drafter: Drafter, number: int, answer: RecordedAnswer, passes: Sequence[RecordedPass]
 ) -> Readings:  # fmt: skip

@@ -208,11 +208,8 @@ def waterfall(levels: Levels) -> Document:
         {"from": upper, "to": lower, "loss": _loss(levels[upper], levels[lower])}
         for upper, lower in itertools.pairwise(DOWN)
     ]
-    return {"levels": rows, "bars": bars, "check": _check_sum(levels[OWN_TOKENS], levels[OBSERVED])}
-
-
-def _check_sum(expected: Passes, observed: Passes) -> Document:
-    """Return whether decoding accepts what the bars add up to, and in how many passes it accepts the same."""
+    expected = levels[OWN_TOKENS]
+    observed = levels[OBSERVED]
     difference = _loss(expected, observed)
     mean, low, high = (difference[key] for key in ("mean", "low", "high"))
     assert mean is not None
@@ -220,12 +217,17 @@ def _check_sum(expected: Passes, observed: Passes) -> Document:
     if low is not None and high is not None:
         holds = abs(mean) < INVISIBLE or low <= 0 <= high
     same = sum(
-        sum(map(operator.eq, passes, observed_passes))
-        for passes, observed_passes in zip(expected, observed, strict=True)
-        if len(passes) == len(observed_passes)
+        sum(map(operator.eq, ours, theirs))
+        for ours, theirs in zip(expected, observed, strict=True)
+        if len(ours) == len(theirs)
     )
-    passes = sum(map(len, observed))
-    return {"holds": holds, "difference": difference, "passes": passes, "same_passes": same}
+    check = {
+        "holds": holds,
+        "difference": difference,
+        "passes": sum(map(len, observed)),
+        "same_passes": same,
+    }
+    return {"levels": rows, "bars": bars, "check": check}
 
 
 def _sums(accepted: Passes) -> Array:

@@ -122,10 +122,6 @@ def _window(raw: Raw, hf: Any) -> Raw:
     return {"attention_window": "full" if window == UNBOUNDED else window}
 
 
-def _rope(raw: Raw, hf: Any) -> Raw:
-    return {"rope": {key: value for key, value in rope_parameters(hf).items() if key != OWNER}}
-
-
 # vLLM looks for these, in this order.
 MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 
@@ -219,7 +215,8 @@ COMMON = (
            lambda raw, hf: {"head_dim": raw.get("head_dim") or hf.hidden_size // hf.num_attention_heads}),
     _constant("hidden_act", "silu"),
     _copied("rms_norm_eps"),
-    KeyRow("rope_parameters", lambda c: dict(c.rope), _rope),
+    KeyRow("rope_parameters", lambda c: dict(c.rope),
+           lambda raw, hf: {"rope": {key: value for key, value in rope_parameters(hf).items() if key != OWNER}}),
     KeyRow("rope_theta", lambda c: c.rope["rope_theta"]),
     _copied("max_position_embeddings"),
     KeyRow("tie_word_embeddings", lambda c: False),

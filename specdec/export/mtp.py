@@ -86,20 +86,15 @@ UNREAD = {
 OF_A_MODULE = re.compile(r"(model\.)?mtp(_layers|_block)?\.|.*\.(eh_proj|enorm)\.weight$")
 
 
-def class_of(directory: Path) -> str:
-    """Return the first class that a directory's config.json names, or an empty text."""
-    raw = read_json(directory / "config.json")
-    architectures = raw.get("architectures") if isinstance(raw, dict) else None
-    return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-
-
 def family_of(directory: Path) -> Family | None:
     """Return the family whose module a directory may hold; None if it is no checkpoint of a known family.
 
     Raises:
         ValueError: it holds another family's module, which is not read; the message says why.
     """
-    kind = class_of(directory)
+    raw = read_json(directory / "config.json")
+    architectures = raw.get("architectures") if isinstance(raw, dict) else None
+    kind = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     names = (name for file in directory.glob("*.safetensors") for name in measure(file))
     if kind in FAMILIES or not any(map(OF_A_MODULE.match, names)):
         return FAMILIES.get(kind)

@@ -76,7 +76,17 @@ def checkpoint_summary(
             for state in (True, False)
         )
         lines.append(f"switches: {on} on; {off} off")
-    return [*lines, *_design_lines(raw, config), _vocabulary_line(checkpoint, config)]
+    size = config.draft_vocab_size
+    whole = config.vocab_size
+    maps = " and ".join(name for name in named.MAPS if name in tensors) or "no d2t"
+    parts = {"embedding": EMBEDDING, "head": HEAD}
+    shared = " and ".join(part for part, name in parts.items() if name not in tensors)
+    owner = f"the target's {shared}" if shared else "its own embedding and head"
+    share = f"{100 * size / whole:.1f} %"
+    vocabulary = (
+        f"draft vocabulary: {size:,} of {how_many(whole, 'token')} ({share}), {maps}; {owner}"
+    )
+    return [*lines, *_design_lines(raw, config), vocabulary]
 
 
 def _design_lines(raw: Raw, config: DrafterConfig) -> list[str]:
@@ -102,19 +112,6 @@ def _design_lines(raw: Raw, config: DrafterConfig) -> list[str]:
             f"attention: MLA, keys and values from a latent of {config.attention.kv_lora_rank}"
         )
     return lines
-
-
-def _vocabulary_line(checkpoint: Checkpoint, config: DrafterConfig) -> str:
-    tensors = checkpoint.tensors
-    size = config.draft_vocab_size
-    whole = config.vocab_size
-    maps = " and ".join(name for name in named.MAPS if name in tensors) or "no d2t"
-    shared = [
-        what for what, name in (("embedding", EMBEDDING), ("head", HEAD)) if name not in tensors
-    ]
-    owner = f"the target's {' and '.join(shared)}" if shared else "its own embedding and head"
-    share = f"{100 * size / whole:.1f} %"
-    return f"draft vocabulary: {size:,} of {how_many(whole, 'token')} ({share}), {maps}; {owner}"
 
 
 def misread_by_engines(checkpoint: Checkpoint, config: DrafterConfig, target: Target) -> list[str]:

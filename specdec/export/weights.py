@@ -123,14 +123,14 @@ def read_vocabulary(tensors: Weights, config: DrafterConfig) -> tuple[Tensor, Te
         )
     if offsets_D.dtype not in WHOLE or offsets_D.dtype == torch.bool:
         raise ValueError(f"d2t is {offsets_D.dtype}, wanted integers")
-    offsets_D = offsets_D.to(torch.int64)
+    offsets_D = offsets_D.long()
     # Two neighbors in the target's vocabulary have equal offsets, so offsets never rise everywhere, as ids would.
-    if ALWAYS_NEIGHBORS <= D < V and bool((offsets_D.diff() > 0).all()):
+    if ALWAYS_NEIGHBORS <= D < V and (offsets_D.diff() > 0).all():
         raise ValueError(
             "d2t rises with every token, as target ids do: it must hold offsets, target id less draft id"
         )
     ids_D, order_D = (torch.arange(D) + offsets_D).sort()
-    if bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= V:
+    if (ids_D.diff() <= 0).any() or ids_D[0] < 0 or ids_D[-1] >= V:
         raise ValueError(
             f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id"
         )

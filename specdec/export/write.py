@@ -111,15 +111,13 @@ def export_drafter(
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
         ValueError: the drafter is of another target, or the directory exists or cannot be written.
     """
-    if format not in (known := (*FORMATS, mtp.FORMAT)):
-        raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
     check_numbers(export_drafter, {"draft_tokens": draft_tokens})
     directory = Path(directory)
     config = drafter.config
     made_for = warn_unless_made_for(target, drafter)
     drafts = drafts_of(config.drafting.fixed_drafts, draft_tokens)
     subject = subject_of(drafter, target)
-    _check(subject, target)
+    _check(subject, target, format)
     served = served or TargetSource(target.source)
     if format == mtp.FORMAT:
         line = mtp.stitch(drafter, target, subject, served, directory, drafts)
@@ -139,12 +137,8 @@ def export_drafter(
     _warn_before_serving(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
     check_finite(tensors)
-    log.info(
-        "writing %s for %s, method %s",
-        how_many(len(tensors), "tensor"),
-        chosen.engine,
-        subject.method,
-    )
+    number = how_many(len(tensors), "tensor")
+    log.info("writing %s for %s, method %s", number, chosen.engine, subject.method)
     with staged_directory(directory) as temporary:
         _write_weights(tensors, temporary / WEIGHTS, directory)
         write_json(temporary / CONFIG, chosen.config(subject, served.directory(), drafts))
@@ -194,11 +188,13 @@ def _warn_before_serving(drafter: Drafter, target: Target, subject: Subject) -> 
         )
 
 
-def _check(subject: Subject, target: Target) -> None:
-    """Raise ValueError for a drafter of another target's sizes, or with a rope that engines would change.
+def _check(subject: Subject, target: Target, format: str) -> None:
+    """Raise ValueError for a format that there is not, a drafter of another target's sizes, or a rope that is changed.
 
-    They raise its length to the server's.
+    Engines raise its length to the server's.
     """
+    if format not in (known := (*FORMATS, mtp.FORMAT)):
+        raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
     config = subject.config
     of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
     of_target = target.vocab_size, target.hidden_size, target.num_layers
