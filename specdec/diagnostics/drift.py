@@ -316,10 +316,10 @@ def _draw_series(
         line: matplotlib's style of the line, empty for none.
         trained: of each drafter, the depth beyond which markers are hollow.
     """
-    for number, (one, places) in enumerate(zip(series, columns, strict=True)):
+    for number, (drawn, places) in enumerate(zip(series, columns, strict=True)):
         look = style(number)
         shift = 0.08 * (number - (len(series) - 1) / 2)
-        rows = _rows(one)
+        rows = _rows(drawn)
         points = [places[row - 1] + shift for row, _ in rows]
         axes.plot(
             points, [figure["mean"] for _, figure in rows], color=look["color"], linestyle=line

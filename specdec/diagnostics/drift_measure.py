@@ -118,7 +118,8 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> tu
     sums = [torch.stack([values[name].sum(0), weights[name]], -1) for name in SERIES]
     if drafter.config.drafting.fixed_drafts:
         sums = [
-            0 * one if name in FED_BACK else one for name, one in zip(SERIES, sums, strict=True)
+            0 * sum_K2 if name in FED_BACK else sum_K2
+            for name, sum_K2 in zip(SERIES, sums, strict=True)
         ]
     return chains, torch.stack(sums)
 

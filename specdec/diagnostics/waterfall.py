@@ -217,9 +217,9 @@ def waterfall(levels: Levels) -> Document:
     if low is not None and high is not None:
         holds = abs(mean) < INVISIBLE or low <= 0 <= high
     same = sum(
-        sum(map(operator.eq, ours, theirs))
-        for ours, theirs in zip(expected, observed, strict=True)
-        if len(ours) == len(theirs)
+        sum(map(operator.eq, passes, observed_passes))
+        for passes, observed_passes in zip(expected, observed, strict=True)
+        if len(passes) == len(observed_passes)
     )
     check = {
         "holds": holds,
