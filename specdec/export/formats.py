@@ -364,7 +364,7 @@ def flat(raw: Raw) -> Raw:
     if "speculators_config" not in raw and "speculators_model_type" not in raw:
         return raw
     kind = raw.get("speculators_model_type")
-    if kind not in SPECULATORS:
+    if kind not in [*SPECULATORS]:  # a stranger may have written what has no hash
         raise ValueError(
             f"speculators_model_type is {kind!r}; only eagle3, peagle and dflash can be read"
         )
