@@ -24,7 +24,7 @@ from specdec.commands.next_steps import log_next_steps, write_prompts
 from specdec.commands.parser import shorten_message
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength
-from specdec.export.ahead import missing_kernels, planned_subject, served, unserved
+from specdec.export.switches import missing_kernels, planned_subject, served, unserved
 from specdec.training.callbacks import RunRecord, Throughput, check_run, progress_callback
 from specdec.training.checkpoint import (
     AtomicCheckpointIO,

@@ -36,7 +36,7 @@ class AnsweredText(NamedTuple):
 
 def answered_texts(
     target: Target, prompts: Sequence[tuple[str, list[int]]], max_new_tokens: int, *,
-    to_end: bool = True, on_answer: Callable[[], None] = lambda: None,
+    to_end: bool = True, advance: Callable[[int], object] = lambda done: None,
 ) -> list[AnsweredText]:  # fmt: skip
     """The target's greedy answers to prompts (ids and tokens), decoded without any drafter.
 
@@ -48,7 +48,7 @@ def answered_texts(
     answers: dict[int, list[int]] = {}
     for number, answer in PlainDecoder(target, batch=batch).generate_all(requests, end):
         answers[number] = answer.ids
-        on_answer()
+        advance(1)
     return [
         AnsweredText(name, [*ids, *answers[n]], len(ids)) for n, (name, ids) in enumerate(prompts)
     ]

@@ -6,6 +6,7 @@ name, one of :data:`CONDITIONS`, and at most one parameter. Its texts stand in `
 Legend: B sequences, T nodes, H hidden.
 """
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,16 +37,14 @@ CONTENTS = "{% for message in messages %}{{ message.content }}{% if not loop.las
 FILLER_CHARACTERS = 32  # of text for every token of filler, more than any tokenizer leaves over
 
 
+@dataclass
 class CleanRun:
     """The undisturbed run, that every condition changes one thing of; ``nodes`` of the largest tree, root included."""
 
-    def __init__(
-        self, target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int
-    ) -> None:
-        self.target = target
-        self.prompts = prompts
-        self.max_new_tokens = max_new_tokens
-        self.nodes = nodes
+    target: Target
+    prompts: Sequence[Prompt]
+    max_new_tokens: int
+    nodes: int
 
     def first_ids(self, conversation: PromptConversation) -> list[int] | Skipped | None:
         """Return the token ids of the first turn, or the reason why it cannot be decoded."""
@@ -100,20 +99,17 @@ def with_template(tokenizer: Any, template: str) -> Any:
     if not tokenizer.chat_template:
         return tokenizer  # whose prompts are raw texts
     other = copy.copy(tokenizer)
-    question = [{"role": "user", "content": "a"}]
-    text = template_of(tokenizer).prompt(question)
+    text = template_of(tokenizer).prompt([{"role": "user", "content": "a"}])
     begins = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
     other.chat_template = ("{{ bos_token }}" if begins else "") + template
     return other
 
 
 def _without_system(prompt: Prompt) -> Prompt:
-    messages = [
-        message
-        for message in prompt.messages or []
-        if message["role"] not in ("system", "developer")
-    ]
-    return prompt if prompt.messages is None else prompt._replace(messages=messages)
+    if prompt.messages is None:
+        return prompt
+    others = [row for row in prompt.messages if row["role"] not in ("system", "developer")]
+    return prompt._replace(messages=others)
 
 
 def with_first_words(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
@@ -246,10 +242,10 @@ def _parse(text: str) -> list[Condition]:
         return [Condition(name, value) for value in kind.values]
     key, _, word = parameters.partition("=")
     known = {_spelled(value): value for value in kind.values}
-    try:
-        value = kind.number(word) if kind.number else known[word]
-    except (KeyError, ValueError):
-        value = None
+    value = known.get(word)
+    if kind.number:
+        with contextlib.suppress(ValueError):
+            value = kind.number(word)
     if value is None or key != kind.parameter:
         form = "no parameter"
         if kind.parameter:
@@ -303,13 +299,12 @@ class NoisyDrafter(Drafter):
     def step(self, ids_BT: Tensor, h_BTH: Tensor, view: View) -> Step:
         tokens_BT = ids_BT
         at_BT = view.positions_BT
-        # C features, which have no token beside them, and then the tokens
+        # features, which have no token beside them, and then the tokens
         if isinstance(self.entry, InjectionEntry):
-            C = h_BTH.shape[1]
-            hidden = self.stream == HIDDEN
-            tokens_BT, at_BT = (
-                (torch.zeros_like(at_BT[:, :C]), at_BT[:, :C]) if hidden else (ids_BT, at_BT[:, C:])
-            )
+            features_BC, at_BT = at_BT.tensor_split([h_BTH.shape[1]], 1)
+            if self.stream == HIDDEN:
+                tokens_BT = torch.zeros_like(features_BC)
+                at_BT = features_BC
         z_BTH = gaussian(self.seed, tokens_BT, at_BT, self.stream, self.config.hidden_size)
         if self.stream == HIDDEN:
             return super().step(ids_BT, blurred(h_BTH, self.alpha, z_BTH), view)

@@ -14,8 +14,7 @@ Legend: T tokens, N documents.
 
 import contextlib
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -29,17 +28,23 @@ from rich.text import Text
 from specdec.commands.fit import Configured, configured
 from specdec.commands.parser import OwnOptions, fit_options
 from specdec.data import Document, TokenData
-from specdec.diagnostics.doctor_data import masks, taps, vocabulary
-from specdec.diagnostics.doctor_first import first_findings
+from specdec.diagnostics.doctor_data import masks, taps, template, vocabulary
 from specdec.diagnostics.doctor_model import agreement, gradient, inputs
 from specdec.diagnostics.doctor_overfit import overfit
-from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, set_up
-from specdec.diagnostics.doctor_template import template
+from specdec.diagnostics.doctor_setup import (
+    CheckResult,
+    Finding,
+    Findings,
+    SetUp,
+    first_findings,
+    set_up,
+    turn_ends,
+)
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.progress import progress
 from specdec.utils.text import how_many, printable
 
-CHECKS: dict[str, Callable[[SetUp], Iterator[Finding]]] = {
+CHECKS: dict[str, Callable[[SetUp], Findings]] = {
     "taps": taps, "template": template, "masks": masks, "vocabulary": vocabulary, "gradient": gradient,
     "inputs": inputs, "parity": agreement,
     "overfit": overfit,  # trains the drafter, so nothing comes after it
@@ -80,13 +85,14 @@ def doctor(argv: list[str]) -> int:
             cli.datamodule, cli.model.target_source.load_tokenizer(), options.samples, console
         )
         return 0
+    chosen = options.only or (FIRST, *CHECKS)
     findings: list[Finding] = []
-    if options.only is None or FIRST in options.only:
-        findings = named_findings(FIRST, first_findings(cli.model, cli.datamodule, options.drafter))
+    if FIRST in chosen:
+        findings += named_findings(
+            FIRST, first_findings(cli.model, cli.datamodule, options.drafter)
+        )
     stops = options.only is None and faulty(findings)
-    later = (
-        [] if stops else [name for name in CHECKS if options.only is None or name in options.only]
-    )
+    later = [] if stops else [name for name in CHECKS if name in chosen]
     if later:
         setup = set_up(
             cli.model, cli.datamodule, cli.config["fit"].trainer, options.drafter, options.seconds
@@ -115,47 +121,42 @@ def faulty(findings: Sequence[Finding]) -> bool:
 
 def run_check(name: str, setup: SetUp) -> list[Finding]:
     """Return the findings of a check that looks at the built set-up."""
-    return named_findings(name, CHECKS[name](setup))
+    return list(named_findings(name, CHECKS[name](setup)))
 
 
-def named_findings(name: str, check: Iterator[Finding]) -> list[Finding]:
-    """Return a check's findings, with its name.
+def named_findings(name: str, check: Findings) -> Findings:
+    """Yield a check's findings, with its name.
 
     A check that raises ValueError is a fault, since training would end there as well.
     """
-    findings: list[Finding] = []
     try:
         for finding in check:
-            findings.append(finding._replace(check=name))
+            yield finding._replace(check=name)
     except ValueError as error:
-        findings.append(
-            Finding("the check could be made", CheckResult.FAULTY, note=str(error), check=name)
-        )
-    return findings
+        yield Finding("the check could be made", CheckResult.FAULTY, note=str(error), check=name)
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
     """Print a table of all findings, and a sentence for each one that is not sound, faults first."""
     table = Table("check", "what", "figure", "wanted", "result")
-    faults = []
-    not_checked = []
-    for check in findings:
-        what = check.what
-        if check.result is CheckResult.SOUND:
-            what += f"; {check.note}" if check.note else ""
-        elif check.result is CheckResult.FAULTY:
-            faults.append(check)
-        else:
-            not_checked.append(check)
-        figure = "" if check.figure is None else f"{check.figure:.4g}"
-        table.add_row(check.check, escape(printable(what)), figure, check.wanted, check.result)
+    by_result: dict[CheckResult, list[Finding]] = {result: [] for result in CheckResult}
+    for finding in findings:
+        by_result[finding.result].append(finding)
+        remark = finding.result is CheckResult.SOUND and finding.note
+        what = f"{finding.what}; {finding.note}" if remark else finding.what
+        figure = "" if finding.figure is None else f"{finding.figure:.4g}"
+        table.add_row(
+            finding.check, escape(printable(what)), figure, finding.wanted, finding.result
+        )
     console.print(table)
-    for check in [*faults, *not_checked]:
-        sentence = f"{check.check}: {check.result}: {check.what}: {check.note}"
-        console.print(printable(sentence), markup=False)
+    sound, faults, unchecked = by_result.values()
+    for finding in [*faults, *unchecked]:
+        console.print(
+            printable(f"{finding.check}: {finding.result}: {finding.what}: {finding.note}"),
+            markup=False,
+        )
     end = how_many(len(faults), "fault") if faults else "no fault was found"
-    sound = len(findings) - len(faults) - len(not_checked)
-    console.print(f"{end}: {sound} sound, {len(not_checked)} could not be checked")
+    console.print(f"{end}: {len(sound)} sound, {len(unchecked)} could not be checked")
 
 
 def show_samples(data: TokenData, tokenizer: Any, count: int, console: Console) -> None:
@@ -167,8 +168,13 @@ def show_samples(data: TokenData, tokenizer: Any, count: int, console: Console) 
     train, validation = data.documents(tokenizer)
     marks = ("", "") if console.is_terminal and console.color_system else ("【", "】")
     for number, document in enumerate(train[:count], start=1):
-        text = marked(document, tokenizer, marks)
-        console.print(Panel(text, title=f"training document {number}", title_align="left"))
+        console.print(
+            Panel(
+                marked(document, tokenizer, marks),
+                title=f"training document {number}",
+                title_align="left",
+            )
+        )
     columns = [_figures(documents, data, tokenizer) for documents in (train, validation)]
     table = Table("", "train", "validation")
     for name in columns[0]:
@@ -193,17 +199,13 @@ def _figures(documents: Sequence[Document], data: TokenData, tokenizer: Any) -> 
     sizes = [(len(document.ids_T), int(document.loss_mask_T.sum())) for document in documents]
     sizes_2N = torch.tensor(sizes).T
     tokens, supervised = sizes_2N.sum(1).tolist()
-    levels = torch.tensor([0, 0.5, 0.95, 1]).double()
-    quantiles_Q2 = sizes_2N.double().quantile(levels, 1, interpolation="nearest")
+    quantiles_Q2 = sizes_2N.double().quantile(
+        torch.tensor([0, 0.5, 0.95, 1]).double(), 1, interpolation="nearest"
+    )
     of_tokens, of_supervised = (
         ", ".join(f"{value:,.0f}" for value in column) for column in quantiles_Q2.T.tolist()
     )
-    ends = Counter[int]()
-    # A run's last token is followed by one that is not supervised, or by none.
-    for document in documents:
-        mask_T = document.loss_mask_T
-        following_T = torch.cat([mask_T[1:], mask_T.new_zeros(1)])
-        ends.update(document.ids_T[mask_T & ~following_T].tolist())
+    ends = turn_ends(documents)
     rows = data.pack(list(documents))
     shares = (
         f"{tokenizer.decode([token])!r} {n / ends.total():.0%}" for token, n in ends.most_common(5)

@@ -4,26 +4,32 @@ Legend: B rows, T tokens, N aux layers, H hidden, D draft vocabulary, V vocabula
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from specdec.data import ChatData, TextData
-from specdec.data.chat import conversation, encode
+from specdec.data.chat import Report, conversation, encode
 from specdec.data.layouts import ChatConversation
 from specdec.data.loader import ResumableLoader
+from specdec.data.rendering import ChatTemplateError
 from specdec.data.rows import find_sources, read_rows
+from specdec.data.said import TurnError
+from specdec.data.template import Template, template_of
 from specdec.diagnostics.doctor_setup import (
     Finding,
+    Findings,
     PackedDocument,
     SetUp,
     documents,
     judged,
+    last_supervised,
     logits_of,
+    turn_ends,
     unchecked,
 )
 from specdec.drafter import most_frequent_ids
@@ -44,7 +50,7 @@ COVERED = 0.9  # least share of what the best draft vocabulary of this size cove
 
 
 @torch.no_grad()
-def taps(setup: SetUp) -> Iterator[Finding]:
+def taps(setup: SetUp) -> Findings:
     """The target's states that training gets are those of the stated boundaries.
 
     Hugging Face's own ``hidden_states`` are the reference: boundary b is ``hidden_states[b]``, and the last one is
@@ -95,21 +101,28 @@ def taps(setup: SetUp) -> Iterator[Finding]:
 
 def _boundary(b: int, ours: list[Tensor], states: list[list[Tensor]], allowed: float) -> Finding:
     """Check that a boundary's states are the model's own, and not another boundary's."""
-    states_by_layer = {
-        layer: [document[layer] for document in states] for layer in range(len(states[0]))
-    }
-    difference = compare_boundary(b, ours, states_by_layer)
+    difference = compare_boundary(b, ours, dict(enumerate(map(list, zip(*states, strict=True)))))
     worst = difference.error
     nearest = difference.nearest
     what = (
         f"boundary {b}: training's state is hidden_states[{b}] ({how_many(len(ours), 'document')})"
     )
     if difference.is_of_another:
-        fault = f"it is boundary {nearest}'s: the layer number is off by {nearest - b:+d} where states are taken"
-        return judged(what, worst, "<", difference.nearest_error, fault)
-    fault = "they are no boundary's: other tokens, rows shifted, another document's or target's: make them again"
-    remark = f"the nearest other is boundary {nearest}, {difference.nearest_error:.2g} off"
-    return judged(what, worst, "<=", allowed, fault, remark)
+        return judged(
+            what,
+            worst,
+            "<",
+            difference.nearest_error,
+            f"it is boundary {nearest}'s: the layer number is off by {nearest - b:+d} where states are taken",
+        )
+    return judged(
+        what,
+        worst,
+        "<=",
+        allowed,
+        "they are no boundary's: other tokens, rows shifted, another document's or target's: make them again",
+        f"the nearest other is boundary {nearest}, {difference.nearest_error:.2g} off",
+    )
 
 
 def _trained(setup: SetUp, compared: list[PackedDocument]) -> Finding:
@@ -142,37 +155,55 @@ def _trained(setup: SetUp, compared: list[PackedDocument]) -> Finding:
     # Two standard errors decide.
     if abs(float(lead_N.mean())) <= 2 * float(lead_N.std()) / len(lead_N) ** 0.5:
         return unchecked(what, f"boundaries {best:+d} fit as well, {means[best]:.4g}", means[0])
-    fault = f"it was trained on boundaries {best:+d} from those stated: import it again with other --aux_layers"
-    return judged(what, means[0], ">", means[best], fault, f"the bound: boundaries {best:+d}")
+    return judged(
+        what,
+        means[0],
+        ">",
+        means[best],
+        f"it was trained on boundaries {best:+d} from those stated: import it again with other --aux_layers",
+        f"the bound: boundaries {best:+d}",
+    )
 
 
-def masks(setup: SetUp) -> Iterator[Finding]:
+def masks(setup: SetUp) -> Findings:
     """The loader's rows supervise what the assistant writes, as conversations that are rendered again show."""
     batch = setup.batch
     data = setup.data
     real_BT = batch.documents_BT >= 0
     share = float(batch.loss_mask_BT[real_BT].double().mean())
     what = f"share of supervised tokens in the loader's rows of {type(data).__name__}"
-    fault = "nothing is supervised: the template marks no answer, or the mask was lost"
-    yield judged(what, share, ">", 0, fault)
+    yield judged(
+        what,
+        share,
+        ">",
+        0,
+        "nothing is supervised: the template marks no answer, or the mask was lost",
+    )
     if isinstance(data, TextData | EmbeddedData):
         size = len(data.prefix)
         documents_BT = batch.documents_BT
         same_BT = documents_BT[:, size:] == documents_BT.roll(size, 1)[:, size:]
         behind_BT = real_BT[:, size:] & same_BT
         behind_share = float(batch.loss_mask_BT[:, size:][behind_BT].double().mean())
-        fault = "text is supervised whole: the mask is shifted or cut where it is batched"
-        yield judged(what, behind_share, ">=", 1, fault)
+        yield judged(
+            what, behind_share, ">=", 1, "text is supervised whole: the mask is shifted or cut where it is batched"
+        )  # fmt: skip
     padding = float((batch.loss_mask_BT & ~real_BT).sum())
-    fault = "padding is trained on: mask it out"
-    yield judged("supervised tokens in padding", padding, "<=", 0, fault)
+    yield judged(
+        "supervised tokens in padding", padding, "<=", 0, "padding is trained on: mask it out"
+    )
     if isinstance(data, ChatData):
-        fault = "every token is supervised, prompts too: the mask was lost; see --samples"
-        yield judged(what, share, "<", 1, fault)
+        yield judged(
+            what,
+            share,
+            "<",
+            1,
+            "every token is supervised, prompts too: the mask was lost; see --samples",
+        )
         yield from _masks_of_conversations(setup, data)
 
 
-def _masks_of_conversations(setup: SetUp, data: ChatData) -> Iterator[Finding]:
+def _masks_of_conversations(setup: SetUp, data: ChatData) -> Findings:
     """Compare the loader's masks with those of conversations that are rendered again."""
     what = "supervised tokens are those between generation prompt and end of turn, rendered and tokenised again"
     pairs = list(islice(_rendered(setup, data), CONVERSATIONS))
@@ -192,8 +223,7 @@ def _masks_of_conversations(setup: SetUp, data: ChatData) -> Iterator[Finding]:
         fault = f"the mask is shifted by {best:+d} token: token j is supervised where x[j] itself is the assistant's"
         least = alike[best]
     yield judged(f"{what} ({how_many(len(pairs), 'conversation')})", alike[0], ">=", least, fault)
-    last_T = rendered_T & ~F.pad(rendered_T[1:], (0, 1))
-    ended = float(loaded_T[last_T].double().mean())
+    ended = float(loaded_T[last_supervised(rendered_T)].double().mean())
     fault = "the end-of-turn token is not supervised: such a drafter never proposes to stop"
     yield judged("share of turns whose last token is supervised", ended, ">=", ALIKE, fault)
 
@@ -230,13 +260,12 @@ def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
                 yield document.loss_mask_T.cpu(), mask_T
 
 
-def vocabulary(setup: SetUp) -> Iterator[Finding]:
+def vocabulary(setup: SetUp) -> Findings:
     """The draft vocabulary covers the data, and the head's rows are its tokens'."""
     drafter = setup.drafter
     target = setup.target
     ids_D = drafter.vocab.target_ids_D.cpu()
-    V = drafter.config.vocab_size
-    counts_V = setup.data.supervised_counts(V)
+    counts_V = setup.data.supervised_counts(drafter.config.vocab_size)
     best_D = most_frequent_ids(counts_V, len(ids_D), target.eos_token_ids)
     total = counts_V.sum().clamp_min(1)
     best = float(counts_V[best_D].sum() / total)
@@ -260,3 +289,90 @@ def vocabulary(setup: SetUp) -> Iterator[Finding]:
             0,
             fault,
         )
+
+
+CONVERSATIONS = 256  # that are rendered here
+LONGEST = 2**20  # tokens: nothing is cut
+
+
+def template(setup: SetUp) -> Findings:
+    """The words of the training data's assistants are supervised, and every turn ends as the target's do."""
+    data = setup.data
+    if not isinstance(data, ChatData):
+        return
+    left_out: list[str] | None = [] if data.broken == "drop" else None
+    conversations = list(first_conversations(data, CONVERSATIONS, left_out))
+    yield from template_findings(
+        conversations, setup.module.tokenizer, setup.target.eos_token_ids, data.turns
+    )
+
+
+def template_findings(
+    conversations: Sequence[ChatConversation],
+    tokenizer: Any,
+    end_ids: Collection[int],
+    turns: Any = "auto",
+) -> Findings:
+    """The findings for some conversations.
+
+    Args:
+        end_ids: the tokens at which the target stops.
+    """
+    report = Report()
+    left_out: list[str] = []
+    try:
+        documents = list(encode(conversations, tokenizer, LONGEST, turns, left_out, report))
+    except ValueError:
+        documents = []  # no conversation is left, which the share below says
+    what = f"share of the {report.said:,} tokens that assistants say in the first conversations that is supervised"
+    share = report.supervised / max(report.said, 1)
+    report.left_out = left_out
+    reasons = [line.strip() for line in report.lines() if ", first " in line] or [
+        "nobody answers in them"
+    ]
+    yield judged(what, share, ">=", ALIKE, "; ".join(reasons[:3]))
+    if not documents:
+        return
+    ends = turn_ends(documents)
+    wrong = {token: count for token, count in ends.items() if token not in end_ids}
+    most = sorted(wrong, key=wrong.__getitem__, reverse=True)[:3]
+    names = ", ".join(repr(tokenizer.decode([token])) for token in most)
+    yield judged(
+        "share of turns that end with a token at which the target stops",
+        1 - sum(wrong.values()) / max(ends.total(), 1), ">=", ALIKE,
+        f"turns end with {names}: the chat template is another model's or was changed, or the target's generation "
+        "config lacks an end token",
+    )  # fmt: skip
+    yield from _tags(conversations, template_of(tokenizer))
+
+
+def _tags(conversations: Sequence[ChatConversation], template: Template) -> Findings:
+    """A template's own tags mark what the model writes."""
+    if not template.renderer.has_tags:
+        return
+    checked = 0
+    wrong = 0
+    for row in conversations:
+        for number, message in enumerate(row.messages):
+            if message["role"] != "assistant":
+                continue
+            try:
+                turn = template.turn(row.messages, number, row.tools)
+                formed = template.form.messages(row.messages[: number + 1])
+                marked = template.renderer.tagged(formed, row.tools)
+                text = template.renderer.render(formed, row.tools, False)
+            except (TurnError, ChatTemplateError):
+                continue
+            written = "".join(turn.text[start:end] for start, end in turn.spans)
+            stretch = text[marked[-1][0] : marked[-1][1]] if marked else ""
+            checked += 1
+            wrong += stretch.strip() != written.strip()
+    what = "share of turns of which the template's {% generation %} tags mark what the model writes, and no more"
+    if not checked:
+        yield unchecked(what, "no turn could be rendered")
+        return
+    fault = (
+        "the tags stand elsewhere, with the header or without the end: specdec goes by the generation prompt and "
+        "supervises the right tokens, other trainers would not"
+    )
+    yield judged(what, 1 - wrong / checked, ">=", ALIKE, fault)

@@ -6,7 +6,6 @@ Legend: T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary.
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from specdec.diagnostics.anchors import AnsweredText
 from specdec.diagnostics.doctor_setup import (
     Finding,
+    Findings,
     SetUp,
     documents,
     judged,
@@ -35,7 +35,7 @@ EXACT = 1e-4  # by which gradient and finite difference may differ in float64
 SEEN = 1e-9  # share of the logits' range, in float64: a smaller change is none
 
 
-def gradient(setup: SetUp) -> Iterator[Finding]:
+def gradient(setup: SetUp) -> Findings:
     """The parameters that should train have a gradient, move in an optimizer's step, and follow the loss's gradient."""
     sample = setup.sample()
     drafter = copy.deepcopy(setup.drafter).train()
@@ -43,8 +43,10 @@ def gradient(setup: SetUp) -> Iterator[Finding]:
     outputs = target_outputs(setup.target, drafter, sample, setup.objective, False)
     out = TrainStep(drafter, setup.objective)(sample, outputs, False)
     if not float(out.rows):
-        why = "nothing is supervised there, or the draft vocabulary lacks all of its tokens"
-        yield unchecked("one step on a real row", why)
+        yield unchecked(
+            "one step on a real row",
+            "nothing is supervised there, or the draft vocabulary lacks all of its tokens",
+        )
         return
     out.loss.backward()
     parameters = dict(drafter.named_parameters())
@@ -78,8 +80,13 @@ def gradient(setup: SetUp) -> Iterator[Finding]:
         for fault, names in faults.items()
     ]
     optimizer_name = type(optimizer).__name__
-    what = f"of {len(parameters)} parameters those that a step of {optimizer_name} trains otherwise than asked"
-    yield judged(what, sum(map(len, faults.values())), "<=", 0, "; ".join(sentences))
+    yield judged(
+        f"of {len(parameters)} parameters those that a step of {optimizer_name} trains otherwise than asked",
+        sum(map(len, faults.values())),
+        "<=",
+        0,
+        "; ".join(sentences),
+    )
     yield _finite_difference(setup)
 
 
@@ -124,20 +131,26 @@ def _finite_difference(setup: SetUp) -> Finding:
         noise = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device)
         direction.append(noise * p.detach().square().mean().sqrt().clamp_min(1e-3))
     slope = float(sum((g * d).sum() for g, d in zip(grads, direction, strict=True)))
+    losses = []
     with torch.no_grad():
-        losses = []
         for step in (STEP, -2 * STEP):
             for p, d in zip(values, direction, strict=True):
                 p.add_(d, alpha=step)
             losses.append(float(loss()))
-        measured = (losses[0] - losses[1]) / (2 * STEP)
+    measured = (losses[0] - losses[1]) / (2 * STEP)
     off = abs(measured - slope) / max(abs(measured), abs(slope), 1e-12)
-    fault = f"autograd says {slope:.6g}, the loss {measured:.6g}: a backward pass is wrong, or a part is detached"
-    return judged(what, off, "<=", EXACT, fault, ", ".join(remarks))
+    return judged(
+        what,
+        off,
+        "<=",
+        EXACT,
+        f"autograd says {slope:.6g}, the loss {measured:.6g}: a backward pass is wrong, or a part is detached",
+        ", ".join(remarks),
+    )
 
 
 @torch.no_grad()
-def inputs(setup: SetUp) -> Iterator[Finding]:
+def inputs(setup: SetUp) -> Findings:
     """The drafter reads the tokens, each of the target's states and its own output: changed, they change the logits."""
     drafter = setup.lively()
     ids_1T = setup.sample().ids_BT
@@ -146,8 +159,7 @@ def inputs(setup: SetUp) -> Iterator[Finding]:
     logits_KTD = logits_of(drafter, ids_1T, aux_1TNH, K)
 
     def read(what: str, logits: Tensor, other: Tensor, cause: str) -> Finding:
-        scale = (logits.max() - logits.min()).clamp_min(1e-30)
-        moved = float((logits - other).abs().max() / scale)
+        moved = float((logits - other).abs().max() / (logits.max() - logits.min()).clamp_min(1e-30))
         return judged(
             f"{what}, changed, changes the logits", moved, ">", SEEN, f"not read: {cause}"
         )
@@ -195,7 +207,7 @@ def inputs(setup: SetUp) -> Iterator[Finding]:
 
 
 @torch.no_grad()
-def agreement(setup: SetUp) -> Iterator[Finding]:
+def agreement(setup: SetUp) -> Findings:
     """Unrolled training and cached decoding give the same distributions: ``specdec parity`` at a few places."""
     drafts = setup.drafter.config.drafting.fixed_drafts
     depth = (drafts or max(2, setup.objective.steps)) - 1
@@ -217,5 +229,10 @@ def agreement(setup: SetUp) -> Iterator[Finding]:
     worst = max(
         compare_drafting(setup.target, drafter, texts, depth).rows, key=lambda row: row.share
     )
-    fault = f"{worst.verdict}, at depth {worst.depth} ({worst.place}): what is trained is not what is decoded"
-    yield judged(what, worst.share, "<=", worst.allowed, fault)
+    yield judged(
+        what,
+        worst.share,
+        "<=",
+        worst.allowed,
+        f"{worst.verdict}, at depth {worst.depth} ({worst.place}): what is trained is not what is decoded",
+    )

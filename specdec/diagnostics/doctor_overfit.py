@@ -4,10 +4,9 @@ Legend: T tokens, K unroll steps.
 """
 
 import math
+import operator
 import time
-from collections.abc import Iterator
 from itertools import islice, pairwise
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from specdec.data import Batch
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.doctor_setup import (
     SAMPLE,
-    Finding,
+    Findings,
     SetUp,
     documents,
     judged,
@@ -40,6 +39,8 @@ PATIENCE = 200  # steps without progress: in drafts, or by a hundredth of the lo
 class _Sample(NamedTuple):
     """One text that is learnt."""
 
+    # how many of the answer's tokens the draft vocabulary has, repetitions aside: these are right by chance
+    telling: int
     prompt: list[int]
     answer: list[int]
     known: list[bool]  # which of the answer's tokens the draft vocabulary has
@@ -65,22 +66,20 @@ class _Learnt(NamedTuple):
         )
 
 
-def overfit(setup: SetUp) -> Iterator[Finding]:
+def overfit(setup: SetUp) -> Findings:
     """Decoding accepts every draft of one sample that is trained on; the last check, since it trains the drafter.
 
     The text is a real prompt with the target's own greedy answer, so that the drafts that would be accepted are known.
     The step, loss and precision are the set-up's, without noise or clipping; AdamW's rate is one for a single sample.
     """
-    telling, prompt, answer, known = _sample(setup)
-    sample = _Sample(prompt, answer, known)
+    sample = _sample(setup)
     K = setup.objective.steps
     size = f"{len(sample.prompt)} + {ANSWER} tokens, a chain of {K}"
     what = f"share accepted of one sample's drafts ({size})"
-    if telling < ANSWER / 8:
+    if sample.telling < ANSWER / 8:
         why = "the target's answers are one token over and over, or of tokens that the draft vocabulary lacks"
-        yield unchecked(
-            what, f"{why}: such drafts are accepted, or refused, whatever is wrong", telling
-        )
+        why += ": such drafts are accepted, or refused, whatever is wrong"
+        yield unchecked(what, why, sample.telling)
         return
     learnt = _learn(setup, sample)
     share = learnt.accepted / max(learnt.accepted + learnt.refused, 1)
@@ -133,10 +132,10 @@ def _learn(setup: SetUp, sample: _Sample) -> _Learnt:
         losses.append(loss)
         ended = late or idle >= PATIENCE
         if ended or (right >= LEARNT and len(losses) % EVERY == 0):
-            accepted, refused, parted = _decode(setup, sample)
+            learnt = _Learnt(*_decode(setup, sample), right, losses, idle)
             tries += right >= LEARNT
-            if ended or not refused or tries == TRIES:
-                return _Learnt(accepted, refused, parted, right, losses, idle)
+            if ended or not learnt.refused or tries == TRIES:
+                return learnt
         optimizer.zero_grad()
         fabric.backward(out.loss)
         optimizer.step()
@@ -157,13 +156,8 @@ def _batch(setup: SetUp, sample: _Sample) -> tuple[Batch, int]:
     return batch, max(learnable, 1)
 
 
-def _sample(setup: SetUp) -> tuple[int, list[int], list[int], list[bool]]:
-    """Choose, of a few real prompts up to where supervision begins, the one whose answer tells most.
-
-    Returns:
-        How many of the answer's tokens the draft vocabulary has and are not the one before (a repetition is right by
-        chance), and the fields of :class:`_Sample`.
-    """
+def _sample(setup: SetUp) -> _Sample:
+    """Choose, of a few real prompts up to where supervision begins, the one whose answer tells most."""
     target = setup.target
     vocab = setup.drafter.vocab
     length = ANSWER + setup.objective.steps + 2
@@ -176,8 +170,8 @@ def _sample(setup: SetUp) -> tuple[int, list[int], list[int], list[bool]]:
         known = (vocab.to_draft(torch.tensor(answer, device=target.device)) >= 0).tolist()
         changed = (token != following for token, following in pairwise(answer[:ANSWER]))
         telling = sum(there and new for there, new in zip(known[1:], changed, strict=False))
-        samples.append((telling, prompt, answer, known))
-    return max(samples, key=itemgetter(0))
+        samples.append(_Sample(telling, prompt, answer, known))
+    return max(samples, key=operator.attrgetter("telling"))
 
 
 @torch.no_grad()
@@ -193,11 +187,8 @@ def _decode(setup: SetUp, sample: _Sample) -> tuple[int, int, int]:
     K = setup.objective.steps
     decoder = SpeculativeDecoder(setup.target, setup.decoding(), Chain(K))
     decoded = decoder.generate(sample.prompt, ANSWER, ())
-    parted = ANSWER
-    for n, (token, wanted) in enumerate(zip(decoded.ids, sample.answer, strict=False)):
-        if token != wanted:
-            parted = n
-            break
+    differ = map(operator.ne, decoded.ids, sample.answer)
+    parted = next((n for n, other in enumerate(differ) if other), ANSWER)
     accepted = 0
     refused = 0
     position = 0

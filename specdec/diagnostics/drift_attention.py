@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from specdec.drafter import Drafter
+from specdec.nn.backend import wide
 from specdec.nn.cache import StaticCache
 from specdec.nn.view import View, Visibility
 from specdec.target import Target
@@ -45,7 +45,7 @@ class Observed:
         q_BgrTd = q_BhTd.unflatten(1, (keys_BgSd.shape[1], -1)) * q_BhTd.shape[-1] ** -0.5
         hidden_B11TS = ~visibility.mask_B1TS[:, :, None]
         scores = (q_BgrTd @ keys_BgSd[:, :, None].mT).masked_fill(hidden_B11TS, float("-inf"))
-        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        weights = scores.softmax(-1, dtype=wide(scores.dtype))
         self.weights_BhTS[layer] = weights.flatten(1, 2)
         return out
 

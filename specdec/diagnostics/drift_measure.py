@@ -86,51 +86,48 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> tu
         sum over chains and how many chains count.
     """
     drafter = text.drafter
-    anchor_A = torch.tensor(anchors, device=text.ids_1T.device)
-    chains, attention, outs = _observe_chains(text, anchors, prompt)
+    chains, attention_AKM, outs_AKH = _observe_chains(text, anchors, prompt)
     counted = [anchor for anchor in anchors if anchor < end]
     count = len(counted)
-    sums_FK2 = torch.zeros(len(SERIES), text.depth, 2, dtype=torch.float64, device=anchor_A.device)
     if not counted:
-        return chains, sums_FK2
+        return chains, torch.zeros(len(SERIES), text.depth, 2, dtype=torch.float64)
+    steps_K = torch.arange(text.depth, device=text.ids_1T.device)
+    places_AK = torch.tensor(counted, device=steps_K.device)[:, None] + steps_K
     taught = text.draft(counted, text.behind(counted))
-    anchor_A = anchor_A[:count]
-    accepted_A = torch.ones_like(anchor_A, dtype=torch.float64)
-    for k in range(text.depth):
-        input_AH = chains.features_AJH[:count, k].double()
-        state_AH = chains.features_AJH[:count, k + 1].double()
-        taught_AH = taught.features_AJH[:, k + 1].double()
-        true_AH = drafter.fuse(text.out.aux_BTNH[:, anchor_A + k])[0].double()
-        final_1AH = text.out.final_BTH[:, anchor_A + k]
-        logits_AD = text.target.logits(final_1AH, drafter.vocab.target_ids_D)[0]
-        right_A = chains.tokens_AK[:count, k] == text.ids_1T[0, anchor_A + k + 1]
-        reached_A = accepted_A
-        accepted_A = accepted_A * right_A
-        values = dict(zip(ATTENTION, attention[k][:count].unbind(1), strict=True))
-        values |= {
-            "sink_own_mass": values["sink_mass"] + values["own_mass"],
-            "state_rms": _rms(state_AH),
-            "out_rms": _rms(outs[k][:count]),
-            "cosine": F.cosine_similarity(state_AH, input_AH, dim=-1),
-            "feature_cosine": F.cosine_similarity(taught_AH, true_AH, dim=-1),
-            "kl": _kl(logits_AD, taught.log_probs_AKD[:, k]),
-            "joint_acceptance": accepted_A,
-            "conditional_acceptance": accepted_A,
-        }
-        for row, name in enumerate(SERIES):
-            if drafter.config.drafting.fixed_drafts and name in FED_BACK:
-                continue
-            weight = reached_A.new_tensor(count)
-            if name == "conditional_acceptance":
-                weight = reached_A.sum()
-            sums_FK2[row, k] = torch.stack([values[name].sum(), weight])
-    return chains, sums_FK2
+    states_AJH = chains.features_AJH[:count].double()
+    true_AKH = drafter.fuse(text.out.aux_BTNH[0, places_AK]).double()
+    logits_AKD = text.target.logits(text.out.final_BTH[0, places_AK], drafter.vocab.target_ids_D)
+    probs_AKD = logits_AKD.double().softmax(-1)  # renormalized to the draft vocabulary
+    right_AK = chains.tokens_AK[:count] == text.ids_1T[0, places_AK + 1]
+    accepted_AK = right_AK.cumprod(1).double()
+    values = dict(zip(ATTENTION, attention_AKM[:count].unbind(-1), strict=True))
+    values |= {
+        "sink_own_mass": values["sink_mass"] + values["own_mass"],
+        "state_rms": _rms(states_AJH[:, 1:]),
+        "out_rms": _rms(outs_AKH[:count]),
+        "cosine": F.cosine_similarity(states_AJH[:, 1:], states_AJH[:, :-1], dim=-1),
+        "feature_cosine": F.cosine_similarity(
+            taught.features_AJH[:, 1:].double(), true_AKH, dim=-1
+        ),
+        "kl": F.kl_div(taught.log_probs_AKD.double(), probs_AKD, reduction="none").sum(-1),
+        "joint_acceptance": accepted_AK,
+        "conditional_acceptance": accepted_AK,
+    }
+    weights = dict.fromkeys(SERIES, torch.full_like(accepted_AK[0], count))
+    weights["conditional_acceptance"] = F.pad(accepted_AK[:, :-1], (1, 0), value=1).sum(0)
+    sums = [torch.stack([values[name].sum(0), weights[name]], -1) for name in SERIES]
+    if drafter.config.drafting.fixed_drafts:
+        sums = [
+            0 * sum_K2 if name in FED_BACK else sum_K2
+            for name, sum_K2 in zip(SERIES, sums, strict=True)
+        ]
+    return chains, torch.stack(sums)
 
 
 def _observe_chains(
     text: AnchoredText, anchors: list[int], prompt: int
-) -> tuple[Chains, list[Tensor], list[Tensor]]:
-    """Draft chains, and keep of every step the attention (A, M) and the state before the output norm (A, H)."""
+) -> tuple[Chains, Tensor, Tensor]:
+    """Draft chains, and keep their attention (A, K, M) and the states before the output norm (A, K, H)."""
     A = len(anchors)
     anchor_A = torch.tensor(anchors, device=text.ids_1T.device)
     attention: list[Tensor] = []
@@ -143,13 +140,15 @@ def _observe_chains(
             for layer in sorted(seen.weights_BhTS):
                 weights_AhS = seen.weights_BhTS[layer][0, :, rows].transpose(0, 1)
                 regions_ARS = _regions(text.rows, prompt, anchor_A, weights_AhS.shape[-1])
-                masses.append(_masses(weights_AhS, regions_ARS))
+                mass_AhR = weights_AhS @ regions_ARS.mT.to(weights_AhS)
+                entropy_Ah1 = torch.special.entr(weights_AhS).sum(-1, keepdim=True)
+                masses.append(torch.cat([mass_AhR, entropy_Ah1], -1).mean(1))
             attention.append(torch.stack(masses).double().mean(0))
             assert seen.out_BTH is not None
             outs.append(seen.out_BTH[0, rows])
 
         chains = text.draft(anchors, on_step=observe_step)
-    return chains, attention, outs
+    return chains, torch.stack(attention, 1), torch.stack(outs, 1)
 
 
 def _rms(x: Tensor) -> Tensor:
@@ -158,36 +157,18 @@ def _rms(x: Tensor) -> Tensor:
 
 
 def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
-    """Return the regions of every chain's key slots, (A, M, S) bool, in the order of :data:`ATTENTION` but for entropy.
+    """Return the regions of chains' key slots, (A, M, S), 1 or 0, in the order of :data:`ATTENTION` but for entropy.
 
     The first five are disjoint and cover all that a chain sees. The first ``text`` slots are the text's rows; behind
     them stand the chains', level by level; a chain's level 0 is the row of its anchor.
     """
     slot_S = torch.arange(slots, device=anchor_A.device)
-    before_A1 = anchor_A[:, None] - 1
-    own_S = slot_S >= text
-    sink_S = slot_S < SINK
-    recent_AS = ~own_S & ~sink_S & (slot_S >= before_A1 - RECENT)
-    prompt_AS = ~own_S & ~sink_S & ~recent_AS & (slot_S < prompt)
-    rest_AS = ~own_S & ~sink_S & ~recent_AS & ~prompt_AS
-    all_A1 = torch.ones_like(before_A1, dtype=torch.bool)
-    drafted_S = slot_S >= text + len(anchor_A)
-    sink_AS, own_AS, drafted_AS = (slots_S & all_A1 for slots_S in (sink_S, own_S, drafted_S))
-    return torch.stack([sink_AS, prompt_AS, recent_AS, own_AS, rest_AS, drafted_AS], 1)
-
-
-def _masses(weights_AhS: Tensor, regions_ARS: Tensor) -> Tensor:
-    """Return one layer's attention, (A, M + 1) in the order of :data:`ATTENTION`: means over heads."""
-    mass_AM = torch.einsum("ahs,ams->am", weights_AhS, regions_ARS.to(weights_AhS))
-    entropy_A1 = torch.special.entr(weights_AhS).sum(-1).mean(1, keepdim=True)
-    return torch.cat([mass_AM / weights_AhS.shape[1], entropy_A1], 1)
-
-
-def _kl(logits_AD: Tensor, log_q_AD: Tensor) -> Tensor:
-    """Return KL(target || drafter) over the draft vocabulary, with the target's probabilities renormalized to it."""
-    log_p_AD = logits_AD.double().log_softmax(-1)
-    p_AD = log_p_AD.exp()
-    return torch.where(p_AD > 0, p_AD * (log_p_AD - log_q_AD.double()), 0).sum(-1)
+    recent_AS = slot_S >= anchor_A[:, None] - 1 - RECENT
+    region_AS = torch.where(recent_AS, 2, torch.where(slot_S < prompt, 1, 4))
+    region_AS = torch.where(slot_S < SINK, 0, region_AS)
+    region_AS = torch.where(slot_S >= text, 3, region_AS)
+    drafted_A1S = (slot_S >= text + len(anchor_A)).expand(len(anchor_A), 1, -1)
+    return torch.cat([F.one_hot(region_AS, 5).mT, drafted_A1S], 1)
 
 
 @torch.inference_mode()
@@ -203,8 +184,12 @@ def read_inputs(target: Target, drafter: Drafter, ids: Sequence[int], prompt: in
     # Boundary b is the output of layer b - 1; embeddings, and a layer that does not attend, have no attention.
     makers = [b - 1 if b and target.attends[b - 1] else -1 for b in config.aux_layers]
     with attention_weights(target, makers) as weights_BhTT:
-        view = View.packed(torch.zeros_like(ids_1T))
-        out = target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm)
+        out = target.forward(
+            ids_1T,
+            View.packed(torch.zeros_like(ids_1T)),
+            config.aux_layers,
+            config.fusion.final_norm,
+        )
     aux_TNH = out.aux_BTNH[0]
     normed_TNH = drafter.norms.aux(aux_TNH[None])[0]
     places = [
@@ -220,12 +205,11 @@ def read_inputs(target: Target, drafter: Drafter, ids: Sequence[int], prompt: in
             sums_FR2[0, row, 0] = answer_hQT[..., :SINK].sum(-1).mean()
             sums_FR2[1, row, 0] = answer_hQT.diagonal(prompt, -2, -1).mean()
             sums_FR2[:2, row, 1] = 1
-    for row, state_TH in enumerate(places):
-        rms_T = _rms(state_TH)
-        sink = rms_T[:SINK].max()
-        median = rms_T[SINK:].median()
-        sums_FR2[2:, row, 0] = torch.stack([sink, median, sink / median])
-        sums_FR2[2:, row, 1] = 1
+    rms_RT = torch.stack(list(map(_rms, places)))
+    sink_R = rms_RT[:, :SINK].amax(1)
+    median_R = rms_RT[:, SINK:].median(1).values
+    sums_FR2[2:, :, 0] = torch.stack([sink_R, median_R, sink_R / median_R])
+    sums_FR2[2:, :, 1] = 1
     return sums_FR2
 
 
@@ -242,25 +226,31 @@ def drift_document(
     Raises:
         ValueError: no prompt has a chain.
     """
-    chains = [int(sums_FK2[0, 0, 1]) for sums_FK2 in sums]
-    with_chain = [number for number, count in enumerate(chains) if count]
-    if not with_chain:
+    rows = [
+        row
+        for row in zip(
+            prompts, (int(sums_FK2[0, 0, 1]) for sums_FK2 in sums), sums, inputs, strict=True
+        )
+        if row[1]
+    ]
+    if not rows:
         raise ValueError(
             f"no answer of the target is long enough for a chain of {how_many(depths, 'token')}: ask for fewer depths "
             "or more new tokens, or give other prompts"
         )
+    names, chains, sums, inputs = map(list, zip(*rows, strict=True))
     places = [f"layer {b}" if b else "embeddings" for b in aux_layers]
     places += ["states side by side", "the same, normed", "feature"]
     return {
         "version": VERSION,
         "trained_depth": trained_depth,
         "depths": depths,
-        "prompts": [prompts[number] for number in with_chain],
-        "chains": [chains[number] for number in with_chain],
-        "series": _series(SERIES, [sums[number] for number in with_chain]),
+        "prompts": names,
+        "chains": chains,
+        "series": _series(SERIES, sums),
         "inputs": {
             "places": places,
-            "series": _series(INPUTS, [inputs[number] for number in with_chain]),
+            "series": _series(INPUTS, inputs),
         },
     }
 
@@ -279,9 +269,7 @@ def _series(titles: Mapping[str, tuple[str, str]], sums: Sequence[Tensor]) -> di
             "unit": unit,
             "values": values,
             "weights": sums_RP2[..., 1].astype(int).tolist(),
-            "mean": [figure["mean"] for figure in figures],
-            "low": [figure["low"] for figure in figures],
-            "high": [figure["high"] for figure in figures],
+            **{key: [figure[key] for figure in figures] for key in ("mean", "low", "high")},
         }
     return series
 
@@ -322,41 +310,35 @@ def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigur
     for name in ("out_rms", "state_rms"):
         title = f"{SERIES[name][0]}{at_last} over step 1"
         yield DriftFigure(f"{name}_growth", title, name, both, "ratio", "ratio", 1.0)
-    for name in ("sink_mass", "own_mass"):
+    for name in ("sink_mass", "own_mass", "sink_own_mass"):
         title, unit = SERIES[name]
         yield DriftFigure(f"{name}_last", f"{title}{at_last}", name, (last,), unit)
-        title = f"{title}, step 1 to {depths}"
-        unit = f"difference of {unit.replace('share', 'shares')}"
-        yield DriftFigure(f"{name}_change", title, name, both, unit, "difference", 0.0)
-    title, unit = SERIES["sink_own_mass"]
-    yield DriftFigure("sink_own_mass_last", f"{title}{at_last}", "sink_own_mass", (last,), unit)
+        if name != "sink_own_mass":
+            title = f"{title}, step 1 to {depths}"
+            unit = f"difference of {unit.replace('share', 'shares')}"
+            yield DriftFigure(f"{name}_change", title, name, both, unit, "difference", 0.0)
     for when, step in (("first", first), ("last", last)):
-        yield DriftFigure(
-            f"kl_{when}", f"{SERIES['kl'][0]}, step {step.stop}", "kl", (step,), "nats"
-        )
-    title = "Conditional acceptance"
-    acceptance = "conditional_acceptance"
-    unit = "share of chains"
-    yield DriftFigure(
-        "acceptance", f"{title}, steps 1 to {depths}", acceptance, (range(depths),), unit
-    )
+        title = f"{SERIES['kl'][0]}, step {step.stop}"
+        yield DriftFigure(f"kl_{when}", title, "kl", (step,), "nats")
+    name = "conditional_acceptance"
+    title, unit = SERIES[name]
+    yield DriftFigure("acceptance", f"{title}, steps 1 to {depths}", name, (range(depths),), unit)
     if trained_depth is not None and trained_depth < depths:
-        within = range(trained_depth)
         beyond = range(trained_depth, depths)
+        title = f"{title}, beyond the trained depth"
+        yield DriftFigure("acceptance_beyond", title, name, (beyond,), unit)
         yield DriftFigure(
-            "acceptance_beyond", f"{title}, beyond the trained depth", acceptance, (beyond,), unit
-        )
-        yield DriftFigure(
-            "acceptance_change", f"{title}, beyond the trained depth less within", acceptance, (beyond, within),
+            "acceptance_change", f"{title} less within", name, (beyond, range(trained_depth)),
             "difference of shares of chains", "difference",
         )  # fmt: skip
 
 
-def drift_summary(drift: Document) -> dict[str, dict[str, Any]]:
+def drift_summary(drift: Document) -> dict[str, Document]:
     """Return every figure by name, with its title, mean and interval."""
     summary = {}
     for figure in drift_figures(drift["depths"], drift["trained_depth"]):
         bounds = ANY if figure.how == "difference" else possible(figure.unit)
-        sums = figure.columns(sums_of(drift, figure.series))
-        summary[figure.name] = {"title": figure.title} | measured(sums, HOW[figure.how], bounds)
+        summary[figure.name] = {"title": figure.title} | measured(
+            figure.columns(sums_of(drift, figure.series)), HOW[figure.how], bounds
+        )
     return summary

@@ -40,11 +40,8 @@ EAGLE3_DEPTH = 7  # layers from which EAGLE-3's usual boundaries exist
 
 def check_design(name: str) -> DrafterSpec:
     """A shipped design by name, or that of a YAML file; ValueError if there is none, or no random drafter of it."""
-    spec = (
-        DrafterSpec.read(name)
-        if Path(name).suffix in (".yaml", ".yml")
-        else DrafterSpec.preset(name)
-    )
+    is_file = Path(name).suffix in (".yaml", ".yml")
+    spec = DrafterSpec.read(name) if is_file else DrafterSpec.preset(name)
     if isinstance(spec.attention, TargetLayer):
         raise ValueError(
             f"--design {name}: such a drafter (MTP) reuses the target's own layer, so no random one can be made: "
@@ -66,9 +63,7 @@ def loud_spec(target: Target, name: str) -> DrafterSpec:
         chosen = size if spec.draft_vocab_size == "all" else min(size, spec.draft_vocab_size)
         spec = replace(spec, draft_vocab_size=chosen)
     if spec.fusion.mixes and spec.aux_layers == "default" and target.num_layers < EAGLE3_DEPTH:
-        middle = {1, target.num_layers // 2, target.num_layers - 1} & set(
-            range(1, target.num_layers + 1)
-        )
+        middle = {1, target.num_layers // 2, target.num_layers - 1} - {0}
         spec = replace(spec, aux_layers=sorted(middle))
     try:
         rope_parameters(target.config)
@@ -88,11 +83,8 @@ def loud_drafter(target: Target, spec: DrafterSpec, seed: int = 0) -> Drafter:
     """
     config = config_for(spec, target)
     generator = torch.Generator().manual_seed(seed)
-    ids_D = (
-        torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size]
-        .sort()
-        .values
-    )
+    order_V = torch.randperm(config.vocab_size, generator=generator)
+    ids_D = order_V[: config.draft_vocab_size].sort().values
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         drafter = Drafter(config, ids_D).to(target.device, target.dtype)
@@ -106,19 +98,17 @@ def loud_drafter(target: Target, spec: DrafterSpec, seed: int = 0) -> Drafter:
     # no norm before the attention
     raw = isinstance(drafter.entry, NarrowEntry) and not config.norms.input
     entered = feature_size / CALMER if raw else 1.0
-    path = _path_size(drafter, feature_size) * (QUIETER if raw else 1.0)
+    # the size of the states on the residual path, and so of what a chained step hands to the next
+    path = 1.0 if config.norms.residual == "normed" else feature_size
+    if isinstance(drafter.entry, InjectionEntry):  # it starts from embeddings
+        path = _size(drafter.embed_tokens.weight)
+    if raw:
+        path *= QUIETER
     for module in drafter.modules():
         _make_loud(module, path, generator)
     first: Any = drafter.layers.layers[0]
     first.attention.qkv_proj.weight.div_(entered)
     return drafter.eval().requires_grad_(False)
-
-
-def _path_size(drafter: Drafter, feature_size: float) -> float:
-    """The size of the states on the residual path, and so of what a chained step hands to the next."""
-    if isinstance(drafter.entry, InjectionEntry):  # it starts from embeddings
-        return _size(drafter.embed_tokens.weight)
-    return 1.0 if drafter.config.norms.residual == "normed" else feature_size
 
 
 def _make_loud(module: nn.Module, path: float, generator: torch.Generator) -> None:
@@ -127,37 +117,27 @@ def _make_loud(module: nn.Module, path: float, generator: torch.Generator) -> No
         _draw(module.weight, UNEVEN, generator)
         module.weight.exp_()
     elif isinstance(module, WideEntry):  # half of what queries, keys and values are made of
-        _draw(
-            module.token_qkv_proj.weight,
-            QUERIES_KEYS / math.sqrt(2 * module.token_qkv_proj.in_features),
-            generator,
-        )
+        _fill(module.token_qkv_proj, QUERIES_KEYS / math.sqrt(2), generator)
     elif isinstance(module, Attention):
         for projection in (part for part in module.children() if isinstance(part, nn.Linear)):
-            _draw(projection.weight, QUERIES_KEYS / math.sqrt(projection.in_features), generator)
-            if projection.bias is not None:
-                _draw(projection.bias, UNEVEN, generator)
-        _draw(
-            module.o_proj.weight, path * ATTENTION / math.sqrt(module.o_proj.in_features), generator
-        )
-        if module.o_proj.bias is not None:
-            _draw(module.o_proj.bias, path * UNEVEN, generator)
+            _fill(projection, QUERIES_KEYS, generator, UNEVEN)
+        _fill(module.o_proj, path * ATTENTION, generator, path * UNEVEN)
     elif isinstance(module, SwiGLU):
-        _draw(module.gate_up_proj.weight, 1 / math.sqrt(module.gate_up_proj.in_features), generator)
-        _draw(
-            module.down_proj.weight,
-            path * FEED_FORWARD / math.sqrt(module.down_proj.in_features),
-            generator,
-        )
+        _fill(module.gate_up_proj, 1, generator)
+        _fill(module.down_proj, path * FEED_FORWARD, generator)
 
 
 def _level_features(drafter: Drafter, target: Target, generator: torch.Generator) -> float:
     """Bring fused features to :data:`SMALL` size on a random text; the size that they have, fused or not."""
     config = drafter.config
-    length = min(SAMPLE, target.config.max_position_embeddings)
-    ids_1T = torch.randint(config.vocab_size, (1, length), generator=generator).to(target.device)
-    view = View.packed(torch.zeros_like(ids_1T))
-    aux_1TNH = target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm).aux_BTNH
+    ids_1T = torch.randint(
+        config.vocab_size,
+        (1, min(SAMPLE, target.config.max_position_embeddings)),
+        generator=generator,
+    ).to(target.device)
+    aux_1TNH = target.forward(
+        ids_1T, View.packed(torch.zeros_like(ids_1T)), config.aux_layers, config.fusion.final_norm
+    ).aux_BTNH
     learned = config.drafting.learned_states(drafter)
     if learned is not None:
         _draw(learned, _size(aux_1TNH), generator)
@@ -168,16 +148,23 @@ def _level_features(drafter: Drafter, target: Target, generator: torch.Generator
     feature_1TH = drafter.fuse(aux_1TNH)
     if isinstance(drafter.entry, NarrowEntry):  # embedding and feature have half of its output each
         read_1TH = drafter.norms.embed(drafter.embed_tokens(ids_1T))
-        halves = (
-            (drafter.entry.token_fc, read_1TH),
-            (drafter.entry.feature_fc, drafter.norms.hidden(feature_1TH)),
-        )
-        for half, x_1TH in halves:
+        halves = {
+            drafter.entry.token_fc: read_1TH,
+            drafter.entry.feature_fc: drafter.norms.hidden(feature_1TH),
+        }
+        for half, x_1TH in halves.items():
             _draw(half.weight, 1.0, generator)
             half.weight.mul_(
                 _size(feature_1TH) / _size(nn.functional.linear(x_1TH, half.weight)) / math.sqrt(2)
             )
     return _size(feature_1TH)
+
+
+def _fill(linear: nn.Linear, size: float, generator: torch.Generator, bias: float = 0) -> None:
+    """Give a matrix entries with which inputs of size 1 become outputs of this size, and a bias of another."""
+    _draw(linear.weight, size / math.sqrt(linear.in_features), generator)
+    if linear.bias is not None:
+        _draw(linear.bias, bias, generator)
 
 
 def _size(x: Tensor) -> float:

@@ -8,29 +8,26 @@ Legend: A passes, K drafts, T tokens, V vocabulary.
 """
 
 import contextlib
+import itertools
 import logging
+import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from specdec.decoding import check_pair, warn_unless_made_for
-from specdec.diagnostics.anchors import AnsweredText, answered_texts
+from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.loud import check_design, loud_drafter, loud_spec
-from specdec.diagnostics.parity_compare import Compared, compare_drafting
+from specdec.diagnostics.parity_compare import NO_NUMBER, Compared, compare_drafting
 from specdec.diagnostics.parity_files import read_files
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
-from specdec.diagnostics.parity_report import (
-    comparison_table,
-    conclusion,
-    parity_verdict,
-    proposal_tables,
-    report_figures,
-)
-from specdec.drafter import Drafter, load_drafter
+from specdec.drafter import load_drafter
 from specdec.engines.proposals import ProposalEngine, RecordedAnswer
 from specdec.engines.server import check_flags, flag_of
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
@@ -38,7 +35,7 @@ from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.checkpoint import check_unchanged
 from specdec.export.formats import DrafterCheckpoint, drafts_of, vllm_arguments
 from specdec.export.write import warn_if_rounded
-from specdec.target import Target, TargetSource
+from specdec.target import TargetSource
 from specdec.utils.files import claimed, scratch_folder, staged_directory, write_json
 from specdec.utils.machine import provenance
 from specdec.utils.numbers import Count, Depth, Range, Tokens
@@ -114,57 +111,33 @@ def parity(config: ParityConfig) -> int:
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
     claim = contextlib.nullcontext() if config.out is None else claimed(config.out)
     with claim, scratch_folder() as scratch:
-        pair = _load(config)
-        drafts, depth = _depths(pair, config)
-        prompts = _prompt_ids(pair.target, config, drafts)
-        export = _export(pair, config.exported, scratch)
-        # Only now is the drafter converted: the export keeps its own dtype.
-        check_pair(pair.target, pair.drafter.to(pair.target.device, pair.target.dtype))
-        compared, texts = _compare(pair, export, prompts, config.max_new_tokens, depth)
-        _show_compared(console, compared, pair.dtype)
+        run = _Run(config, scratch)
+        compared, texts = run.compare()
+        console.print(comparison_table(compared, run.dtype))
+        if compared.not_compared:
+            console.print(f"the export was not compared: {compared.not_compared}", markup=False)
         proposals = name = None
         if config.engine is not None and compared.not_compared is None:
             try:
-                name, answers = _ask_engine(pair, export, config, prompts, drafts)
+                name, answers = run.ask_engine()
             except StopRequested as stop:
                 return stop.status
-            proposals = _compare_proposals(pair, export, answers, compared.allowed)
-            _show_proposals(console, proposals, name)
+            proposals = compare_proposals(
+                run.target, run.drafter, answers, compared.allowed, read_files(run.directory), run.checkpoint.method
+            )  # fmt: skip
+            for table in proposal_tables(proposals, name):
+                console.print(table)
         fault = parity_verdict(compared, proposals)
         if config.out is not None:
-            figures = report_figures(compared, proposals, name, fault)
-            report = figures | _report_context(config, pair, export, len(texts))
             with staged_directory(config.out, replace=True) as folder:
-                write_json(folder / REPORT, report)
+                write_json(
+                    folder / REPORT,
+                    report_figures(compared, proposals, name, fault)
+                    | run.context()
+                    | {"texts": texts},
+                )
     console.print(fault or conclusion(proposals, name), markup=False, soft_wrap=True)
     return 1 if fault else 0
-
-
-def _report_context(
-    config: ParityConfig, pair: "_Pair", export: "_Export", texts: int
-) -> dict[str, Any]:
-    """Return what the report says beside its figures."""
-    return {
-        "drafter": config.drafter,
-        "design": config.design,
-        "exported": config.exported and str(config.exported),
-        "target": pair.target.identity,
-        "method": export.method,
-        "dtype": pair.dtype,
-        "texts": texts,
-        "provenance": provenance(),
-    }
-
-
-def _prompt_ids(target: Target, config: ParityConfig, drafts: int) -> list[list[int]]:
-    """Return the first turns of the prompts that are named, or of the built-in ones."""
-    if config.prompts:
-        prompts = load_prompts(config.prompts, config.limit)
-    else:
-        texts = PROMPTS[: config.limit]
-        prompts = [Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(texts)]
-    ids, _ = first_turns(target, prompts, config.max_new_tokens + drafts)
-    return ids
 
 
 def _check_options(config: ParityConfig) -> None:
@@ -183,7 +156,14 @@ def _check_options(config: ParityConfig) -> None:
             f"{', '.join(names)} would go to vLLM, which is not asked without --engine vllm"
         )
     if config.engine is not None:
-        _check_engine_options(config.vllm_args, config.target)
+        find_vllm()
+        check_flags(config.vllm_args)
+        if "--dtype" in map(flag_of, config.vllm_args):
+            raise ValueError(
+                "--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype"
+            )
+        if config.target.dtype == "float64":
+            raise ValueError("vLLM has no float64: give --target.dtype float32 with --engine vllm")
     if exported is not None:
         if not exported.is_dir():
             raise ValueError(f"{exported}: no such directory")
@@ -194,127 +174,211 @@ def _check_options(config: ParityConfig) -> None:
         )
 
 
-def _check_engine_options(vllm_args: Sequence[str], target: TargetSource) -> None:
-    find_vllm()
-    check_flags(vllm_args)
-    if "--dtype" in map(flag_of, vllm_args):
-        raise ValueError(
-            "--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype"
+class _Run:
+    """The target and drafter that are compared, and the files that an engine is to serve."""
+
+    def __init__(self, config: ParityConfig, scratch: Path) -> None:
+        """Load or make the drafter, load its target and prove it, and export.
+
+        The export keeps the drafter's own dtype; only then is the drafter converted.
+        """
+        self.config = config
+        saved = None if config.drafter is None else load_drafter(config.drafter, dtype=None)
+        self.target = target = config.target.load(config.device)
+        target.prove()
+        if saved is None:
+            assert config.design is not None
+            saved = loud_drafter(target, loud_spec(target, config.design))
+        self.drafter = saved
+        self.dtype = str(target.dtype).removeprefix("torch.")
+        masks = saved.config.drafting.fixed_drafts
+        self.drafts = drafts_of(masks, config.draft_tokens) if config.engine else 0
+        self.depth = min(config.depth, masks - 1) if masks else config.depth
+        if config.prompts:
+            prompts = load_prompts(config.prompts, config.limit)
+        else:
+            texts = enumerate(PROMPTS[: config.limit])
+            prompts = [Prompt(f"built-in-{n}", None, None, None, text) for n, text in texts]
+        self.prompts, _ = first_turns(target, prompts, config.max_new_tokens + self.drafts)
+        subject = subject_of(saved, target)
+        self.directory = config.exported or scratch / "served"
+        self.checkpoint = DrafterCheckpoint.of(self.directory.resolve(), subject)
+        self.refused: str | None = None  # why the engine cannot express the drafter
+        if config.exported is not None:
+            warn_unless_made_for(target, saved)
+            warn_if_rounded(saved, target, subject)
+        else:
+            try:
+                export_drafter(saved, target, self.directory)
+            except NotServable as error:
+                self.refused = str(error)
+        check_pair(target, saved.to(target.device, target.dtype))
+
+    def context(self) -> dict[str, Any]:
+        """Return what the report says beside its figures."""
+        config = self.config
+        return {
+            "drafter": config.drafter,
+            "design": config.design,
+            "exported": config.exported and str(config.exported),
+            "target": self.target.identity,
+            "method": self.checkpoint.method,
+            "dtype": self.dtype,
+            "provenance": provenance(),
+        }
+
+    def compare(self) -> tuple[Compared, int]:
+        """Compare training, decoding and the files on the target's own answers; return how many these are, too."""
+        numbered = [(str(n), ids) for n, ids in enumerate(self.prompts)]
+        with progress("the target's answers", "text", len(numbered)) as done:
+            texts = answered_texts(
+                self.target, numbered, self.config.max_new_tokens, to_end=False, advance=done
+            )
+        exported = None if self.refused else self.directory
+        with progress("comparing", "text", len(texts)) as done:
+            compared = compare_drafting(
+                self.target, self.drafter, texts, self.depth, exported, self.checkpoint.method, done
+            )
+        return compared._replace(not_compared=self.refused or compared.not_compared), len(texts)
+
+    def ask_engine(self) -> tuple[str, list[RecordedAnswer]]:
+        """Run vLLM on the prompts as it would be served; return its name and version, and the recorded answers.
+
+        Raises:
+            ValueError: it does not run.
+            StopRequested: a signal came.
+        """
+        config = self.config
+        serve = vllm_arguments(config.target, self.checkpoint, self.drafts, find_vllm()[0])[1:]
+        arguments = [*serve, "--dtype", self.dtype, *config.vllm_args]
+        with stop_on_signals(), ProposalEngine.started() as engine:
+            name = f"vLLM {engine.version} ({RUNNER})"
+            log.info("%s loads target and drafter and answers %d prompts", name, len(self.prompts))
+            return name, engine.ask(arguments, self.prompts, config.max_new_tokens + self.drafts)
+
+
+def comparison_table(compared: Compared, dtype: str) -> Table:
+    """Return a table with a line for each pair and place, and for each run of depths with another verdict."""
+    allowed = f"a difference of up to {compared.rows[0].allowed:g} of their range is rounding"
+    table = Table("pair", "the text", "depth", "difference", "of the range", "agreement", "verdict")
+    table.title = f"log-probabilities in {dtype}: {allowed}"
+    by_verdict = itertools.groupby(compared.rows, attrgetter("pair", "place", "verdict"))
+    for (pair, place, outcome), group in by_verdict:
+        run = list(group)
+        depths = str(run[0].depth) if len(run) == 1 else f"{run[0].depth} to {run[-1].depth}"
+        figures = f"{max(row.gap for row in run):.1e}", f"{max(row.share for row in run):.1e}"
+        table.add_row(
+            pair,
+            place,
+            depths,
+            *figures,
+            f"{sum(row.agree for row in run)} of {sum(row.slots for row in run)} best tokens",
+            escape(outcome),
         )
-    if target.dtype == "float64":
-        raise ValueError("vLLM has no float64: give --target.dtype float32 with --engine vllm")
+    return table
 
 
-class _Pair(NamedTuple):
-    """The target and drafter that are compared."""
-
-    target: Target
-    drafter: Drafter
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of everything compared."""
-        return str(self.target.dtype).removeprefix("torch.")
-
-
-class _Export(NamedTuple):
-    """The files that an engine is to serve."""
-
-    directory: Path
-    checkpoint: DrafterCheckpoint
-    refused: str | None  # why there are none
-
-    @property
-    def method(self) -> str:
-        """The engines' name of the drafter's kind."""
-        return self.checkpoint.method
-
-
-def _load(config: ParityConfig) -> _Pair:
-    """Load or make the drafter, load its target and prove it."""
-    saved = None if config.drafter is None else load_drafter(config.drafter, dtype=None)
-    target = config.target.load(config.device)
-    target.prove()
-    if saved is not None:
-        return _Pair(target, saved)
-    assert config.design is not None
-    return _Pair(target, loud_drafter(target, loud_spec(target, config.design)))
-
-
-def _depths(pair: _Pair, config: ParityConfig) -> tuple[int, int]:
-    """Return the engine's drafts a pass, 0 without an engine, and the depth of the last draft compared."""
-    masks = pair.drafter.config.drafting.fixed_drafts
-    drafts = drafts_of(masks, config.draft_tokens) if config.engine else 0
-    return drafts, min(config.depth, masks - 1) if masks else config.depth
-
-
-def _export(pair: _Pair, exported: Path | None, scratch: Path) -> _Export:
-    """Return the given files, or new ones; with the reason if the engine cannot express the drafter."""
-    subject = subject_of(pair.drafter, pair.target)
-    directory = exported or scratch / "served"
-    checkpoint = DrafterCheckpoint.of(directory.resolve(), subject)
-    if exported is not None:
-        warn_unless_made_for(pair.target, pair.drafter)
-        warn_if_rounded(pair.drafter, pair.target, subject)
-        return _Export(directory, checkpoint, None)
-    try:
-        export_drafter(pair.drafter, pair.target, directory)
-    except NotServable as error:
-        return _Export(directory, checkpoint, str(error))
-    return _Export(directory, checkpoint, None)
-
-
-def _compare(
-    pair: _Pair, export: _Export, asked: Sequence[list[int]], max_new_tokens: int, depth: int
-) -> tuple[Compared, list[AnsweredText]]:
-    """Compare training, decoding and the files on the target's own answers."""
-    numbered = [(str(n), ids) for n, ids in enumerate(asked)]
-    with progress("the target's answers", "text", len(asked)) as done:
-        texts = answered_texts(
-            pair.target, numbered, max_new_tokens, to_end=False, on_answer=lambda: done(1)
+def proposal_tables(comparison: ProposalComparison, name: str) -> list[Table]:
+    """Return tables of the proposals by place in the pass, of the first differences, and of the faults they show."""
+    counts = Table(
+        "draft",
+        "proposals",
+        "near-ties",
+        "different",
+        "accepted by vLLM",
+        "by this drafter",
+        "verdict",
+    )
+    counts.title = f"what {name} proposes and what this drafter says"
+    for position in comparison.positions:
+        counts.add_row(*map(str, astuple(position)), position.verdict)
+    tables = [counts]
+    if comparison.differences:
+        examples = Table(
+            "text", "place", "draft", "vLLM's token", "this drafter's", "margin, of the range"
         )
-    directory = None if export.refused else export.directory
-    with progress("comparing", "text", len(texts)) as done:
-        compared = compare_drafting(
-            pair.target, pair.drafter, texts, depth, directory, export.method, lambda: done(1)
+        examples.title = "the first differences"
+        for difference in comparison.differences:
+            *places, margin = astuple(difference)
+            examples.add_row(*map(str, places), f"{margin:.1e}")
+        tables.append(examples)
+    seen = Table("a fault in what is served", "proposals that would differ")
+    seen.title = "faults that this comparison would have caught"
+    for probe in comparison.probes:
+        if not probe.has_no_place:
+            figure = "not tried"
+            if probe.changed is not None:
+                figure = f"{probe.changed} of {probe.proposals}"
+            seen.add_row(probe.fault, figure)
+    return [*tables, seen]
+
+
+def parity_verdict(compared: Compared, proposals: ProposalComparison | None) -> str | None:
+    """Return why the drafter is not proven to be served as trained; None if it is, as far as was asked."""
+    if not compared.equal:
+        return "NOT THE SAME: see above"
+    if compared.not_compared is not None:
+        return "NOT SERVED: vLLM cannot serve this drafter (the reason is above); training and decoding agree"
+    if proposals is not None and proposals.fault:
+        return f"NOT THE SAME: {proposals.fault}"
+    if proposals is not None and proposals.too_weak:
+        return (
+            f"NO VERDICT: no proposal differs, but {proposals.too_weak}: give longer prompts or more --max_new_tokens, "
+            "or check the design with --design"
         )
-    return compared._replace(not_compared=export.refused or compared.not_compared), texts
+    return None
 
 
-def _ask_engine(
-    pair: _Pair, export: _Export, config: ParityConfig, prompts: Sequence[list[int]], drafts: int
-) -> tuple[str, list[RecordedAnswer]]:
-    """Run vLLM on the prompts as it would be served; return its name and version, and the recorded answers.
+def conclusion(proposals: ProposalComparison | None, name: str | None) -> str:
+    """Return what was proven.
 
-    Raises:
-        ValueError: it does not run.
-        StopRequested: a signal came.
+    Args:
+        name: the engine's.
     """
-    python = find_vllm()[0]
-    serve = vllm_arguments(config.target, export.checkpoint, drafts, python)[1:]
-    arguments = [*serve, "--dtype", pair.dtype, *config.vllm_args]
-    with stop_on_signals(), ProposalEngine.started() as engine:
-        name = f"vLLM {engine.version} ({RUNNER})"
-        log.info("%s loads target and drafter and answers %d prompts", name, len(prompts))
-        return name, engine.ask(arguments, prompts, config.max_new_tokens + drafts)
+    if proposals is None:
+        return "PASS: training, decoding and the exported files agree; no engine was run"
+    margin = ""
+    if proposals.near_ties:
+        margin = f", {proposals.near_ties} of them near-ties of at most {proposals.largest_near_tie:.0e} of the range"
+    context = proposals.probes[0]
+    text = (
+        f"PASS: training, decoding and {name} agree on all {proposals.proposals:,} proposals{margin}; "
+        f"{context.changed} of {context.proposals} depend on more than the last token"
+    )
+    if proposals.unseen:
+        text += f"; this would not have caught: {', '.join(proposals.unseen)}"
+    if proposals.not_tried:
+        text += f"; not tried: {', '.join(proposals.not_tried)}"
+    return text
 
 
-def _compare_proposals(
-    pair: _Pair, export: _Export, answers: Sequence[RecordedAnswer], share: float
-) -> ProposalComparison:
-    files = read_files(export.directory)
-    with progress("comparing proposals", "text", len(answers)) as done:
-        return compare_proposals(
-            pair.target, pair.drafter, answers, share, files, export.method, lambda: done(1)
-        )
+def report_figures(
+    compared: Compared, proposals: ProposalComparison | None, name: str | None, fault: str | None
+) -> dict[str, Any]:
+    """Return the report's figures.
 
-
-def _show_compared(console: Console, compared: Compared, dtype: str) -> None:
-    console.print(comparison_table(compared, dtype))
-    if compared.not_compared:
-        console.print(f"the export was not compared: {compared.not_compared}", markup=False)
-
-
-def _show_proposals(console: Console, proposals: ProposalComparison, name: str) -> None:
-    for table in proposal_tables(proposals, name):
-        console.print(table)
+    A margin is null where the drafter does not know the token, or a figure is no number.
+    """
+    rows = []
+    for row in compared.rows:
+        fields = row._asdict() | {"equal": row.equal, "verdict": row.verdict}
+        rows.append({key: None if value == NO_NUMBER else value for key, value in fields.items()})
+    engine = None
+    if proposals is not None:
+        engine = asdict(proposals) | {
+            "name": name,
+            "holds": proposals.fault is None and proposals.too_weak is None,
+            "no_verdict": proposals.too_weak,
+        }
+        for position, figures in zip(proposals.positions, engine["positions"], strict=True):
+            figures["verdict"] = position.verdict
+        for difference in engine["differences"]:
+            if not math.isfinite(difference["margin"]):
+                difference["margin"] = None
+    return {
+        "holds": fault is None,
+        "verdict": fault,
+        "export_not_compared": compared.not_compared,
+        "rows": rows,
+        "engine": engine,
+    }

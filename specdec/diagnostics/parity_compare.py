@@ -21,9 +21,10 @@ from torch import Tensor
 
 from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.anchors import AnchoredText, AnsweredText
-from specdec.diagnostics.parity_files import ServedDrafter, load_served
+from specdec.diagnostics.parity_files import ServedDrafter, interpret, read_files
 from specdec.diagnostics.parity_settings import Misread
 from specdec.drafter import Drafter
+from specdec.nn.backend import wide
 from specdec.nn.blocked import Blocked
 from specdec.nn.view import View
 from specdec.target import Target
@@ -60,18 +61,14 @@ def training_outputs(
     aux_1TNH = target.forward(
         ids_1T, View.packed(documents_1T), config.aux_layers, config.fusion.final_norm
     ).aux_BTNH
-    h_1TH = drafter.fuse(aux_1TNH)
+    steps = list(drafter.unroll(ids_1T, aux_1TNH, documents_1T, depth + 1, Blocked()))
     at_A = torch.tensor(slots, device=target.device)
-    features = []
-    log_probs = []
-    for step in drafter.unroll(ids_1T, aux_1TNH, documents_1T, depth + 1, Blocked()):
-        logits_AD = drafter.logits(step.normed_BTH[0, at_A])
-        features.append(h_1TH[0, at_A])
-        wide = torch.promote_types(logits_AD.dtype, torch.float32)
-        log_probs.append(logits_AD.log_softmax(-1, dtype=wide))
-        h_1TH = step.h_BTH
-    log_probs_AKD = torch.stack(log_probs, 1)
-    return DraftOutputs(torch.stack(features, 1), _over_vocabulary(drafter, log_probs_AKD))
+    read = [drafter.fuse(aux_1TNH), *(step.h_BTH for step in steps[:-1])]
+    logits_AKD = torch.stack([drafter.logits(step.normed_BTH[0, at_A]) for step in steps], 1)
+    return DraftOutputs(
+        torch.stack([h_1TH[0, at_A] for h_1TH in read], 1),
+        _over_vocabulary(drafter, logits_AKD.log_softmax(-1, dtype=wide(logits_AKD.dtype))),
+    )
 
 
 def decoding_outputs(
@@ -104,19 +101,6 @@ def fused_features(served: ServedDrafter, states: Sequence[Tensor], final_TH: Te
     """Return the features that the export makes of a text's states, (T, H); see :func:`reported_states`."""
     ids = served.settings.aux_ids
     return reference.fuse(served, [states[i] for i in ids] if ids else [final_TH])
-
-
-def served_outputs(
-    target: Target,
-    served: ServedDrafter,
-    ids: Sequence[int],
-    slots: Sequence[int],
-    depth: int,
-) -> DraftOutputs:
-    """Run the export as vLLM is documented to run it, on states that transformers reports."""
-    ids_T = torch.tensor(ids, device=target.device)
-    features_TH = fused_features(served, *reported_states(target, ids_T))
-    return DraftOutputs(*reference.draft(served, ids_T, features_TH, slots, depth))
 
 
 def _over_vocabulary(drafter: Drafter, log_probs_AKD: Tensor) -> Tensor:
@@ -183,13 +167,14 @@ def compare_outputs(
         gap = NO_NUMBER
         share = NO_NUMBER
         same_tokens = bool((known_AV == second_AV.isfinite()).all())
-        if same_tokens and not bool((first_AV.isnan() | second_AV.isnan()).any()):
+        if same_tokens and not (first_AV.isnan() | second_AV.isnan()).any():
             gap = float((first_AV - second_AV)[known_AV].abs().max())
             known = first_AV[known_AV]
             share = gap / max(float(known.max() - known.min()), 1e-30)
         first_AH = first.features_AKH[:, k]
-        difference = (first_AH - second.features_AKH[:, k]).abs().max()
-        feature_share = difference / first_AH.abs().max().clamp_min(1e-30)
+        feature_share = (
+            first_AH - second.features_AKH[:, k]
+        ).abs().max() / first_AH.abs().max().clamp_min(1e-30)
         yield ParityRow(
             pair,
             place,
@@ -219,7 +204,7 @@ class Compared(NamedTuple):
 @torch.no_grad()
 def compare_drafting(
     target: Target, drafter: Drafter, texts: Sequence[AnsweredText], depth: int, exported: Path | None = None,
-    method: str = "eagle3", on_text: Callable[[], object] = lambda: None,
+    method: str = "eagle3", advance: Callable[[int], object] = lambda done: None,
 ) -> Compared:  # fmt: skip
     """Compare at every place of every text, alone and packed behind another, at depths 0 to ``depth``.
 
@@ -227,15 +212,15 @@ def compare_drafting(
         drafter: in the target's dtype, on its device.
         exported: a checkpoint's directory; without one training and decoding alone are compared.
         method: ``eagle``, ``eagle3`` or ``dflash``, as the checkpoint is served.
-        on_text: called as each text is done.
+        advance: called with 1 as each text is done.
     """
     export = None
     not_compared = "nothing was exported" if exported is None else None
     if exported is not None:
         try:
-            export = load_served(
-                exported, method, target.embedding_weight(), target.head_weight(), target.num_layers
-            )
+            export = interpret(
+                read_files(exported), method, target.embedding_weight(), target.head_weight(), target.num_layers
+            )  # fmt: skip
         except Misread as error:
             not_compared = f"{exported}: {error}"
     rows: dict[tuple[str, str, int], ParityRow] = {}
@@ -249,12 +234,15 @@ def compare_drafting(
         }
         pairs = {DECODED: decoding_outputs(target, drafter, text.ids, slots, depth)}
         if export is not None:
-            pairs[EXPORTED] = served_outputs(target, export, text.ids, slots, depth)
-        for (pair, outputs), (place, trained_outputs) in product(pairs.items(), unrolled.items()):
-            for row in compare_outputs(pair, place, trained_outputs, outputs):
+            ids_T = torch.tensor(text.ids, device=target.device)
+            features_TH = fused_features(export, *reported_states(target, ids_T))
+            outputs = reference.draft(export, ids_T, features_TH, slots, depth)
+            pairs[EXPORTED] = DraftOutputs(*outputs)
+        for (pair, other_outputs), (place, trained) in product(pairs.items(), unrolled.items()):
+            for row in compare_outputs(pair, place, trained, other_outputs):
                 key = row.pair, row.place, row.depth
                 rows[key] = rows[key].joined(row) if key in rows else row
-        on_text()
+        advance(1)
     decoded_rows = [row for row in rows.values() if row.pair == DECODED]
     allowed = rounding(decoded_rows, target.dtype)
     export_rows = [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED]

@@ -7,7 +7,7 @@ Legend: H width, V target vocabulary, D draft vocabulary.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,17 +39,6 @@ class ServedDrafter(NamedTuple):
     target_ids_D: Tensor  # int64, the target's token for each of the drafter's
 
 
-def load_served(
-    directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor, layers: int
-) -> ServedDrafter:
-    """Load a directory beside a target of so many layers, whose embedding has the dtype and device of all weights.
-
-    Raises:
-        Misread: the engine would not load it, or not as what it was.
-    """
-    return interpret(read_files(directory), method, embedding_VH, head_VH, layers)
-
-
 def read_files(directory: Path) -> Files:
     """Read a directory without checking its contents; :class:`Misread` if it cannot be read."""
     try:
@@ -70,7 +59,13 @@ def read_files(directory: Path) -> Files:
 def interpret(
     files: Files, method: str, embedding_VH: Tensor, head_VH: Tensor, layers: int
 ) -> ServedDrafter:
-    """Return the drafter that an engine makes of a config and tensors; see :func:`load_served`."""
+    """Return the drafter that an engine makes of a config and tensors beside a target of so many layers.
+
+    All weights get the dtype and device of the target's embedding.
+
+    Raises:
+        Misread: the engine would not load it, or not as what it was.
+    """
     raw, tensors = files
     settings = read_settings(raw, method)
     sizes = {"vocab_size": settings.vocab_size, "target_hidden_size": settings.target_width}
@@ -90,7 +85,7 @@ def interpret(
             f"it lacks {HEAD}: the engine would take the first {drafts} rows of the target's"
         )
     # d2t holds offsets from draft ids to target ids.
-    ids_D = torch.arange(drafts) + weights.pop(MAP, torch.zeros(drafts)).to(torch.int64)
+    ids_D = torch.arange(drafts) + weights.pop(MAP, torch.zeros(drafts)).long()
     outside = ((ids_D < 0) | (ids_D >= settings.vocab_size)).nonzero()
     if len(outside):
         draft = int(outside[0])
@@ -104,7 +99,7 @@ def interpret(
 
 def _checked_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
     """Return all tensors that the config needs and no other; the engine itself does not miss one."""
-    wanted = dict(_wanted_shapes(settings))
+    wanted = _wanted_shapes(settings)
     # The target's embedding and head may stand in for these, and nothing reads the norms.
     H = settings.hidden_size
     optional: dict[str, Shape] = {EMBEDDING: (settings.vocab_size, H)}
@@ -124,77 +119,74 @@ def _checked_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> dict[
             raise Misread(f"{name}: the engine has no such tensor for this config and fails")
         if tuple(value.shape) != shape:
             raise Misread(f"{name} is {list(value.shape)}, the config says {list(shape)}")
-        if not bool(value.isfinite().all()):
+        if not value.isfinite().all():
             raise Misread(f"{name} holds NaN or infinities")
         checked[name] = value
-    missing = next((name for name in wanted if name not in checked), None)
-    if missing is not None:
-        left = "uninitialised"
+    if missing := next((name for name in wanted if name not in checked), None):
+        left = "at ones" if "norm" in missing else "uninitialised"
         if missing == MAP:
             left = "at the first tokens"
-        elif "norm" in missing:
-            left = "at ones"
         raise Misread(f"it lacks {missing}, which the engine leaves {left} without a word")
     return checked
 
 
-def _wanted_shapes(settings: Settings) -> Iterator[tuple[str, Shape]]:
-    """Yield every tensor's name and shape."""
+def _wanted_shapes(settings: Settings) -> dict[str, Shape]:
+    """Return every tensor's name and shape."""
     H = settings.hidden_size
-    states = len(settings.aux_ids)
     fused = settings.method != "eagle"
     block = settings.method == "dflash"
+    wanted: dict[str, Shape] = {}
     for i in range(settings.num_hidden_layers):
-        input_size = 2 * H if fused and i == 0 and not block else H
-        for name, shape in _layer_shapes(settings, input_size):
-            yield f"layers.{i}.{name}", shape
+        layer = _layer_shapes(settings, 2 * H if fused and i == 0 and not block else H)
         if i or fused:
-            yield f"layers.{i}.input_layernorm.weight", (H,)
+            layer["input_layernorm.weight"] = (H,)
+        wanted |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
     if not fused:
-        yield "fc.weight", (H, 2 * H)
-        return
+        return wanted | {"fc.weight": (H, 2 * H)}
+    wanted |= {"norm.weight": (H,), f"{'' if block else 'layers.0.'}hidden_norm.weight": (H,)}
+    width = settings.target_width
+    states = len(settings.aux_ids)
+    side_by_side = (states * width,)
     if states:
-        yield "fc.weight", (H, states * settings.target_width)
-    yield "hidden_norm.weight" if block else "layers.0.hidden_norm.weight", (H,)
-    yield "norm.weight", (H,)
+        wanted["fc.weight"] = (H, *side_by_side)
     if settings.fc_norm:
-        for n in range(states):
-            yield f"fc_norm.{n}.weight", (settings.target_width,)
+        wanted |= {f"fc_norm.{n}.weight": (width,) for n in range(states)}
     if settings.norm_before_fc:
-        yield "input_norm.weight", (states * settings.target_width,)
+        wanted["input_norm.weight"] = side_by_side
     if settings.mask_token is not None and not block:
-        yield MASK, (states * settings.target_width,)
+        wanted[MASK] = side_by_side
     if settings.drafts != settings.vocab_size:
-        yield MAP, (settings.drafts,)
+        wanted[MAP] = (settings.drafts,)
+    return wanted
 
 
-def _layer_shapes(settings: Settings, input_size: int) -> Iterator[tuple[str, Shape]]:
-    """Yield the names and shapes of one layer but for its input norm."""
+def _layer_shapes(settings: Settings, input_size: int) -> dict[str, Shape]:
+    """Return the names and shapes of one layer but for its input norm."""
     H = settings.hidden_size
     inner = settings.intermediate_size
+    queries = settings.num_attention_heads * settings.head
+    keys = settings.num_key_value_heads * settings.head
+    shapes: dict[str, Shape] = {
+        "mlp.gate_proj.weight": (inner, H),
+        "mlp.up_proj.weight": (inner, H),
+        "mlp.down_proj.weight": (H, inner),
+        "post_attention_layernorm.weight": (H,),
+    }
+    attention: dict[str, Shape] = {
+        "q_proj": (queries, input_size),
+        "k_proj": (keys, input_size),
+        "v_proj": (keys, input_size),
+        "o_proj": (H, queries),
+    }
     if settings.latent:
-        for name, shape in _latent_shapes(settings, input_size).items():
-            yield f"self_attn.{name}.weight", shape
-    else:
-        queries = settings.num_attention_heads * settings.head
-        keys = settings.num_key_value_heads * settings.head
-        shapes = {
-            "q": (queries, input_size),
-            "k": (keys, input_size),
-            "v": (keys, input_size),
-            "o": (H, queries),
-        }
-        for name, shape in shapes.items():
-            yield f"self_attn.{name}_proj.weight", shape
-            if name in settings.biased:
-                yield f"self_attn.{name}_proj.bias", shape[:1]
+        attention = _latent_shapes(settings, input_size)
     if settings.head_norms:
-        yield "self_attn.q_norm.weight", (settings.head,)
-        yield "self_attn.k_norm.weight", (settings.head,)
-    yield "mlp.gate_proj.weight", (inner, H)
-    yield "mlp.up_proj.weight", (inner, H)
-    yield "mlp.down_proj.weight", (H, inner)
-    yield "post_attention_layernorm.weight", (H,)
+        attention |= {"q_norm": (settings.head,), "k_norm": (settings.head,)}
+    for name, shape in attention.items():
+        shapes[f"self_attn.{name}.weight"] = shape
+        if name[0] in settings.biased and name.endswith("_proj"):
+            shapes[f"self_attn.{name}.bias"] = shape[:1]
+    return shapes
 
 
 def _latent_shapes(settings: Settings, input_size: int) -> dict[str, Shape]:

@@ -4,35 +4,78 @@ Each proposal is compared by itself: the drafter's chain reads the engine's own 
 first difference does not make the later ones incomparable. A token that is not the drafter's likeliest is a near-tie
 only where it lacks less than rounding can make; everything else is a difference.
 
-How much such a comparison can see depends on the drafter; see :mod:`specdec.diagnostics.parity_probes`.
+How much such a comparison can see depends on the drafter: the export's independent reference is asked how many of the
+compared proposals would have been other tokens if attention had seen the current token alone, and under each fault of
+:mod:`specdec.diagnostics.planted`.
 
-Legend: A passes, N passes of all answers, K drafts, T tokens.
+Legend: A passes, N passes of all answers, K drafts, T tokens, V target vocabulary, H hidden.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from specdec.diagnostics.parity_files import Files
-from specdec.diagnostics.parity_probes import Probe, Rounding, probe_faults
+from specdec.diagnostics import parity_reference as reference
+from specdec.diagnostics.anchors import LOG_PROBS_AT_ONCE
+from specdec.diagnostics.parity_compare import fused_features, reported_states
+from specdec.diagnostics.parity_files import Files, ServedDrafter, interpret
 from specdec.diagnostics.parity_readings import (
     Readings,
     passes_of_text,
     read_passes,
-    shortfall_of_text,
+    shortfall,
 )
+from specdec.diagnostics.planted import FAULTS, NO_SUCH_PART, Outcome, planted
 from specdec.drafter import Drafter
 from specdec.engines.proposals import RecordedAnswer
 from specdec.target import Target
+from specdec.utils.progress import progress
 
 # With fewer proposals, or fewer that the context decides, nothing is concluded.
 LEAST_PROPOSALS = 50
 LEAST_BY_CONTEXT = 10
 EXAMPLES = 5
+MOST_PROBED = 128  # passes that each fault is tried on
+# An engine may have this many times as many near-ties as the reference, and so many more.
+TIES_TIMES = 2
+TIES_MORE = 3
+CONTEXT = "attention limited to the current token"
 
 
-class DraftPosition(NamedTuple):
+@dataclass(frozen=True)
+class Probe:
+    """Whether a fault would have been seen."""
+
+    fault: str
+    proposals: int  # that it was tried on
+    # The proposals that it turns into other tokens, beyond a near-tie; None if it was not tried.
+    changed: int | None
+    not_tried: str | None = None  # the reason
+
+    @property
+    def has_no_place(self) -> bool:
+        """Whether the drafter lacks the part that the fault concerns."""
+        return self.not_tried == NO_SUCH_PART.value
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Near-ties of two sound implementations, on the proposals that faults were tried on."""
+
+    engine: int
+    reference: int  # of the export's reference, on the same passes
+
+    @property
+    def explains(self) -> bool:
+        """Whether the engine has about as few as the reference."""
+        return self.engine <= TIES_TIMES * self.reference + TIES_MORE
+
+
+@dataclass(frozen=True)
+class DraftPosition:
     """All proposals at one place of their passes."""
 
     position: int  # from 1
@@ -50,7 +93,8 @@ class DraftPosition(NamedTuple):
         return f"equal but for {self.near_ties} near-ties" if self.near_ties else "equal"
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """One proposal that is not this drafter's."""
 
     text: int  # the prompt's number, from 0
@@ -61,7 +105,8 @@ class Difference(NamedTuple):
     margin: float  # what the proposed token lacks of the likeliest one's score, as a share of the scores' range
 
 
-class ProposalComparison(NamedTuple):
+@dataclass(frozen=True)
+class ProposalComparison:
     """A real engine's answers and proposals beside ours."""
 
     positions: list[DraftPosition]
@@ -143,7 +188,7 @@ class ProposalComparison(NamedTuple):
 @torch.no_grad()
 def compare_proposals(
     target: Target, drafter: Drafter, answers: Sequence[RecordedAnswer], share: float,
-    files: Files | None = None, method: str = "eagle3", on_text: Callable[[], object] = lambda: None,
+    files: Files | None = None, method: str = "eagle3",
 ) -> ProposalComparison:  # fmt: skip
     """Compare every proposal of every pass, and say what the comparison could see.
 
@@ -152,27 +197,33 @@ def compare_proposals(
         share: of a distribution's range, that rounding may make of one log-probability.
         files: of the export that was served, for the probes; without them there are none.
         method: as the export is served.
-        on_text: called as each answer is done.
 
     Raises:
         ValueError: tokens are none of the target's, a recorded token is not the text's, or no pass was recorded.
     """
     allowed = 2 * share  # each of two candidates has an error of its own
     readings: list[Readings] = []
-    near_tokens = wrong_tokens = left_out = misread = 0
-    for number, answer in enumerate(answers):
-        passes = passes_of_text(target, answer)
-        misread += len(answer.passes) - len(passes)
-        short_T = shortfall_of_text(target, answer)
-        wrong_T = ~(short_T <= allowed)  # NaN is wrong too
-        near_tokens += int(((short_T > 0) & ~wrong_T).sum())
-        wrong_tokens += int(wrong_T.sum())
-        end = len(answer.prompt) + len(answer.ids)
-        inside = [recorded for recorded in passes if recorded.place < end]
-        left_out += len(passes) - len(inside)
-        if inside:
-            readings.append(read_passes(target, drafter, number, answer, inside))
-        on_text()
+    counts = Counter[str]()
+    with progress("comparing proposals", "text", len(answers)) as done:
+        for number, answer in enumerate(answers):
+            passes = passes_of_text(target, answer)
+            text_T = torch.tensor([*answer.prompt, *answer.ids], device=target.device)
+            begin = len(answer.prompt)
+            end = len(text_T)
+            logits_1TV = target.model(input_ids=text_T[None], use_cache=False).logits
+            short_T = shortfall(logits_1TV[0, begin - 1 : -1], text_T[begin:])
+            wrong_T = ~(short_T <= allowed)  # NaN is wrong too
+            inside = [recorded for recorded in passes if recorded.place < end]
+            counts.update(
+                tokens=len(answer.ids),
+                near_tokens=int(((short_T > 0) & ~wrong_T).sum()),
+                wrong_tokens=int(wrong_T.sum()),
+                left_out=len(passes) - len(inside),
+                misread=len(answer.passes) - len(passes),
+            )
+            if inside:
+                readings.append(read_passes(target, drafter, number, answer, inside))
+            done(1)
     if not readings:
         raise ValueError(
             "the engine proposed nothing inside its answers: give more --max_new_tokens"
@@ -186,15 +237,11 @@ def compare_proposals(
     return ProposalComparison(
         positions=_positions(readings, allowed),
         allowed=allowed,
-        largest_near_tie=float(margins_NK[near_NK].max()) if bool(near_NK.any()) else 0.0,
+        largest_near_tie=float(margins_NK[near_NK].max()) if near_NK.any() else 0.0,
         differences=_differences(readings, allowed)[:EXAMPLES],
         probes=probes,
         rounding=rounding,
-        tokens=sum(len(answer.ids) for answer in answers),
-        near_tokens=near_tokens,
-        wrong_tokens=wrong_tokens,
-        left_out=left_out,
-        misread=misread,
+        **counts,
         apart=sum(int((reading.accepted_A != reading.expected_A).sum()) for reading in readings),
     )
 
@@ -204,26 +251,97 @@ def _positions(readings: Sequence[Readings], allowed: float) -> list[DraftPositi
     margins_NK = torch.cat([reading.margin_AK for reading in readings])
     accepted_N = torch.cat([reading.accepted_A for reading in readings])
     expected_N = torch.cat([reading.expected_A for reading in readings])
-    positions = []
-    for k, margins_N in enumerate(margins_NK.unbind(1)):
-        different = int((~(margins_N <= allowed)).sum())  # NaN is no rounding
-        near_ties = int((margins_N > 0).sum()) - int((margins_N > allowed).sum())
-        accepted = int((accepted_N > k).sum())
-        expected = int((expected_N > k).sum())
-        positions.append(
-            DraftPosition(k + 1, len(margins_N), near_ties, different, accepted, expected)
+    return [
+        DraftPosition(
+            k + 1,
+            len(margins_N),
+            near_ties=int(((margins_N > 0) & (margins_N <= allowed)).sum()),
+            different=int((~(margins_N <= allowed)).sum()),  # NaN is no rounding
+            accepted=int((accepted_N > k).sum()),
+            expected=int((expected_N > k).sum()),
         )
-    return positions
+        for k, margins_N in enumerate(margins_NK.unbind(1))
+    ]
 
 
 def _differences(readings: Sequence[Readings], allowed: float) -> list[Difference]:
     """Return every proposal beyond rounding, in the order of texts and places."""
-    differences = []
-    for reading in readings:
-        for row, k in (~(reading.margin_AK <= allowed)).nonzero().tolist():
-            place = int(reading.places_A[row]) + 1 + k
-            tokens = int(reading.proposed_AK[row, k]), int(reading.likeliest_AK[row, k])
-            differences.append(
-                Difference(reading.text, place, k + 1, *tokens, float(reading.margin_AK[row, k]))
-            )
-    return differences
+    return [
+        Difference(
+            reading.text,
+            int(reading.places_A[row]) + 1 + k,
+            k + 1,
+            int(reading.proposed_AK[row, k]),
+            int(reading.likeliest_AK[row, k]),
+            float(reading.margin_AK[row, k]),
+        )
+        for reading in readings
+        for row, k in (~(reading.margin_AK <= allowed)).nonzero().tolist()
+    ]
+
+
+def probe_faults(
+    target: Target, readings: Sequence[Readings], files: Files, method: str, allowed: float
+) -> tuple[list[Probe], Rounding]:
+    """Count the proposals that each fault changes beyond a near-tie.
+
+    Args:
+        readings: all answers'; up to :data:`MOST_PROBED` passes of them are used.
+        files: the export's.
+        method: as the export is served.
+        allowed: margin of a near-tie, as a share of the range.
+    """
+    most = max(1, MOST_PROBED // len(readings))
+    samples = [_sample_passes(reading, most) for reading in readings]
+    states = [reported_states(target, reading.ids_T) for reading in samples]
+    head_VH = target.head_weight()
+
+    def served(files: Files) -> ServedDrafter:
+        return interpret(files, method, target.embedding_weight(), head_VH, target.num_layers)
+
+    def log_probs(served: ServedDrafter) -> Iterator[Tensor]:
+        """Yield the reference's log-probabilities on the engine's own drafts, (A, K, V), a few passes at a time."""
+        vocabulary = served.settings.vocab_size
+        for reading, text_states in zip(samples, states, strict=True):
+            features_TH = fused_features(served, *text_states)
+            depth = reading.proposed_AK.shape[1]
+            given_AK = reading.proposed_AK.clamp(0, vocabulary - 1)
+            at_once = max(1, LOG_PROBS_AT_ONCE // (depth * vocabulary))
+            for slots_A, rows_AK in zip(
+                (reading.places_A - 1).split(at_once), given_AK.split(at_once), strict=True
+            ):
+                yield reference.draft(
+                    served, reading.ids_T, features_TH, slots_A.tolist(), depth - 1, rows_AK
+                )[1]
+
+    def changed_by(faulty: ServedDrafter) -> int:
+        """Count the proposals that the sound reference would call different, and not a near-tie."""
+        pairs = zip(log_probs(sound), log_probs(faulty), strict=True)
+        margins = (shortfall(sound_AKV, other_AKV.argmax(-1)) for sound_AKV, other_AKV in pairs)
+        return sum(int((margin_AK > allowed).sum()) for margin_AK in margins)
+
+    sound = served(files)
+    alone = sound._replace(
+        settings=sound.settings._replace(windows=(1,) * len(sound.settings.windows))
+    )
+    sound_NK = torch.cat([log_probs_AKV.argmax(-1) for log_probs_AKV in log_probs(sound)])
+    count = sound_NK.numel()
+    probes = [Probe(CONTEXT, count, changed_by(alone))]
+    for name in FAULTS:
+        faulty_files = planted(name, files, head_VH, target.num_layers)
+        if isinstance(faulty_files, Outcome):
+            probes.append(Probe(name, 0, None, faulty_files.value))
+        else:
+            probes.append(Probe(name, count, changed_by(served(faulty_files))))
+    engine_NK = torch.cat([reading.margin_AK for reading in samples])
+    likeliest_NK = torch.cat([reading.likeliest_AK for reading in samples])
+    return probes, Rounding(int((engine_NK > 0).sum()), int((sound_NK != likeliest_NK).sum()))
+
+
+def _sample_passes(reading: Readings, most: int) -> Readings:
+    """Return at most so many of the passes, the first and the last among them."""
+    passes = len(reading.places_A)
+    rows = torch.linspace(0, passes - 1, min(most, passes)).round().long()
+    names = ("places_A", "proposed_AK", "likeliest_AK", "margin_AK")
+    chosen = {name: getattr(reading, name)[rows.to(reading.ids_T.device)] for name in names}
+    return reading._replace(**chosen)

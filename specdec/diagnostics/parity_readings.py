@@ -30,63 +30,43 @@ class Readings(NamedTuple):
 
 
 def passes_of_text(target: Target, answer: RecordedAnswer) -> list[RecordedPass]:
-    """Return the passes of an answer but the misread ones; ValueError if tokens or a pass are not of this text."""
+    """Return the passes of an answer but the misread ones; ValueError if tokens or a pass are not of this text.
+
+    Misread are passes that prefill a text in chunks and began with another token than the text's. At the end of a chunk
+    vLLM 0.32.0 hands its drafter the last token that it knows in place of the next one
+    (``prepare_next_token_ids_padded``), and keeps keys and values of it. A chunk ends inside the prompt, or, where a
+    request was preempted, at a place that an earlier pass has been beyond.
+    """
     text = [*answer.prompt, *answer.ids]
     if not all(0 <= token < target.vocab_size for token in text):
         raise ValueError(
             f"the engine's tokens are none of {target.source}'s: does it serve another target?"
         )
-    misread = _misread(answer)
-    passes = [recorded for recorded in answer.passes if recorded not in misread]
-    for recorded in passes:
-        if 0 < recorded.place < len(text) and text[recorded.place] != recorded.last:
+    furthest = len(answer.prompt)
+    passes = []
+    for recorded in answer.passes:
+        place = recorded.place
+        if not 0 < place < len(text) or text[place] == recorded.last:
+            passes.append(recorded)
+        elif place >= furthest:
             raise ValueError(
-                f"the recorded pass at place {recorded.place} reads token {recorded.last}, the text has "
-                f"{text[recorded.place]} there: this vLLM calls its drafter otherwise than those that are known (0.32)"
+                f"the recorded pass at place {place} reads token {recorded.last}, the text has {text[place]} there: "
+                "this vLLM calls its drafter otherwise than those that are known (0.32)"
             )
+        furthest = max(furthest, place)
     return passes
 
 
-def _misread(answer: RecordedAnswer) -> list[RecordedPass]:
-    """Return the passes that prefill a text in chunks and began with another token than the text's.
-
-    At the end of a chunk vLLM 0.32.0 hands its drafter the last token that it knows in place of the next one
-    (``prepare_next_token_ids_padded``), and keeps keys and values of it. A chunk ends inside the prompt, or, where a
-    request was preempted, at a place that an earlier pass has been beyond.
-    """
-    text = [*answer.prompt, *answer.ids]
-    furthest = len(answer.prompt)
-    misread = []
-    for recorded in answer.passes:
-        if 0 < recorded.place < min(furthest, len(text)) and text[recorded.place] != recorded.last:
-            misread.append(recorded)
-        furthest = max(furthest, recorded.place)
-    return misread
-
-
-def shortfall_of_text(target: Target, answer: RecordedAnswer) -> Tensor:
-    """Return what each generated token lacks of the target's likeliest, as a share of the range, (T,)."""
-    ids_T = torch.tensor([*answer.prompt, *answer.ids], device=target.device)
-    start = len(answer.prompt)
-    logits_TV = target.model(input_ids=ids_T[None], use_cache=False).logits[0, start - 1 : -1]
-    return shortfall(logits_TV, ids_T[start:])
-
-
 def read_passes(
-    target: Target,
-    drafter: Drafter,
-    number: int,
-    answer: RecordedAnswer,
-    passes: Sequence[RecordedPass],
-) -> Readings:
+    target: Target, drafter: Drafter, number: int, answer: RecordedAnswer, passes: Sequence[RecordedPass]
+) -> Readings:  # fmt: skip
     """Run the drafter behind every recorded place, on the engine's drafts and on the text's own tokens.
 
     Args:
         number: the answer's, from 0.
         passes: passes of the answer.
     """
-    ids = [*answer.prompt, *answer.ids]
-    places = [recorded.place for recorded in passes]
+    ids_T = torch.tensor([*answer.prompt, *answer.ids], device=target.device)
     depths = {len(recorded.drafts) for recorded in passes}
     if len(depths) > 1:
         raise ValueError(
@@ -94,26 +74,27 @@ def read_passes(
         )
     (depth,) = depths
     proposed_AK = torch.tensor([recorded.drafts for recorded in passes], device=target.device)
+    places_A = torch.tensor([recorded.place for recorded in passes], device=target.device)
     # The text is padded behind its end; passes that reach so far are not counted below.
-    padded_T = torch.tensor(ids + [0] * depth, device=target.device)
-    places_A = torch.tensor(places, device=target.device)
+    padded_T = torch.cat([ids_T, ids_T.new_zeros(depth)])
     text_AK = padded_T[places_A[:, None] + torch.arange(1, depth + 1, device=target.device)]
-    text = AnchoredText(target, drafter, ids, depth)
-    margins_of_groups = []
+    given_AK = proposed_AK.clamp(0, target.vocab_size - 1)
+    text = AnchoredText(target, drafter, ids_T.tolist(), depth)
     likeliest = []
+    margins_of_groups = []
     drafts_on_text = []
-    for start in range(0, len(places), text.side_by_side):
-        rows = slice(start, start + text.side_by_side)
-        chains = text.draft(places[rows], proposed_AK[rows].clamp(0, target.vocab_size - 1))
+    for rows in torch.arange(len(passes)).split(text.side_by_side):
+        places = places_A[rows].tolist()
+        chains = text.draft(places, given_AK[rows])
         likeliest.append(chains.tokens_AK)
         margins_of_groups.append(margins(drafter, chains.log_probs_AKD, proposed_AK[rows]))
-        drafts_on_text.append(text.draft(places[rows], text_AK[rows]).tokens_AK)
-    whole_A = places_A + depth < len(ids)
+        drafts_on_text.append(text.draft(places, text_AK[rows]).tokens_AK)
+    whole_A = places_A + depth < len(ids_T)
     expected_AK = (torch.cat(drafts_on_text) == text_AK).cumprod(1)
     accepted_AK = (proposed_AK == text_AK).cumprod(1)
     return Readings(
         text=number,
-        ids_T=torch.tensor(ids, device=target.device),
+        ids_T=ids_T,
         places_A=places_A,
         proposed_AK=proposed_AK,
         likeliest_AK=torch.cat(likeliest),

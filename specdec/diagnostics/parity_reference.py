@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from specdec.diagnostics.parity_files import EMBEDDING, MASK, ServedDrafter
 
-# Keys and values of every layer, (g, S, d) each; column j stands at position j.
-Past = list[tuple[Tensor, Tensor]]
+# Keys and values by layer, (g, S, d) each; column j stands at position j.
+Past = dict[int, tuple[Tensor, Tensor]]
 
 
 def draft(
@@ -40,24 +40,25 @@ def draft(
     settings = served.settings
     if settings.method == "dflash":
         return draft_blocks(served, ids_T, features_TH, anchors, depth)
-    past = _empty_past(served, features_TH)
+    past: Past = {}
     # The chains may run beyond the end of the text.
     positions_T = torch.arange(len(ids_T) + depth, device=ids_T.device)
-    text_positions = positions_T[: len(ids_T) - 1]
-    feedback_TH, hidden_TH = step(served, ids_T[1:], features_TH[:-1], text_positions, past)
+    feedback_TH, hidden_TH = step(
+        served, ids_T[1:], features_TH[:-1], positions_T[: len(ids_T) - 1], past
+    )
     mask = settings.mask_token
     if mask is not None:
         mask_1 = torch.full_like(ids_T[:1], mask)
         learned = served.weights[MASK].view(1, -1).split(settings.target_width, -1)
         learned_1H = fuse(served, list(learned))
     features = []
-    log_probs = []
+    hidden = []
     for row, anchor in enumerate(anchors):
-        chain_past = [(k_gSd[:, : anchor + 1], v_gSd[:, : anchor + 1]) for k_gSd, v_gSd in past]
+        chain_past = _up_to(past, anchor)
         given_K = ids_T[anchor + 2 : anchor + 2 + depth] if given_AK is None else given_AK[row]
         feature_1H = feedback_TH[anchor : anchor + 1]
         features.append(features_TH[anchor])
-        log_probs.append(_log_probs(served, hidden_TH[anchor]))
+        hidden.append(hidden_TH[anchor])
         for k in range(depth):
             token_1 = given_K[k : k + 1]
             if mask is not None:
@@ -66,20 +67,25 @@ def draft(
             features.append(feature_1H[0])
             position_1 = positions_T[anchor + 1 + k : anchor + 2 + k]
             feature_1H, hidden_1H = step(served, token_1, feature_1H, position_1, chain_past)
-            log_probs.append(_log_probs(served, hidden_1H[0]))
-    shape = (len(anchors), depth + 1)
-    return torch.stack(features).unflatten(0, shape), torch.stack(log_probs).unflatten(0, shape)
+            hidden.append(hidden_1H[0])
+    return _by_anchor(served, features, hidden, len(anchors))
 
 
-def _empty_past(served: ServedDrafter, features_TH: Tensor) -> Past:
-    settings = served.settings
-    key_width = value_width = settings.head
-    if settings.latent:
-        _, _, plain, turned, value_width = settings.latent
-        key_width = plain + turned
-    g = settings.num_key_value_heads
-    empty = features_TH.new_empty(g, 0, key_width), features_TH.new_empty(g, 0, value_width)
-    return [empty] * settings.num_hidden_layers
+def _up_to(past: Past, anchor: int) -> Past:
+    return {
+        i: (k_gSd[:, : anchor + 1], v_gSd[:, : anchor + 1]) for i, (k_gSd, v_gSd) in past.items()
+    }
+
+
+def _by_anchor(
+    served: ServedDrafter, features: list[Tensor], hidden: list[Tensor], anchors: int
+) -> tuple[Tensor, Tensor]:
+    """Return features (A, K, H), and log-probabilities over the target's vocabulary, (A, K, V), float32 at least."""
+    logits_ND = project(served, "lm_head", torch.stack(hidden)) * served.settings.logit_scale
+    log_ND = logits_ND.log_softmax(-1, dtype=torch.promote_types(logits_ND.dtype, torch.float32))
+    log_NV = log_ND.new_full((len(hidden), served.settings.vocab_size), float("-inf"))
+    log_NV = log_NV.index_copy(1, served.target_ids_D, log_ND)
+    return tuple(x.unflatten(0, (anchors, -1)) for x in (torch.stack(features), log_NV))
 
 
 def draft_blocks(
@@ -94,31 +100,21 @@ def draft_blocks(
     context_TH = rms(served, "hidden_norm", features_TH)
     positions_T = torch.arange(len(ids_T), device=ids_T.device)
     layers = range(settings.num_hidden_layers)
-    past = [heads(served, f"layers.{i}.self_attn", context_TH, positions_T)[1:] for i in layers]
+    past = {i: heads(served, f"layers.{i}.self_attn", context_TH, positions_T)[1:] for i in layers}
     masks = torch.full_like(ids_T[:1], settings.mask_token or 0).expand(settings.block_size - 1)
     features = []
-    log_probs = []
+    hidden: list[Tensor] = []
     for anchor in anchors:
-        block_past = [(k_gSd[:, : anchor + 1], v_gSd[:, : anchor + 1]) for k_gSd, v_gSd in past]
+        block_past = _up_to(past, anchor)
         x_MH = served.weights[EMBEDDING][torch.cat([ids_T[anchor + 1 : anchor + 2], masks])]
         positions_M = anchor + 1 + torch.arange(settings.block_size, device=ids_T.device)
         for i in layers:
             normed_MH = rms(served, f"layers.{i}.input_layernorm", x_MH)
             x_MH = x_MH + attention(served, i, normed_MH, positions_M, block_past, whole=True)
             x_MH = x_MH + feed_forward(served, i, x_MH)
-        hidden_MH = rms(served, "norm", x_MH)
+        hidden += rms(served, "norm", x_MH)[1 : depth + 2]
         features += [features_TH[anchor], *x_MH[1 : depth + 1]]
-        log_probs += [_log_probs(served, hidden_H) for hidden_H in hidden_MH[1 : depth + 2]]
-    shape = (len(anchors), depth + 1)
-    return torch.stack(features).unflatten(0, shape), torch.stack(log_probs).unflatten(0, shape)
-
-
-def _log_probs(served: ServedDrafter, hidden_H: Tensor) -> Tensor:
-    """Return log-probabilities over the target's vocabulary, (V,), float32 at least."""
-    logits_D = project(served, "lm_head", hidden_H) * served.settings.logit_scale
-    log_D = logits_D.log_softmax(-1, dtype=torch.promote_types(logits_D.dtype, torch.float32))
-    log_V = log_D.new_full((served.settings.vocab_size,), float("-inf"))
-    return log_V.index_copy(0, served.target_ids_D, log_D)
+    return _by_anchor(served, features, hidden, len(anchors))
 
 
 def fuse(served: ServedDrafter, states: list[Tensor]) -> Tensor:
@@ -171,7 +167,7 @@ def step(
 def rms(served: ServedDrafter, name: str, x: Tensor) -> Tensor:
     """Scale to a root mean square of 1 over the last axis, in float32 at least, and multiply by the weight."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    unit = wide / (wide.square().mean(-1, keepdim=True) + served.settings.rms_norm_eps).sqrt()
+    unit = F.rms_norm(wide, wide.shape[-1:], eps=served.settings.rms_norm_eps)
     return unit.to(x.dtype) * served.weights[f"{name}.weight"]
 
 
@@ -212,18 +208,19 @@ def attention(
     at = f"layers.{i}.self_attn"
     make_heads = latent_heads if read.latent else heads
     q_hMd, k_gMd, v_gMd = make_heads(served, at, x_MW, positions_M)
-    past[i] = torch.cat([past[i][0], k_gMd], 1), torch.cat([past[i][1], v_gMd], 1)
-    group = read.num_attention_heads // read.num_key_value_heads
-    k_hSd, v_hSd = (x_gSd.repeat_interleave(group, 0) for x_gSd in past[i])
-    back_MS = positions_M[:, None] - torch.arange(k_hSd.shape[1], device=positions_M.device)
+    if i in past:
+        k_gMd = torch.cat([past[i][0], k_gMd], 1)
+        v_gMd = torch.cat([past[i][1], v_gMd], 1)
+    past[i] = (k_gMd, v_gMd)
+    back_MS = positions_M[:, None] - torch.arange(k_gMd.shape[1], device=positions_M.device)
     window = read.windows[i]
-    hidden_MS = (back_MS < 0) & (not whole)
+    seen_MS = (back_MS >= 0) | whole
     if window is not None:
-        hidden_MS = hidden_MS | (back_MS >= window)
-    scores_hMS = (q_hMd @ k_hSd.mT / q_hMd.shape[-1] ** 0.5).masked_fill(hidden_MS, float("-inf"))
-    shares_hMS = scores_hMS.softmax(-1, dtype=torch.promote_types(scores_hMS.dtype, torch.float32))
-    mixed_hMd = shares_hMS.to(v_hSd.dtype) @ v_hSd
-    return project(served, f"{at}.o_proj", mixed_hMd.transpose(0, 1).flatten(1))
+        seen_MS = seen_MS & (back_MS < window)
+    mixed_1hMd = F.scaled_dot_product_attention(
+        q_hMd[None], k_gMd[None], v_gMd[None], seen_MS, enable_gqa=True
+    )
+    return project(served, f"{at}.o_proj", mixed_1hMd[0].transpose(0, 1).flatten(1))
 
 
 def latent_heads(
@@ -241,9 +238,7 @@ def latent_heads(
     latent, shared = project(served, f"{at}.kv_a_proj_with_mqa", x_MW).split([kv_rank, turned], -1)
     kv_hMd = project(served, f"{at}.kv_b_proj", rms(served, f"{at}.kv_a_layernorm", latent))
     kv_hMd = kv_hMd.unflatten(-1, (-1, plain + values)).transpose(0, 1)
-    inverse, factor = read.rope
-    angles_Mr = positions_M.float()[:, None] * inverse.to(positions_M.device)
-    cos_Mr, sin_Mr = ((f(angles_Mr) * factor).to(x_MW.dtype) for f in (torch.cos, torch.sin))
+    cos_Mr, sin_Mr = _turns(positions_M, read.rope, x_MW.dtype)
 
     def turn(x_nMr: Tensor) -> Tensor:
         even = x_nMr[..., 0::2]
@@ -258,19 +253,27 @@ def latent_heads(
 
 def rotate(x_nMd: Tensor, positions_M: Tensor, rope: tuple[Tensor, float]) -> Tensor:
     """Rotate channels j and j + r/2 together; the table is made in float32 and used in the dtype of ``x``."""
+    cos_Mr, sin_Mr = _turns(positions_M, rope, x_nMd.dtype)
+    half = cos_Mr.shape[1]
+    first, second, rest = x_nMd.tensor_split((half, 2 * half), -1)
+    return torch.cat([first * cos_Mr - second * sin_Mr, second * cos_Mr + first * sin_Mr, rest], -1)
+
+
+def _turns(
+    positions_M: Tensor, rope: tuple[Tensor, float], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of the angles, half as wide as what is rotated."""
     inverse, factor = rope
-    angles_Mr = (positions_M.float()[:, None] * inverse.to(positions_M.device)).repeat(1, 2)
-    cos_Mr, sin_Mr = ((f(angles_Mr) * factor).to(x_nMd.dtype) for f in (torch.cos, torch.sin))
-    r = angles_Mr.shape[1]
-    first = x_nMd[..., : r // 2]
-    second = x_nMd[..., r // 2 : r]
-    turned = x_nMd[..., :r] * cos_Mr + torch.cat([-second, first], -1) * sin_Mr
-    return torch.cat([turned, x_nMd[..., r:]], -1)
+    angles_Mr = positions_M.float()[:, None] * inverse.to(positions_M.device)
+    return (angles_Mr.cos() * factor).to(dtype), (angles_Mr.sin() * factor).to(dtype)
 
 
 def feed_forward(served: ServedDrafter, i: int, x_MH: Tensor) -> Tensor:
     """Return layer ``i``'s MLP, gated by SiLU, behind its norm."""
     at = f"layers.{i}.mlp"
     x_MH = rms(served, f"layers.{i}.post_attention_layernorm", x_MH)
-    gate = F.silu(project(served, f"{at}.gate_proj", x_MH))
-    return project(served, f"{at}.down_proj", gate * project(served, f"{at}.up_proj", x_MH))
+    return project(
+        served,
+        f"{at}.down_proj",
+        F.silu(project(served, f"{at}.gate_proj", x_MH)) * project(served, f"{at}.up_proj", x_MH),
+    )

@@ -5,6 +5,7 @@ Written apart from the drafter; see :mod:`specdec.diagnostics.parity_reference`.
 Legend: r rotated width.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -82,9 +83,8 @@ def read_settings(raw: Raw, method: str) -> Settings:
     latent: tuple[int, ...] = ()
     stretch = 1.0
     if architecture in DEEPSEEK:
-        latent = _latent_sizes(config, architecture)
+        latent, stretch = _latent(config, architecture)
         head = latent[3]
-        stretch = _yarn_stretch(config)
     inner: Raw = config.get("eagle_config") or {}
     aux_ids: tuple[int, ...] = ()
     if architecture in DFLASH:
@@ -93,15 +93,13 @@ def read_settings(raw: Raw, method: str) -> Settings:
         aux_ids = _aux_ids(config, inner, architecture in QWEN3)
     return Settings(
         **{key: config[key] for key in SIZES},
+        **{key: bool(config.get(key)) for key in ("norm_before_residual", *OF_EAGLE3)},
         method=method,
         drafts=(fused and config.get("draft_vocab_size")) or config["vocab_size"],
         target_width=(fused and config.get("target_hidden_size")) or config["hidden_size"],
         head=head,
         aux_ids=aux_ids,
-        norm_before_residual=bool(config.get("norm_before_residual")),
         norm_before_fc=bool(inner.get("norm_before_fc", config.get("norm_before_fc"))),
-        fc_norm=bool(config.get("fc_norm")),
-        norm_output=bool(config.get("norm_output")),
         head_norms=architecture in QWEN3 | DFLASH,
         biased=_biased(config, architecture),
         logit_scale=config.get("logit_scale", 1.0),
@@ -129,35 +127,29 @@ def _check_sizes(config: Raw) -> None:
         )
 
 
-def _latent_sizes(config: Raw, architecture: str) -> tuple[int, ...]:
-    """Return the sizes of DeepSeek's attention; :class:`Misread` for what its class does not know."""
+def _latent(config: Raw, architecture: str) -> tuple[tuple[int, ...], float]:
+    """Return the sizes of DeepSeek's attention, and its factor on the scores.
+
+    Raises:
+        Misread: the config has what this class does not know.
+    """
     latent = tuple(int(config.get(key) or 0) for key in LATENT)
     if not latent[0]:
         raise Misread(
             "config.json: q_lora_rank is nothing, and the engine looks for the queries' latent"
         )
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    unknown_kind = rope.get("rope_type", rope.get("type", "default")) not in ("default", "yarn")
-    if unknown_kind or not {"attention_factor", "truncate"}.isdisjoint(rope):
-        raise Misread(
-            f"config.json: the rope {dict(rope)}, of which this class makes DeepSeek's yarn"
-        )
+    rope = _rope_block(config)
+    yarn = rope["rope_type"] == "yarn"
+    known = yarn or rope["rope_type"] == "default"
+    if not known or not {"attention_factor", "truncate"}.isdisjoint(rope):
+        raise Misread(f"config.json: the rope {rope}, of which this class makes DeepSeek's yarn")
     for key in ("norm_before_fc", "attention_bias", *MASK_IDS):
         if config.get(key):
             raise Misread(
                 f"config.json: {key} is {config[key]!r}, which the class {architecture} does not know"
             )
-    return latent
-
-
-def _yarn_stretch(config: Raw) -> float:
-    """Return DeepSeek's factor on the scores."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "yarn":
-        return 1.0
-    share = float(rope.get("mscale_all_dim") or 0)
-    factor = max(float(rope.get("factor") or 1), 1.0)
-    return (0.1 * share * torch.tensor(factor, dtype=torch.float64).log().item() + 1) ** 2
+    share = 0.1 * float((yarn and rope.get("mscale_all_dim")) or 0)
+    return latent, (share * math.log(max(float(rope.get("factor") or 1), 1)) + 1) ** 2
 
 
 def _flat(raw: Raw) -> Raw:
@@ -275,20 +267,25 @@ def _windows(config: Raw, fused: bool) -> tuple[int | None, ...]:
     )
 
 
+def _rope_block(config: Raw) -> dict[str, Any]:
+    """Return the rope's keys with its type; if a config has both spellings, ``rope_parameters`` wins."""
+    block = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return {"rope_type": block.get("type", "default"), **block}
+
+
 def rotary(config: Raw, head_dim: int) -> tuple[Tensor, float]:
     """Return the rope that a config names: inverse frequencies, (r / 2,) float32, and the factor on cosine and sine.
 
-    The formulas are transformers'; if a config has both spellings, ``rope_parameters`` wins.
+    The formulas are transformers'.
     """
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    old = config.get("rope_scaling") or {}
-    block = dict(config.get("rope_parameters") or {"rope_type": old.get("type", "default"), **old})
+    block = _rope_block(config)
     theta = block.get("rope_theta", config.get("rope_theta"))
     if theta is None:
         raise Misread("config.json lacks rope_theta")
-    if block.get("rope_type", "default") == "default":
+    if block["rope_type"] == "default":
         share = float(
             block.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
         )

@@ -7,6 +7,7 @@ Legend: H hidden, D draft vocabulary, V target vocabulary, h heads, d head width
 """
 
 import copy
+import itertools
 import json
 from collections.abc import Callable
 from enum import Enum
@@ -24,6 +25,7 @@ from specdec.utils.files import write_json
 WINDOW = 8  # positions, of the planted one
 LONGEST = 2**29  # positions; a longer window says that there is none
 Weights = dict[str, Tensor]
+Raw = dict[str, Any]
 
 
 class Outcome(Enum):
@@ -40,15 +42,15 @@ PLANTED, NO_SUCH_PART, NOT_TRIED = Outcome
 class ExportFiles(NamedTuple):
     """An export's files, which a fault changes in place, and what it knows of the target."""
 
-    raw: dict[str, Any]  # config.json
+    raw: Raw  # config.json
     weights: Weights
     target_head_VH: Tensor
     target_layers: int
 
     @property
-    def layer(self) -> dict[str, Any]:
+    def layer(self) -> Raw:
         """The keys that describe the drafter's layers, which the speculators format nests."""
-        nested: dict[str, Any] | None = self.raw.get("transformer_layer_config")
+        nested: Raw | None = self.raw.get("transformer_layer_config")
         return self.raw if nested is None else nested
 
     @property
@@ -65,6 +67,13 @@ class ExportFiles(NamedTuple):
     def latent(self) -> bool:
         """Whether its attention is MLA."""
         return bool(self.names("kv_b_proj.weight"))
+
+    @property
+    def ids(self) -> tuple[Raw, str]:
+        """Where the ids of the target's states stand: a table, and the key in it."""
+        if self.block:
+            return self.raw.get("dflash_config", {}), "target_layer_ids"
+        return self.raw, IDS
 
     def names(self, end: str) -> list[str]:
         """The tensors of this name, in whatever module."""
@@ -102,12 +111,8 @@ def _rope_style(files: ExportFiles) -> Outcome:
     """Channels reordered so that turning those half a head apart is what turning neighbors was."""
     if files.latent:
         return NOT_TRIED
-    parts = [
-        f"{name}_{kind}"
-        for name in ("q", "k")
-        for kind in ("proj.weight", "proj.bias", "norm.weight")
-    ]
-    for name in [name for part in parts for name in files.names(part)]:
+    parts = itertools.product("qk", ("proj.weight", "proj.bias", "norm.weight"))
+    for name in [name for part in parts for name in files.names("_".join(part))]:
         by_head = files.weights[name].unflatten(0, (-1, files.layer["head_dim"]))
         files.weights[name] = torch.cat([by_head[:, 0::2], by_head[:, 1::2]], 1).flatten(0, 1)
     return PLANTED
@@ -120,14 +125,13 @@ def _position(files: ExportFiles) -> Outcome:
     inverse, _ = rotary(files.layer, files.layer["head_dim"])
     for name in files.names("q_proj.weight"):
         rows_hdi = files.weights[name].unflatten(0, (-1, files.layer["head_dim"]))
-        r = 2 * len(inverse)
+        r = len(inverse)
         cos_r1, sin_r1 = (f(inverse).to(rows_hdi.dtype)[:, None] for f in (torch.cos, torch.sin))
-        low_hri = rows_hdi[:, : r // 2]
-        high_hri = rows_hdi[:, r // 2 : r]
+        low_hri, high_hri, rest_hdi = rows_hdi.tensor_split((r, 2 * r), 1)
         turned = [
             low_hri * cos_r1 - high_hri * sin_r1,
             high_hri * cos_r1 + low_hri * sin_r1,
-            rows_hdi[:, r:],
+            rest_hdi,
         ]
         files.weights[name] = torch.cat(turned, 1).flatten(0, 1)
     return PLANTED
@@ -135,13 +139,8 @@ def _position(files: ExportFiles) -> Outcome:
 
 def _boundary(files: ExportFiles) -> Outcome:
     """One boundary a layer off, wherever there is room for it; of DFlash the outputs of layers, from 0 to the last."""
-    holder = files.raw
-    key = IDS
-    last = files.target_layers
-    if files.block:
-        holder = files.raw.get("dflash_config", {})
-        key = "target_layer_ids"
-        last = files.target_layers - 1
+    holder, key = files.ids
+    last = files.target_layers - files.block
     if key not in holder:
         return NOT_TRIED if files.block else NO_SUCH_PART
     ids = list(holder[key])
@@ -156,21 +155,21 @@ def _boundary(files: ExportFiles) -> Outcome:
 
 def _order(files: ExportFiles) -> Outcome:
     """The columns of fc moved on by one state."""
-    states = len(
-        files.raw.get(IDS, ()) or files.raw.get("dflash_config", {}).get("target_layer_ids", ())
-    )
+    holder, key = files.ids
+    states = len(holder.get(key, ()))
     if states < 2:
         return NO_SUCH_PART
-    width = files.weights["fc.weight"].shape[1] // states
-    files.weights["fc.weight"] = files.weights["fc.weight"].roll(width, 1)
+    files.weights["fc.weight"] = files.weights["fc.weight"].roll(
+        files.weights["fc.weight"].shape[1] // states, 1
+    )
     return PLANTED
 
 
-def _norm(end: str) -> Callable[[ExportFiles], Outcome]:
+def _norm(norm: str) -> Callable[[ExportFiles], Outcome]:
     """A norm's weights at ones, as an engine leaves them that finds none."""
 
     def plant(files: ExportFiles) -> Outcome:
-        names = files.names(end)
+        names = files.names(f"{norm}.weight") or files.names(f"{norm}.0.weight")
         for name in names:
             files.weights[name] = torch.ones_like(files.weights[name])
         return PLANTED if names else NO_SUCH_PART
@@ -187,10 +186,9 @@ def _map(files: ExportFiles) -> Outcome:
     """Every draft token one further, but the target's last."""
     if MAP not in files.weights:
         return NO_SUCH_PART
-    ids_D = torch.arange(len(files.weights[MAP])) + files.weights[MAP]
-    files.weights[MAP] = files.weights[MAP] + (ids_D < len(files.target_head_VH) - 1).to(
-        files.weights[MAP].dtype
-    )
+    offsets_D = files.weights[MAP]
+    last_D = torch.arange(len(offsets_D)) + offsets_D >= len(files.target_head_VH) - 1
+    files.weights[MAP] = offsets_D + (~last_D).to(offsets_D.dtype)
     return PLANTED
 
 
@@ -223,6 +221,9 @@ def _flipped(key: str) -> Callable[[ExportFiles], Outcome]:
     return plant
 
 
+NORMS = (
+    "hidden_norm", "input_layernorm", "post_attention_layernorm", "norm", "fc_norm", "input_norm", "q_norm",
+)  # fmt: skip
 FAULTS: dict[str, Callable[[ExportFiles], Outcome]] = {
     f"a window of {WINDOW}": _window,
     "the drafter's own window missing": _no_window,
@@ -231,13 +232,7 @@ FAULTS: dict[str, Callable[[ExportFiles], Outcome]] = {
     "queries one position off": _position,
     "a boundary one layer off": _boundary,
     "boundaries in another order": _order,
-    "hidden_norm missing": _norm("hidden_norm.weight"),
-    "input_layernorm missing": _norm("input_layernorm.weight"),
-    "post_attention_layernorm missing": _norm("post_attention_layernorm.weight"),
-    "norm missing": _norm("norm.weight"),
-    "fc_norm missing": _norm("fc_norm.0.weight"),
-    "input_norm missing": _norm("input_norm.weight"),
-    "q_norm missing": _norm("q_norm.weight"),
+    **{f"{norm} missing": _norm(norm) for norm in NORMS},
     "norms' epsilon times 100": _epsilon,
     "d2t one token off": _map,
     "weights rounded to bfloat16": _dtype,

@@ -44,6 +44,7 @@ SLOTS = 2048
 RECORD = "robustness.json"
 REPORT = "report.md"
 FIGURE = "robustness.png"
+Document = dict[str, Any]  # ``robustness.json``, or a part of it
 Counts = dict[str, tuple[int, int]]  # committed tokens and target passes of every prompt, by its id
 SHARES: dict[str, Callable[[Array], Array]] = {  # of sums under a condition and clean, (..., 4)
     "length_kept": over,
@@ -129,11 +130,10 @@ def planned_run(condition: Condition, clean: CleanRun) -> ConditionRun:
     run = ConditionRun(condition)
     for prompt in clean.prompts:
         name = prompt.prompt_id
-        clean_ids = clean.asked[name]
-        if condition != CLEAN and not isinstance(clean_ids, list):
-            continue
-        ids = clean_ids
+        ids = clean_ids = clean.asked[name]
         if condition != CLEAN:
+            if not isinstance(clean_ids, list):
+                continue
             try:
                 ids = clean.first_ids(condition.conversation(prompt, clean))
             except ValueError as error:
@@ -184,18 +184,18 @@ def counts(answers: Sequence[Answer]) -> Counts:
     return totals
 
 
-def kept_figures(under: Counts, clean: Counts) -> dict[str, Any]:
+def kept_figures(under: Counts, clean: Counts) -> Document:
     """Return what is kept under a condition, with intervals over the prompts with a target pass in both runs."""
-    names = [name for name, (_, passes) in under.items() if passes and clean.get(name, (0, 0))[1]]
-    rows = [[*under[name], *clean[name]] for name in names]
+    rows = [[*sums, *clean.get(name, (0, 0))] for name, sums in under.items()]
     rows_P4 = np.array(rows, dtype=np.float64).reshape(-1, 4)
+    rows_P4 = rows_P4[(rows_P4[:, 1::2] > 0).all(1)]
     figures = {"acceptance_length": measured(rows_P4, bounds=LENGTH)}
     figures |= {name: measured(rows_P4, share, POSITIVE) for name, share in SHARES.items()}
     known = {name: None if figure["mean"] is None else figure for name, figure in figures.items()}
-    return {"measured_prompts": len(names)} | known
+    return {"measured_prompts": len(rows_P4)} | known
 
 
-def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
+def record(runs: Sequence[ConditionRun]) -> Document:
     """Return what the drafter keeps under every condition; the first run is the clean one.
 
     ``committed`` and ``passes`` are in the order of ``prompts``, 0 for a prompt without a target pass.
@@ -206,22 +206,18 @@ def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
     for run in runs:
         totals = counts(run.answers)
         tokens, passes_of_prompts = zip(*(totals.get(name, (0, 0)) for name in ids), strict=True)
+        name = run.condition.name
+        about = {"name": name, "title": name, "skipped": run.skipped, "left_out": run.left_out}
         conditions.append(
-            {
-                "name": run.condition.name,
-                "title": run.condition.name,
-                "skipped": run.skipped,
-                "left_out": run.left_out,
-                "committed": tokens,
-                "passes": passes_of_prompts,
-                **kept_figures(totals, clean),
-                **looping(run.answers),
-            }
+            about
+            | {"committed": tokens, "passes": passes_of_prompts}
+            | kept_figures(totals, clean)
+            | looping(run.answers)
         )
     return {"version": 1, "prompts": ids, "clean": CLEAN.name, "conditions": conditions}
 
 
-def robustness_tables(result: dict[str, Any]) -> list[ReportTable]:
+def robustness_tables(result: Document) -> list[ReportTable]:
     """Return tables of what is kept under every condition, and of what was not measured."""
     rows = []
     skipped = []
@@ -235,8 +231,15 @@ def robustness_tables(result: dict[str, Any]) -> list[ReportTable]:
             format_interval(condition[share], lambda value: f"{100 * value:.0f}", " %")
             for share in SHARES
         ]
-        left_out = len(condition["left_out"])
-        rows.append([name, length, *shares, str(condition["measured_prompts"]), str(left_out)])
+        rows.append(
+            [
+                name,
+                length,
+                *shares,
+                str(condition["measured_prompts"]),
+                str(len(condition["left_out"])),
+            ]
+        )
     headings = [
         "Condition",
         "Acceptance length",
@@ -253,7 +256,7 @@ def robustness_tables(result: dict[str, Any]) -> list[ReportTable]:
     ]
 
 
-def plot_robustness(result: dict[str, Any], path: Path) -> None:
+def plot_robustness(result: Document, path: Path) -> None:
     """Draw what is kept under every condition as a PNG at ``path``."""
     rows = [condition for condition in result["conditions"][1:] if condition["skipped"] is None]
     figure = Figure(figsize=(13, max(4.0, 1.4 + 0.2 * len(rows))), dpi=110, layout="constrained")
@@ -262,9 +265,14 @@ def plot_robustness(result: dict[str, Any], path: Path) -> None:
         for y, condition in enumerate(rows):
             figure_of_share = condition[share]
             if figure_of_share is not None:
-                ends = [[end] for end in whiskers(figure_of_share)]
-                mean = figure_of_share["mean"]
-                axes.errorbar([mean], [y], xerr=ends, capsize=2, linestyle="", **style(0))
+                axes.errorbar(
+                    [figure_of_share["mean"]],
+                    [y],
+                    xerr=[[end] for end in whiskers(figure_of_share)],
+                    capsize=2,
+                    linestyle="",
+                    **style(0),
+                )
         axes.axvline(1, color="black", linewidth=1.1, linestyle="--")
         axes.set_xlabel(f"{share.replace('_', ' ')} (share of clean; 95 % interval over prompts)")
         axes.grid(axis="x", alpha=0.3)

@@ -17,24 +17,23 @@ Legend: A places, S places and some more, K drafts, P prompts, F series.
 """
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from specdec.decoding import Chain, Request, SpeculativeDecoder
 from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, AnsweredText
-from specdec.diagnostics.drift_measure import SERIES, drafted, read_inputs
+from specdec.diagnostics.drift_measure import SERIES, Document, drafted, read_inputs
 from specdec.drafter import Drafter
 from specdec.report.statistics import LENGTH, Array, Measured, less, measured
 from specdec.report.tables import ReportTable, format_interval, style, whiskers
 from specdec.target import Target
 from specdec.utils.text import how_many
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 PERFECT = "perfect"
 VOCABULARY = "vocabulary"
@@ -63,8 +62,9 @@ MEANINGS = {  # title, and what a loss there means
     OBSERVED: ("observed by decoding", "what specdec evaluate measures for this chain"),
 }
 
-# by name: the drafts that are accepted in every pass of every prompt
-Levels = dict[str, list[list[int]]]
+# the drafts that are accepted in every pass of every prompt
+Passes = list[list[int]]
+Levels = dict[str, Passes]
 
 
 class MeasuredText(NamedTuple):
@@ -113,19 +113,20 @@ def measure_levels(
     if not texts:
         raise ValueError("no answer comes to a target pass: all end with their first token")
     # Drift is the loss at the passes of true features, exposure the loss of the same drafts at their own passes.
-    passes_of = {
-        PERFECT: (PERFECT, PERFECT),
-        VOCABULARY: (VOCABULARY, VOCABULARY),
-        TRUE_FEATURES: (TRUE_FEATURES, TRUE_FEATURES),
+    drafts_and_passes = {name: (name, name) for name in DOWN} | {
         OWN_FEATURES: (OWN_FEATURES, TRUE_FEATURES),
         OWN_TOKENS: (OWN_FEATURES, OWN_FEATURES),
     }
     levels = {
-        level: [_accepted_at_passes(text.accepted, *names) for text in texts]
-        for level, names in passes_of.items()
+        level: [
+            [text.accepted[drafts][place] for place in pass_starts(text.accepted[passes])]
+            for text in texts
+        ]
+        for level, (drafts, passes) in drafts_and_passes.items()
     }
-    prompts = [text.prompt for text in texts]
-    levels[OBSERVED] = observed_passes(target, drafter, prompts, max_new_tokens, depths, advance)
+    levels[OBSERVED] = observed_passes(
+        target, drafter, [text.prompt for text in texts], max_new_tokens, depths, advance
+    )
     return levels, texts
 
 
@@ -171,15 +172,10 @@ def measure_text(
     return MeasuredText(text.prompt_id, text.ids[: text.prompt], accepted, sums_FK2, inputs_FR2)
 
 
-def _accepted_at_passes(accepted: dict[str, list[int]], name: str, passes_of: str) -> list[int]:
-    """Return the drafts that one level accepts at the passes of another."""
-    return [accepted[name][place] for place in pass_starts(accepted[passes_of])]
-
-
 def observed_passes(
     target: Target, drafter: Drafter, prompts: Sequence[list[int]], max_new_tokens: int, depth: int,
     advance: Callable[[int], object],
-) -> list[list[int]]:  # fmt: skip
+) -> Passes:  # fmt: skip
     """Return the drafts that every pass of decoding with a chain accepts, by prompt."""
     batch = min(ANSWERS_SIDE_BY_SIDE, target.most_texts, len(prompts))
     decoder = SpeculativeDecoder(target, drafter, Chain(depth), batch=batch)
@@ -191,7 +187,7 @@ def observed_passes(
     return [accepted[number] for number in range(len(prompts))]
 
 
-def waterfall(levels: Levels) -> dict[str, Any]:
+def waterfall(levels: Levels) -> Document:
     """Return the levels, the bars between them, and whether they add up to what decoding accepts; JSON-ready.
 
     Args:
@@ -212,37 +208,35 @@ def waterfall(levels: Levels) -> dict[str, Any]:
         {"from": upper, "to": lower, "loss": _loss(levels[upper], levels[lower])}
         for upper, lower in itertools.pairwise(DOWN)
     ]
-    check = _check_sum(levels[OWN_TOKENS], levels[OBSERVED])
-    return {"levels": rows, "bars": bars, "check": check}
-
-
-def _check_sum(expected: list[list[int]], observed: list[list[int]]) -> dict[str, Any]:
-    """Return whether decoding accepts what the bars add up to, and in how many passes it accepts the same."""
+    expected = levels[OWN_TOKENS]
+    observed = levels[OBSERVED]
     difference = _loss(expected, observed)
     mean, low, high = (difference[key] for key in ("mean", "low", "high"))
     assert mean is not None
     holds = mean == 0
     if low is not None and high is not None:
         holds = abs(mean) < INVISIBLE or low <= 0 <= high
-    same = 0
-    for passes, observed_passes in zip(expected, observed, strict=True):
-        if len(passes) == len(observed_passes):
-            same += sum(a == b for a, b in zip(passes, observed_passes, strict=True))
-    return {
+    same = sum(
+        sum(map(operator.eq, passes, observed_passes))
+        for passes, observed_passes in zip(expected, observed, strict=True)
+        if len(passes) == len(observed_passes)
+    )
+    check = {
         "holds": holds,
         "difference": difference,
         "passes": sum(map(len, observed)),
         "same_passes": same,
     }
+    return {"levels": rows, "bars": bars, "check": check}
 
 
-def _sums(accepted: Sequence[Sequence[int]]) -> Array:
+def _sums(accepted: Passes) -> Array:
     """Return tokens committed, and passes, of every prompt, (P, 2)."""
     sums = [(sum(passes) + len(passes), len(passes)) for passes in accepted]
     return np.array(sums, dtype=np.float64)
 
 
-def _loss(upper: list[list[int]], lower: list[list[int]]) -> Measured:
+def _loss(upper: Passes, lower: Passes) -> Measured:
     """Return one level's acceptance length less another's, over the prompts with a pass on both."""
     sums_P4 = np.concatenate([_sums(upper), _sums(lower)], axis=1)
     both_P4 = sums_P4[(sums_P4[:, 1::2] > 0).all(1)]
@@ -254,23 +248,32 @@ def _loss(upper: list[list[int]], lower: list[list[int]]) -> Measured:
     return loss
 
 
-def waterfall_table(result: dict[str, Any], depth: int) -> ReportTable:
+def waterfall_table(result: Document, depth: int) -> ReportTable:
     """Return a table of the levels, with what was lost to each."""
     losses = {bar["to"]: bar["loss"] for bar in result["bars"]}
     rows = []
     for level in result["levels"]:
         title, meaning = MEANINGS[level["name"]]
-        loss = losses.get(level["name"])
-        rows.append([title, _figure(level["acceptance_length"]), _figure(loss), meaning])
-    headings = ["Level", "Acceptance length", "Loss", "What it means"]
-    return ReportTable(f"Where acceptance is lost: chains of {depth}", headings, rows)
+        rows.append(
+            [
+                title,
+                _figure(level["acceptance_length"]),
+                _figure(losses.get(level["name"])),
+                meaning,
+            ]
+        )
+    return ReportTable(
+        f"Where acceptance is lost: chains of {depth}",
+        ["Level", "Acceptance length", "Loss", "What it means"],
+        rows,
+    )
 
 
 def _figure(value: Measured | None) -> str:
     return format_interval(value, lambda number: f"{number:z.2f}")
 
 
-def waterfall_verdict(result: dict[str, Any]) -> str:
+def waterfall_verdict(result: Document) -> str:
     """Return whether the bars add up to what decoding accepts, with the sum."""
     check = result["check"]
     levels = {level["name"]: level["acceptance_length"]["mean"] for level in result["levels"]}
@@ -286,8 +289,11 @@ def waterfall_verdict(result: dict[str, Any]) -> str:
     )
 
 
-def draw_waterfall(measured_by_drafter: Sequence[dict[str, Any]], axes: "Axes") -> None:
-    """Draw a bar for each step, hanging from the level above; a bar for each drafter, in its color."""
+def draw_waterfall(measured_by_drafter: Sequence[Document], axes: Axes) -> None:
+    """Draw a length from zero on, or a loss down from the level above, with interval and number.
+
+    There is a bar for each drafter, in its color.
+    """
     count = len(measured_by_drafter)
     longest = 1.2
     for number, result in enumerate(measured_by_drafter):
@@ -299,47 +305,23 @@ def draw_waterfall(measured_by_drafter: Sequence[dict[str, Any]], axes: "Axes") 
         bars.append((0.0, lengths[OBSERVED]))
         for row, (upper, figure) in enumerate(bars):
             y = row + 0.7 * ((number + 0.5) / count - 0.5)
-            _draw_bar(axes, y, upper, figure, 0.7 / count, number, fontsize=max(5, 9 - count))
+            mean = figure["mean"]
+            end = upper - mean if upper else mean
+            below, above = whiskers(figure)[:: -1 if upper else 1]
+            axes.barh(
+                y, end - upper, left=upper, height=0.7 / count, color=style(number)["color"], edgecolor="black",
+                linewidth=0.6, hatch="////" if upper and mean < 0 else "",
+            )  # fmt: skip
+            axes.errorbar(
+                [end], [y], xerr=[[below], [above]], color="black", capsize=2, elinewidth=1
+            )
+            axes.annotate(
+                _figure(figure), (max(end + above, upper), y), xytext=(6, 0), textcoords="offset points",
+                va="center", fontsize=max(5, 9 - count),
+            )  # fmt: skip
     axes.set(
         xlim=(1, longest + 0.4 * (longest - 1)), ylim=(len(DOWN) + 0.6, -0.6), xticks=range(1, int(longest) + 1),
         xlabel="tokens per target pass, bonus token included; hatched: gained", title="Where acceptance is lost",
     )  # fmt: skip
     axes.set_yticks(range(len(DOWN) + 1), [MEANINGS[name][0] for name in (*DOWN, OBSERVED)])
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_bar(
-    axes: "Axes",
-    y: float,
-    upper: float,
-    figure: Measured,
-    height: float,
-    number: int,
-    fontsize: int,
-) -> None:
-    """Draw a length from zero on, or a loss down from the level above, with its interval and number."""
-    mean = figure["mean"]
-    assert mean is not None
-    end = upper - mean if upper else mean
-    below, above = whiskers(figure)
-    if upper:
-        below, above = above, below
-    axes.barh(
-        y,
-        end - upper,
-        left=upper,
-        height=height,
-        color=style(number)["color"],
-        edgecolor="black",
-        linewidth=0.6,
-        hatch="////" if upper and mean < 0 else "",
-    )
-    axes.errorbar([end], [y], xerr=[[below], [above]], color="black", capsize=2, elinewidth=1)
-    axes.annotate(
-        _figure(figure),
-        (max(end + above, upper), y),
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=fontsize,
-    )

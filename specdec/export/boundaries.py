@@ -8,7 +8,8 @@ import logging
 from collections.abc import Mapping
 
 from specdec.drafter import Concat
-from specdec.export.keys import AUX, IDS, Raw
+from specdec.export.keys import AUX, IDS
+from specdec.export.tensors import Raw
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +83,16 @@ def aux_boundaries(
         raise ValueError(
             f"{IDS} is {top} at the top and {outputs} in eagle_config: the second should be one less everywhere; {HELP}"
         )
-    outputs_alone = outputs if not top and not layer_ids else None
-    if not one_numbering:
-        _check_numbering(top, outputs, outputs_alone, boundaries, usual)
+    outputs_alone = bool(outputs) and not top and not layer_ids
+    # A list that stands alone may equal EAGLE-3's own boundaries in the other place's numbering.
+    shifted = outputs_alone and sorted(outputs or ()) == usual
+    if top and not outputs:
+        shifted = [i + 1 for i in boundaries] == usual
+    if shifted and not one_numbering:
+        raise ValueError(
+            f"{IDS} is {top or outputs} {'at the top' if top else 'in eagle_config'}: EAGLE-3's {usual}, if it were "
+            f"numbered as in the other of the two places: {HELP}"
+        )
     if outputs_alone and not are_boundaries:
         log.warning(
             "%s stands in eagle_config alone: read as outputs of layers, as SGLang does; vLLM reads it as boundaries "
@@ -97,22 +105,3 @@ def aux_boundaries(
             f"{IDS} names boundaries {boundaries}: each must be named once, in 0..{num_target_layers}"
         )
     return tuple(boundaries)
-
-
-def _check_numbering(
-    top: list[int] | None,
-    outputs: list[int] | None,
-    outputs_alone: list[int] | None,
-    boundaries: list[int],
-    usual: list[int],
-) -> None:
-    """Raise ValueError if a list that stands alone equals EAGLE-3's own boundaries in the other place's numbering."""
-    if top and not outputs:
-        shifted = [i + 1 for i in boundaries] == usual
-    else:
-        shifted = bool(outputs_alone) and sorted(outputs_alone or ()) == usual
-    if shifted:
-        raise ValueError(
-            f"{IDS} is {top or outputs} {'at the top' if top else 'in eagle_config'}: EAGLE-3's {usual}, if it were "
-            f"numbered as in the other of the two places: {HELP}"
-        )

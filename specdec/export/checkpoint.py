@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec.drafter.io import FLOATS, WHOLE, measure
 from specdec.export import tensors as named
+from specdec.export.tensors import Raw, Weights
 from specdec.utils import hub
 from specdec.utils.reading import SUMS, check_sums, read_json, regular, sha256
 
@@ -28,9 +29,9 @@ class Checkpoint(NamedTuple):
     """The contents of a directory."""
 
     where: str
-    raw: dict[str, Any]  # ``config.json``
-    tensors: dict[str, Tensor]  # by name, see :func:`specdec.export.tensors.normalize_name`
-    ours: dict[str, Any] | None  # ``specdec.json``, which only our own exports have
+    raw: Raw  # ``config.json``
+    tensors: Weights  # by name, see :func:`specdec.export.tensors.normalize_name`
+    ours: Raw | None  # ``specdec.json``, which only our own exports have
     layer: str = ""  # the prefix of the first layer's names in the file
 
 
@@ -66,8 +67,11 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         ValueError: a file is missing or damaged, or two tensors have one name.
     """
     raw = _read_object(directory / CONFIG)
-    files = _weight_files(directory)
-    tensors: dict[str, Tensor] = {}
+    patterns = (WEIGHTS, "*.safetensors", "pytorch_model.bin", "*.bin")
+    files = next(filter(None, (sorted(directory.glob(pattern)) for pattern in patterns)), None)
+    if files is None:
+        raise ValueError(f"{directory}: no {WEIGHTS}, nor another file of weights")
+    tensors: Weights = {}
     layer = ""
     for file in files:
         for name, value in _read_tensors(file).items():
@@ -93,26 +97,21 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     return Checkpoint(str(directory), raw, tensors, ours, layer)
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    """Return the files that match the first pattern that any file matches."""
-    for pattern in (WEIGHTS, "*.safetensors", "pytorch_model.bin", "*.bin"):
-        if files := sorted(directory.glob(pattern)):
-            return files
-    raise ValueError(f"{directory}: no {WEIGHTS}, nor another file of weights")
-
-
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> Raw:
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path}: not a JSON object")
     return value
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
+def _read_tensors(file: Path) -> Weights:
     """Return a file's tensors, which take no more memory than it has bytes; ValueError if it is damaged or has more."""
     if file.suffix == ".safetensors":
-        readable = {*FLOATS, *WHOLE.values(), *named.FP8.values()}
-        if unreadable := {header.dtype for header in measure(file).values()} - readable:
+        if unreadable := {header.dtype for header in measure(file).values()} - {
+            *FLOATS,
+            *WHOLE.values(),
+            *named.FP8.values(),
+        }:
             raise ValueError(
                 f"{file}: weights of {unreadable.pop()}: only unquantised ones can be read"
             )

@@ -5,6 +5,7 @@ A class goes by the name that the target's ``config.json`` gives.
 
 from typing import Any
 
+from specdec.export.tensors import Raw
 from specdec.utils.vllm import hands_over_states
 
 THROUGH_TRANSFORMERS = ["--model-impl", "transformers"]
@@ -110,7 +111,7 @@ def heads_of_mixed(hf_config: Any) -> tuple[int, int] | None:
     return getattr(hf_config, "num_key_value_heads", None) or heads, head_dim
 
 
-def target_facts(hf_config: Any, architecture: str) -> dict[str, Any]:
+def target_facts(hf_config: Any, architecture: str) -> Raw:
     """Return the fields of :class:`Subject` that depend on the target alone.
 
     Args:

@@ -8,16 +8,16 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
-from torch import Tensor
 
 from specdec.drafter import MLA, Drafter, PostNorm
 from specdec.export import keys, tensors
 from specdec.export.engine_targets import target_flags
 from specdec.export.subject import EMBEDDING, Subject
 from specdec.export.switches import SGLANG, SWITCHES, VLLM, lint
+from specdec.export.tensors import Raw, Weights
 from specdec.target import NotServable, TargetSource
 from specdec.utils.vllm import configured_python
 
@@ -87,7 +87,7 @@ class Format:
         releases.discard("")
         return max(releases, key=lambda release: [*map(int, release.split("."))], default=None)
 
-    def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
+    def config(self, subject: Subject, target: str, draft_tokens: int) -> Raw:
         """Return the whole ``config.json``; some formats name the target and the drafts a pass in it."""
         written = _keys(subject)
         # Without this key EAGLE's own code reads the target's embedding.
@@ -116,10 +116,10 @@ class Format:
             return ["LlamaForCausalLMEagle3"]
         return ["Eagle3LlamaForCausalLM"]
 
-    def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
+    def tensors(self, drafter: Drafter, subject: Subject) -> Weights:
         """Return the checkpoint's tensors, contiguous, in the drafter's dtype; vocabulary maps are int64 and bool."""
         names = tensors.name_table(subject.config)
-        weights: dict[str, Tensor] = {}
+        weights: Weights = {}
         for published, value in tensors.to_published(drafter.state_dict(), subject.config).items():
             if published == VOCABULARY or published in subject.shared:
                 continue
@@ -134,11 +134,15 @@ class Format:
             if subject.method == "eagle3":
                 name = name.replace("layers.0.", self.first_layer)
             weights[name] = value
-        if subject.config.attention_bias == "qkv" and _builds_output_bias(subject):
+        # A class that builds a bias on queries builds one on the attention's output, and leaves at random what a file
+        # lacks; but EAGLE-1's and Qwen3's of method eagle3 build none.
+        qwen3 = subject.method == "eagle3" and subject.config.norms.query_key
+        if subject.config.attention_bias == "qkv" and subject.method != "eagle" and not qwen3:
             for name in [*weights]:
                 if name.endswith("self_attn.o_proj.weight"):
-                    bias = weights[name].new_zeros(len(weights[name]))
-                    weights[name.replace(".weight", ".bias")] = bias
+                    weights[name.replace(".weight", ".bias")] = weights[name].new_zeros(
+                        len(weights[name])
+                    )
         if not drafter.vocab.complete:
             ids_D = drafter.vocab.target_ids_D
             weights[tensors.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
@@ -161,23 +165,13 @@ class Format:
         return f"VLLM_USE_V2_MODEL_RUNNER=0 {line}" if last_state else line
 
 
-def _keys(subject: Subject) -> dict[str, Any]:
+def _keys(subject: Subject) -> Raw:
     return keys.config_to_keys(
         subject.config,
         subject.method,
         unbounded=subject.narrowed,
         own_rope=subject.rope_is_changed,
     )
-
-
-def _builds_output_bias(subject: Subject) -> bool:
-    """Return whether the engine's class builds a bias on the attention's output wherever it builds one on queries.
-
-    It leaves at random what a file lacks. EAGLE-1's class and Qwen3's of method eagle3 build none.
-    """
-    if subject.method == "eagle":
-        return False
-    return subject.method != "eagle3" or not subject.config.norms.query_key
 
 
 def from_anywhere(target: TargetSource) -> TargetSource:
@@ -199,7 +193,7 @@ def vllm_arguments(
     """
     arguments = ["serve", target.servable()]
     if drafter is not None:
-        speculative: dict[str, Any] = {
+        speculative: Raw = {
             "method": drafter.method,  # else vLLM guesses it from the path
             "model": str(drafter.directory),
             "num_speculative_tokens": draft_tokens,
@@ -230,23 +224,25 @@ class SglangFormat(Format):
             return ["Eagle3DeepseekV2ForCausalLM"]
         return ["LlamaForCausalLMEagle3"]
 
-    def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
+    def tensors(self, drafter: Drafter, subject: Subject) -> Weights:
         """Return the base's tensors, EAGLE-1's bias even if zero, and both engines' names of further input norms."""
         weights = super().tensors(drafter, subject)
         if subject.method == "eagle":
-            fc = weights["fc.weight"]
-            weights.setdefault("fc.bias", torch.zeros(subject.config.hidden_size, dtype=fc.dtype))
+            weights.setdefault(
+                "fc.bias", torch.zeros(subject.config.hidden_size, dtype=weights["fc.weight"].dtype)
+            )
             return weights
         for i in range(1, subject.config.num_layers):
-            norm = weights[f"layers.{i}.input_layernorm.weight"]
-            weights[f"layers.{i}.hidden_norm.weight"] = norm.clone()
+            weights[f"layers.{i}.hidden_norm.weight"] = weights[
+                f"layers.{i}.input_layernorm.weight"
+            ].clone()
         return weights
 
     def command(
         self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int
     ) -> str:
         """Return the line that serves a chain, as vLLM's does; a larger ``--speculative-eagle-topk`` makes a tree."""
-        arguments: dict[str, Any] = {
+        arguments: Raw = {
             "model-path": from_anywhere(target).servable(),
             "speculative-algorithm": subject.method.upper(),
             "speculative-draft-model-path": directory,
@@ -258,13 +254,16 @@ class SglangFormat(Format):
             arguments["revision"] = target.revision
         if subject.config.attention_window != "full":
             arguments["speculative-draft-window-size"] = subject.config.attention_window
-        line = "python -m sglang.launch_server"
-        for name, value in arguments.items():
-            line += f" --{name} {shlex.quote(str(value))}"
+        flags = (f" --{name} {shlex.quote(str(value))}" for name, value in arguments.items())
+        line = f"python -m sglang.launch_server{''.join(flags)}"
         return f"{line} --trust-remote-code" if target.trust_remote_code else line
 
 
 LAYER = "transformer_layer_config"
+# The classes by kind.
+SPECULATORS = {
+    "eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator", "dflash": "DFlashSpeculator"
+}  # fmt: skip
 SPECULATORS_VERSION = "0.9.0"
 # The flat keys that stand at the top in the speculators format; the others describe the layer.
 TOP = {
@@ -279,7 +278,7 @@ class SpeculatorsFormat(Format):
     name: ClassVar[str] = "speculators"
     first_layer: ClassVar[str] = "layers.0."  # the library's layers are all numbered
 
-    def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
+    def tensors(self, drafter: Drafter, subject: Subject) -> Weights:
         """Return the base's tensors and the token embedding, which the library would leave uninitialized."""
         return super().tensors(drafter, subject) | {
             EMBEDDING: drafter.embed_tokens.weight.detach().cpu().contiguous()
@@ -304,20 +303,14 @@ class SpeculatorsFormat(Format):
                 f"{VLLM} cannot serve this drafter: the speculators format has no {kind}: use --format vllm"
             )
 
-    def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
+    def config(self, subject: Subject, target: str, draft_tokens: int) -> Raw:
         """Return the layer's config in a block, the drafter's switches at the top, and the target by name."""
         flat = _keys(subject)
         top = {key: value for key, value in flat.items() if key in TOP}
-        kind = "eagle3"
-        architecture = "Eagle3Speculator"
-        if subject.method == "dflash":
-            kind = "dflash"
-            architecture = "DFlashSpeculator"
+        kind = "peagle" if subject.parallel else subject.method
+        if kind == "dflash":
             top[keys.AUX] = list(subject.config.aux_layers)
             top["mask_token_id"] = flat.pop("dflash_config")["mask_token_id"]
-        elif subject.parallel:
-            kind = "peagle"
-            architecture = "PEagleSpeculator"
         layer = {key: value for key, value in flat.items() if key not in TOP}
         layer.pop("eagle_config", None)  # SGLang's
         if subject.parallel:
@@ -334,7 +327,7 @@ class SpeculatorsFormat(Format):
             "architectures": [subject.architecture],
         }
         return {
-            "architectures": [architecture],
+            "architectures": [SPECULATORS[kind]],
             "speculators_model_type": kind,
             "speculators_version": SPECULATORS_VERSION,
             LAYER: layer | {"tie_word_embeddings": False},
@@ -362,7 +355,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def flat(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def flat(raw: Raw) -> Raw:
     """Return the keys of a ``config.json`` without nesting, which only speculators has.
 
     Raises:
@@ -371,7 +364,7 @@ def flat(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if "speculators_config" not in raw and "speculators_model_type" not in raw:
         return raw
     kind = raw.get("speculators_model_type")
-    if kind not in ("eagle3", "peagle", "dflash"):
+    if kind not in [*SPECULATORS]:  # a stranger may have written what has no hash
         raise ValueError(
             f"speculators_model_type is {kind!r}; only eagle3, peagle and dflash can be read"
         )

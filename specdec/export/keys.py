@@ -5,6 +5,7 @@ implied by others; engines want them all the same. The tables are flat: a format
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, Qwen3Config
 
 from specdec.drafter import GQA, MLA, DrafterConfig, MaskBlock, MaskConstant, PostNorm
+from specdec.export.tensors import Raw
 from specdec.nn.rope import rope_parameters
 from specdec.utils.numbers import MOST_LAYERS
 
@@ -25,7 +27,6 @@ UNBOUNDED = 2**30  # a window longer than any text; sums of it and positions sta
 TARGET_LAYERS = "target_layer_count"
 # No engine reads this key of a rope block; it makes the block differ from the target's.
 OWNER = "owner"
-Raw = Mapping[str, Any]
 
 
 class KeyRow(NamedTuple):
@@ -33,7 +34,7 @@ class KeyRow(NamedTuple):
 
     key: str
     write: Callable[[DrafterConfig], Any]
-    read: Callable[[Raw, Any], dict[str, Any]] | None = None
+    read: Callable[[Raw, Any], Raw] | None = None
     """Return the fields that the file and transformers' config of it decide, those of the norms as ``norms.aux``."""
 
 
@@ -41,7 +42,7 @@ def _copied(key: str, field: str | None = None) -> KeyRow:
     """Return the row of a number that means the same on both sides. If it is absent, transformers' default is read."""
     field = field or key
 
-    def read(raw: Raw, hf: Any) -> dict[str, Any]:
+    def read(raw: Raw, hf: Any) -> Raw:
         value = getattr(hf, key, None)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise ValueError(f"{key} is {value!r}, wanted a number above 0")
@@ -53,7 +54,7 @@ def _copied(key: str, field: str | None = None) -> KeyRow:
 def _defaults_to(key: str, other: str) -> KeyRow:
     """Return the row of a number that equals another key's if it is absent."""
 
-    def read(raw: Raw, hf: Any) -> dict[str, Any]:
+    def read(raw: Raw, hf: Any) -> Raw:
         value = getattr(hf, key, None)
         return {key: getattr(hf, other) if value is None else value}
 
@@ -64,10 +65,9 @@ def _flag(key: str, field: str, on: Any, *spellings: str) -> KeyRow:
     """Return the row of a flag that is true if the field has the value ``on``. Engines read an absent one as false."""
 
     def write(config: DrafterConfig) -> bool:
-        owner, _, name = field.rpartition(".")
-        return bool(getattr(config.norms if owner else config, name) == on)
+        return bool(operator.attrgetter(field)(config) == on)
 
-    def read(raw: Raw, hf: Any) -> dict[str, Any]:
+    def read(raw: Raw, hf: Any) -> Raw:
         nested = raw.get("eagle_config") or {}
         names = (key, *spellings)
         values = [table[name] for table in (nested, raw) for name in names if name in table]
@@ -81,7 +81,7 @@ def _flag(key: str, field: str, on: Any, *spellings: str) -> KeyRow:
 def _constant(key: str, value: Any) -> KeyRow:
     """Return the row of a key that has one value in all drafters here."""
 
-    def read(raw: Raw, hf: Any) -> dict[str, Any]:
+    def read(raw: Raw, hf: Any) -> Raw:
         if raw.get(key, value) != value:
             raise ValueError(f"{key} is {raw[key]!r}; drafters here have {value!r} only")
         return {}
@@ -89,7 +89,7 @@ def _constant(key: str, value: Any) -> KeyRow:
     return KeyRow(key, lambda config: value, read)
 
 
-def _attention_bias(raw: Raw, hf: Any) -> dict[str, Any]:
+def _attention_bias(raw: Raw, hf: Any) -> Raw:
     """Read ``qkv_bias``, which adds biases to queries, keys and values, and ``attention_bias``, to the output too."""
     flags = {key: raw.get(key) for key in ("attention_bias", "qkv_bias")}
     if odd := [key for key, value in flags.items() if not isinstance(value, bool | None)]:
@@ -103,14 +103,14 @@ def _attention_bias(raw: Raw, hf: Any) -> dict[str, Any]:
     return {"attention_bias": "qkv" if flags["qkv_bias"] else False}
 
 
-def _logit_scale(raw: Raw, hf: Any) -> dict[str, Any]:
+def _logit_scale(raw: Raw, hf: Any) -> Raw:
     value = raw.get("logit_scale", 1.0)
     if type(value) not in (int, float) or not value > 0:
         raise ValueError(f"logit_scale is {value!r}, wanted a number above 0")
     return {"logit_scale": float(value)}
 
 
-def _window(raw: Raw, hf: Any) -> dict[str, Any]:
+def _window(raw: Raw, hf: Any) -> Raw:
     kinds = set(raw.get("layer_types") or [FULL])
     if kinds == {FULL}:
         return {"attention_window": "full"}
@@ -120,10 +120,6 @@ def _window(raw: Raw, hf: Any) -> dict[str, Any]:
         )
     window = raw.get("sliding_window")
     return {"attention_window": "full" if window == UNBOUNDED else window}
-
-
-def _rope(raw: Raw, hf: Any) -> dict[str, Any]:
-    return {"rope": {key: value for key, value in rope_parameters(hf).items() if key != OWNER}}
 
 
 # vLLM looks for these, in this order.
@@ -139,12 +135,12 @@ def _mask_token(raw: Raw) -> int | None:
     return token
 
 
-def _mask(raw: Raw, hf: Any) -> dict[str, Any]:
+def _mask(raw: Raw, hf: Any) -> Raw:
     token = _mask_token(raw)
     return {} if token is None else {"recurrence": MaskConstant(token)}
 
 
-def _dflash_config(config: DrafterConfig) -> dict[str, Any]:
+def _dflash_config(config: DrafterConfig) -> Raw:
     """Return the block that DFlash adds to Qwen3's config, where ids count the outputs of layers."""
     token = config.recurrence.mask_token_id  # type: ignore[attr-defined]
     return {
@@ -154,7 +150,7 @@ def _dflash_config(config: DrafterConfig) -> dict[str, Any]:
     }
 
 
-def _block(raw: Raw, hf: Any) -> dict[str, Any]:
+def _block(raw: Raw, hf: Any) -> Raw:
     """Read a block drafter's mask; ValueError for what a published one may have and drafters here have not."""
     inner = raw.get("dflash_config") or {}
     refused = ("causal", "use_swa", "sample_from_anchor", "attention_sink_bias")
@@ -183,7 +179,7 @@ def _block(raw: Raw, hf: Any) -> dict[str, Any]:
     return {"recurrence": MaskBlock(token, masks=size - 1)}
 
 
-def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
+def _eagle_config(config: DrafterConfig) -> Raw:
     """Return EAGLE-3's block. It names no ids if the drafter reads the last state or the embeddings, boundary 0, which
     are no layer's output."""
     if not config.fusion.mixes:
@@ -196,7 +192,7 @@ def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
 RANKS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
-def _latent(raw: Raw, hf: Any) -> dict[str, Any]:
+def _latent(raw: Raw, hf: Any) -> Raw:
     """Read MLA's sizes, of which the first may be null."""
     if raw.get("kv_lora_rank") is None:
         return {"attention": GQA()}
@@ -219,7 +215,8 @@ COMMON = (
            lambda raw, hf: {"head_dim": raw.get("head_dim") or hf.hidden_size // hf.num_attention_heads}),
     _constant("hidden_act", "silu"),
     _copied("rms_norm_eps"),
-    KeyRow("rope_parameters", lambda c: dict(c.rope), _rope),
+    KeyRow("rope_parameters", lambda c: dict(c.rope),
+           lambda raw, hf: {"rope": {key: value for key, value in rope_parameters(hf).items() if key != OWNER}}),
     KeyRow("rope_theta", lambda c: c.rope["rope_theta"]),
     _copied("max_position_embeddings"),
     KeyRow("tie_word_embeddings", lambda c: False),
@@ -287,7 +284,7 @@ TABLES = {"eagle": EAGLE, "eagle3": EAGLE3, "dflash": DFLASH}
 
 def config_to_keys(
     config: DrafterConfig, method: str, *, unbounded: bool = False, own_rope: bool = False
-) -> dict[str, Any]:
+) -> Raw:
     """Return every key of a ``config.json`` but ``architectures``, flat.
 
     Args:
@@ -318,7 +315,7 @@ def config_to_keys(
     return written
 
 
-def keys_to_fields(raw: Raw, method: str) -> dict[str, Any]:
+def keys_to_fields(raw: Raw, method: str) -> Raw:
     """Return the fields of the drafter's config that a flat ``config.json`` decides, with the norms' under ``norms``.
 
     Absent keys are read as engines read them.
@@ -328,7 +325,7 @@ def keys_to_fields(raw: Raw, method: str) -> dict[str, Any]:
     """
     if raw.get("fc_norm", raw.get("use_aux_norm")) and raw.get("norm_before_fc"):
         raise ValueError("fc_norm and norm_before_fc are both on; drafters here have one of them")
-    fields: dict[str, Any] = {"attention_window": "full", "attention_sinks": 0}
+    fields: Raw = {"attention_window": "full", "attention_sinks": 0}
     hf_keys = _keys_for_transformers(raw)
     hf_class = Qwen3Config if raw.get("model_type") == "qwen3" else LlamaConfig
     try:
@@ -349,7 +346,7 @@ def keys_to_fields(raw: Raw, method: str) -> dict[str, Any]:
     return fields | {"norms": norms}
 
 
-def _keys_for_transformers(raw: Raw) -> dict[str, Any]:
+def _keys_for_transformers(raw: Raw) -> Raw:
     """Return the keys that transformers is to read; ValueError for more layers than it should make lists of."""
     plain = {
         key: _without_mrope(value)
@@ -375,7 +372,7 @@ def _without_mrope(value: Any) -> Any:
     return {**value, "type": "default", "rope_type": "default"} if mrope else value
 
 
-def depends_on_length(rope: Raw) -> bool:
+def depends_on_length(rope: Mapping[str, Any]) -> bool:
     """Return whether a rope block rotates differently if ``max_position_embeddings`` is changed."""
     if rope["rope_type"] in ("llama3", "yarn"):
         return not {"original_max_position_embeddings", "factor"} <= set(rope)

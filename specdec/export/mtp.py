@@ -26,6 +26,7 @@ from specdec.drafter.io import FLOATS, check_finite, measure
 from specdec.drafter.model import ROUTER_BIAS, skeleton_of
 from specdec.export import tensors as named
 from specdec.export.subject import EMBEDDING, HEAD, Subject
+from specdec.export.tensors import Raw, Weights
 from specdec.target import NotServable, Target, TargetSource
 from specdec.target.files import weight_files
 from specdec.training.building import config_for
@@ -63,14 +64,15 @@ _NEXTN = {
 }
 _MTP = {"entry.fc": "fc", "norms.embed": "pre_fc_norm_embedding", "norms.hidden": "pre_fc_norm_hidden",
         "norms.output": "norm"}  # fmt: skip
+_GLM = Family("model.layers.{}.", "", _NEXTN, PreNorm())  # transformers feeds back the normed state
+_QWEN = Family("mtp.", "layers.0.", _MTP)
 FAMILIES = {  # by the target's class
     "DeepseekV3ForCausalLM": Family("model.layers.{}.", "", _NEXTN),
-    # transformers feeds back the normed state
-    "Glm4MoeForCausalLM": Family("model.layers.{}.", "", _NEXTN, PreNorm()),
-    "Glm4MoeLiteForCausalLM": Family("model.layers.{}.", "", _NEXTN, PreNorm()),
-    "Qwen3NextForCausalLM": Family("mtp.", "layers.0.", _MTP),
-    "Qwen3_5ForCausalLM": Family("mtp.", "layers.0.", _MTP),
-    "Qwen3_5ForConditionalGeneration": Family("mtp.", "layers.0.", _MTP),
+    "Glm4MoeForCausalLM": _GLM,
+    "Glm4MoeLiteForCausalLM": _GLM,
+    "Qwen3NextForCausalLM": _QWEN,
+    "Qwen3_5ForCausalLM": _QWEN,
+    "Qwen3_5ForConditionalGeneration": _QWEN,
 }
 
 
@@ -84,32 +86,23 @@ UNREAD = {
 OF_A_MODULE = re.compile(r"(model\.)?mtp(_layers|_block)?\.|.*\.(eh_proj|enorm)\.weight$")
 
 
-def class_of(directory: Path) -> str:
-    """Return the first class that a directory's config.json names, or an empty text."""
-    raw = read_json(directory / "config.json")
-    architectures = raw.get("architectures") if isinstance(raw, dict) else None
-    return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-
-
 def family_of(directory: Path) -> Family | None:
     """Return the family whose module a directory may hold; None if it is no checkpoint of a known family.
 
     Raises:
         ValueError: it holds another family's module, which is not read; the message says why.
     """
-    kind = class_of(directory)
-    if kind in FAMILIES or not any(_names_of_a_module(directory)):
+    raw = read_json(directory / "config.json")
+    architectures = raw.get("architectures") if isinstance(raw, dict) else None
+    kind = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    names = (name for file in directory.glob("*.safetensors") for name in measure(file))
+    if kind in FAMILIES or not any(map(OF_A_MODULE.match, names)):
         return FAMILIES.get(kind)
     why = UNREAD.get(kind, "its layer was not compared with transformers' own")
     raise ValueError(
         f"{directory}: it holds the module of multi-token prediction (MTP) of a target of class {kind or '(none)'}, "
         f"which is not read: {why}. Modules of {', '.join(FAMILIES)} are; for this one train a drafter with specdec fit"
     )
-
-
-def _names_of_a_module(directory: Path) -> Iterator[str]:
-    for file in directory.glob("*.safetensors"):
-        yield from (name for name in measure(file) if OF_A_MODULE.match(name))
 
 
 class Place(NamedTuple):
@@ -120,7 +113,7 @@ class Place(NamedTuple):
     in_checkpoint: str
 
 
-def module_places(ours: Mapping[str, Tensor], family: Family, layers: int) -> Iterator[Place]:
+def module_places(ours: Weights, family: Family, layers: int) -> Iterator[Place]:
     """Yield where every tensor of the module stands in the checkpoint.
 
     There each expert has a tensor of its own, and gates do not stand beside what they gate.
@@ -145,7 +138,7 @@ def module_places(ours: Mapping[str, Tensor], family: Family, layers: int) -> It
                 yield Place(name, (expert, rows), f"{experts[1]}.{expert}.{part}_proj.weight")
 
 
-def _module_state(state: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
+def _module_state(state: Weights, config: DrafterConfig) -> Weights:
     """Return a drafter's state without what the target gives it, by published names."""
     return named.to_published(
         {name: value for name, value in state.items() if name not in SHARED}, config
@@ -160,7 +153,12 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
             otherwise than to FP8.
     """
     raw = read_json(directory / "config.json")
-    _check_number_of_modules(directory, raw)
+    text_config = raw.get("text_config")
+    config = raw | text_config if isinstance(text_config, dict) else raw
+    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        modules = config.get(key, 1)
+        if modules != 1:
+            raise ValueError(f"{directory}: {key} is {modules!r:.60}: a drafter is one such module")
     config = config_for(
         dataclasses.replace(DrafterSpec.preset("mtp"), recurrence=family.recurrence), target
     )
@@ -200,26 +198,19 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     return drafter.eval().requires_grad_(False)
 
 
-def _check_number_of_modules(directory: Path, raw: dict[str, Any]) -> None:
-    text_config = raw.get("text_config")
-    config = raw | text_config if isinstance(text_config, dict) else raw
-    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
-        modules = config.get(key, 1)
-        if modules != 1:
-            raise ValueError(f"{directory}: {key} is {modules!r:.60}: a drafter is one such module")
-
-
-def _read_tensors(directory: Path, prefix: str) -> dict[str, Tensor]:
+def _read_tensors(directory: Path, prefix: str) -> Weights:
     """Return the module's tensors in a checkpoint's files, without the doubles of the target's."""
-    tensors: dict[str, Tensor] = {}
+    tensors: Weights = {}
     for file in weight_files(str(directory)):
         headers = {
             name: header
             for name, header in measure(file).items()
             if name.startswith(prefix) and name.removeprefix(prefix) not in DOUBLES
         }
-        dtypes = {header.dtype for header in headers.values()}
-        if unreadable := dtypes - {*FLOATS, *named.FP8.values()}:
+        if unreadable := {header.dtype for header in headers.values()} - {
+            *FLOATS,
+            *named.FP8.values(),
+        }:
             raise ValueError(
                 f"{file}: the module has weights of {unreadable.pop()}: only floats and FP8 can be read"
             )
@@ -269,7 +260,7 @@ def stitch(
         place.in_checkpoint: ours[place.ours][place.index]
         for place in module_places(ours, family, target.num_layers)
     }
-    headers: dict[str, Any] = {}
+    headers: Raw = {}
     for file in weight_files(str(source)):
         headers |= measure(file)
     if any(headers[name].dtype in named.FP8.values() for name in module):
@@ -287,7 +278,7 @@ def stitch(
     )
 
 
-def _copy(module: Mapping[str, Tensor], source: str, copied: str) -> None:
+def _copy(module: Weights, source: str, copied: str) -> None:
     """Copy a file, or write a shard with the module's tensors in place of its own and read it back."""
     names = set()
     if source.endswith(".safetensors"):

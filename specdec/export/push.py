@@ -1,20 +1,20 @@
 """``specdec push``: a drafter or an export, with its card, in a repository of the Hugging Face Hub."""
 
-import hashlib
 import logging
 import sys
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils.sha import git_hash
 
 from specdec import __version__
 from specdec.drafter import load_drafter
 from specdec.export import card, checkpoint
-from specdec.export.card_text import hub_id
+from specdec.export.card import hub_id
+from specdec.export.tensors import Raw
 from specdec.utils.hub import reached
 from specdec.utils.reading import DOCUMENTS, SUMS, read_json
 
@@ -71,8 +71,9 @@ def push(
     additions = [CommitOperationAdd(file.name, file) for file in files]
     additions.append(CommitOperationAdd(card.README, text.encode()))
     sizes = [f"{add.path_in_repo} ({add.upload_info.size / 1e6:,.2f} MB)" for add in additions]
-    doing = "this would be uploaded" if dry_run else "uploading"
-    log.info("%s to %s: %s", doing, repo, ", ".join(sizes))
+    log.info(
+        "%s to %s: %s", "this would be uploaded" if dry_run else "uploading", repo, ", ".join(sizes)
+    )
     if dry_run:
         sys.stdout.write(text)
         return
@@ -99,7 +100,7 @@ def check_repository(repo: str, needs_token: bool = True) -> None:
         )
 
 
-def _files_and_record(directory: Path) -> tuple[list[Path], dict[str, Any]]:
+def _files_and_record(directory: Path) -> tuple[list[Path], Raw]:
     """Return the files to upload and the card's record; ValueError if a file is damaged."""
     if not directory.is_dir():
         raise ValueError(f"{directory}: no such directory")
@@ -128,9 +129,7 @@ def _files_and_record(directory: Path) -> tuple[list[Path], dict[str, Any]]:
     return [directory / name for name in names if (directory / name).is_file()], record
 
 
-def _say_what_is_missing(
-    record: dict[str, Any], license: str | None, base_model: str | None
-) -> None:
+def _say_what_is_missing(record: Raw, license: str | None, base_model: str | None) -> None:
     """Warn of what the card leaves out, and say how to give it."""
     if license is None:
         log.warning("the card names no license: --license NAME, as apache-2.0")
@@ -200,6 +199,4 @@ def _same_bytes(new: CommitOperationAdd, old: RepoSibling) -> bool:
     if old.lfs is not None:
         return old.lfs.sha256 == new.upload_info.sha256.hex()
     with new.as_file() as file:
-        content = file.read()
-    blob = b"blob %d\0" % len(content) + content
-    return old.blob_id == hashlib.sha1(blob, usedforsecurity=False).hexdigest()
+        return old.blob_id == git_hash(file.read())

@@ -4,11 +4,9 @@ import dataclasses
 import logging
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import Any
 
 from specdec.drafter import (
     Concat,
@@ -41,6 +39,7 @@ from specdec.export.summary import (
     checkpoint_summary,
     misread_by_engines,
 )
+from specdec.export.tensors import Raw, Weights
 from specdec.export.weights import BIAS, load_weights, read_vocabulary, tied_head
 from specdec.target import Target, TargetSource
 from specdec.utils.files import claimed
@@ -149,29 +148,23 @@ def import_checkpoint(
     try:
         config = config_of_checkpoint(checkpoint, target, aux_layers)
         if checkpoint.ours is not None:
-            config = _stored_config(checkpoint.ours, config, target)
+            stored = DrafterConfig.from_json(checkpoint.ours.get("drafter"), OURS)
+            if differing := contradictions(stored, config):
+                raise ValueError(
+                    f"{OURS} and config.json differ in {', '.join(differing)}: undo the change, or remove {OURS} to go "
+                    "by config.json alone"
+                )
+            config = stored
+            if not target.is_of(stored.target):  # wherever the target lies now
+                config = dataclasses.replace(stored, target=dict(target.identity))
         tensors = checkpoint.tensors
-        if isinstance(config.entry, Wide):
-            head = tied_head(checkpoint, target)
-            if head is not None:
-                tensors = {**tensors, HEAD: head}
+        head = tied_head(checkpoint, target) if isinstance(config.entry, Wide) else None
+        if head is not None:
+            tensors = {**tensors, HEAD: head}
         ids_D, order_D = read_vocabulary(tensors, config)
         return load_weights(config, ids_D, tensors, order_D, target)
     except ValueError as error:
         raise ValueError(f"{checkpoint.where}: {error}") from error
-
-
-def _stored_config(ours: Mapping[str, Any], read: DrafterConfig, target: Target) -> DrafterConfig:
-    """Return the config that our own export stored, of this target; ValueError if the one in config.json differs."""
-    stored = DrafterConfig.from_json(ours.get("drafter"), OURS)
-    if differing := contradictions(stored, read):
-        raise ValueError(
-            f"{OURS} and config.json differ in {', '.join(differing)}: undo the change, or remove {OURS} to go "
-            "by config.json alone"
-        )
-    if target.is_of(stored.target):  # wherever the target lies now
-        return stored
-    return dataclasses.replace(stored, target=dict(target.identity))
 
 
 def contradictions(stored: DrafterConfig, read: DrafterConfig) -> list[str]:
@@ -193,22 +186,6 @@ def contradictions(stored: DrafterConfig, read: DrafterConfig) -> list[str]:
     ]
 
 
-class _Design(NamedTuple):
-    """The design of a drafter, as far as its tensors' names and shapes show it."""
-
-    hidden_size: int
-    block: bool  # DFlash
-    wide: bool  # EAGLE-3, whose first layer reads embedding and feature
-    last_state: bool  # EAGLE-3 without fc, which reads the target's last state
-
-    @property
-    def method(self) -> str:
-        """The engines' name of the kind."""
-        if self.block:
-            return "dflash"
-        return "eagle3" if self.wide else "eagle"
-
-
 def config_of_checkpoint(
     checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None = None
 ) -> DrafterConfig:
@@ -224,18 +201,21 @@ def config_of_checkpoint(
         raise ValueError(
             "no drafter as others publish them, but specdec's own, which needs no import"
         )
+    design = _Design(checkpoint, target)
+    raw = design.raw
     tensors = checkpoint.tensors
-    raw = {**flat(checkpoint.raw)}
-    design = _read_design(checkpoint, raw, target)
-    raw["num_hidden_layers"] = _layers(tensors, raw.get("num_hidden_layers"))
-    fields = {"recurrence": PreNorm()} | keys.keys_to_fields(raw, design.method)
-    _check_mask(tensors, fields, design.block)
+    fields: Raw = {"recurrence": PreNorm()} | keys.keys_to_fields(raw, design.method)
+    masked = named.MASK in tensors
+    if design.method != "dflash" and masked != fields["recurrence"].drafting().one_call:
+        lacks = "mask_token_id in config.json" if masked else "the tensor mask_hidden"
+        raise ValueError(
+            f"a parallel drafter (P-EAGLE) has a mask token and a learned state: it lacks {lacks}"
+        )
     fields["attention_bias"] = _biases(tensors, fields["attention_bias"])
-    norms = Norms(embed=not design.block) if design.wide or design.block else EAGLE1
+    norms = EAGLE1 if design.method == "eagle" else Norms(embed=design.method == "eagle3")
     changed_norms = fields.pop("norms") | {"query_key": QUERY_NORM in tensors}
     fields["norms"] = dataclasses.replace(norms, **changed_norms)
-    fields |= _entry_and_head(checkpoint, design, fields, target)
-    fields |= _fusion(checkpoint, design, raw, target, aux_layers)
+    fields |= design.entry_and_head(fields) | design.fusion(aux_layers)
     for field, of_target in (
         ("vocab_size", target.vocab_size),
         ("target_hidden_size", target.hidden_size),
@@ -250,84 +230,91 @@ def config_of_checkpoint(
     return keys.reaching(config, target.config.max_position_embeddings)
 
 
-def _read_design(checkpoint: Checkpoint, raw: Mapping[str, Any], target: Target) -> _Design:
-    """Return the design that a checkpoint's tensors show; ValueError if its config contradicts them."""
-    tensors = checkpoint.tensors
-    if (LATENT in tensors) != (raw.get("kv_lora_rank") is not None):
-        lacks = "kv_lora_rank in config.json" if LATENT in tensors else LATENT
-        raise ValueError(f"of a drafter with multi-head latent attention (MLA) it lacks {lacks}")
-    reads = LATENT if LATENT in tensors else QUERIES  # what reads the first layer's input
-    says_last_state = boundaries.reads_last_state(raw)
-    last_state = says_last_state and FC not in tensors
-    _check_matrices(tensors, (reads,) if last_state else (reads, FC))
-    input_size = tensors[reads].shape[1]
-    hidden_size = input_size // 2 if last_state else len(tensors[FC])
-    block = CONTEXT in tensors
-    if block:
-        _check_block(checkpoint, raw, target)
-    wide = last_state or input_size == 2 * hidden_size
-    if wide and not last_state and says_last_state:
-        raise ValueError(
-            "use_aux_hidden_state is false and the file has fc.weight, which engines drop: remove one"
-        )
-    return _Design(hidden_size, block, wide, last_state)
+class _Design:
+    """The design of a drafter, as far as a checkpoint's tensors show it."""
 
-
-def _check_mask(tensors: Mapping[str, Tensor], found: Mapping[str, Any], block: bool) -> None:
-    """Raise ValueError for a parallel drafter with a mask token alone, or a learned state alone."""
-    if not block and (named.MASK in tensors) != found["recurrence"].drafting().one_call:
-        lacks = (
-            "mask_token_id in config.json" if named.MASK in tensors else "the tensor mask_hidden"
-        )
-        raise ValueError(
-            f"a parallel drafter (P-EAGLE) has a mask token and a learned state: it lacks {lacks}"
-        )
-
-
-def _entry_and_head(
-    checkpoint: Checkpoint, design: _Design, fields: Mapping[str, Any], target: Target
-) -> dict[str, Any]:
-    """Return the fields that say how the drafter reads its input and whose head it has."""
-    tensors = checkpoint.tensors
-    if not (design.wide or design.block):
-        return {
-            "entry": Narrow(bias=BIAS in tensors),
-            "head": "target",
-            "target_hidden_size": design.hidden_size,
-            "draft_vocab_size": fields["vocab_size"],
-        }
-    shared = HEAD not in tensors and fields["draft_vocab_size"] == fields["vocab_size"]
-    shared = shared and (design.block or tied_head(checkpoint, target) is None)
-    return {
-        "entry": KVInjection() if design.block else Wide(),
-        "head": "target" if shared else "own",
-    }
-
-
-def _fusion(
-    checkpoint: Checkpoint,
-    design: _Design,
-    raw: Mapping[str, Any],
-    target: Target,
-    aux_layers: tuple[int, ...] | None,
-) -> dict[str, Any]:
-    """Return the fields that say which of the target's states the drafter reads."""
-    if design.last_state or not (design.wide or design.block):
-        if aux_layers:
+    def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
+        """Look at names and shapes; ValueError if the config contradicts them."""
+        self.checkpoint = checkpoint
+        self.target = target
+        self.raw = raw = {**flat(checkpoint.raw)}
+        tensors = checkpoint.tensors
+        if (LATENT in tensors) != (raw.get("kv_lora_rank") is not None):
+            lacks = "kv_lora_rank in config.json" if LATENT in tensors else LATENT
             raise ValueError(
-                "a drafter without fused states reads the target's last state: leave out --aux_layers"
+                f"of a drafter with multi-head latent attention (MLA) it lacks {lacks}"
             )
-        return {"fusion": LastLayer(), "aux_layers": (target.num_layers,)}
-    # The config's boundaries are not even read if the caller names some: they may be what is wrong.
-    if aux_layers is None and design.block:
-        aux_layers = boundaries.block_boundaries(raw)
-    elif aux_layers is None:
-        one_numbering = checkpoint.ours is not None or "speculators_model_type" in checkpoint.raw
-        aux_layers = boundaries.aux_boundaries(raw, target.num_layers, one_numbering)
-    return {"fusion": Concat(), "aux_layers": aux_layers}
+        reads = LATENT if LATENT in tensors else QUERIES  # what reads the first layer's input
+        says_last_state = boundaries.reads_last_state(raw)
+        # EAGLE-3 without fc reads the target's last state.
+        self.last_state = says_last_state and FC not in tensors
+        _check_matrices(tensors, (reads,) if self.last_state else (reads, FC))
+        input_size = tensors[reads].shape[1]
+        self.hidden_size = input_size // 2 if self.last_state else len(tensors[FC])
+        wide = input_size == 2 * self.hidden_size
+        if wide and not self.last_state and says_last_state:
+            raise ValueError(
+                "use_aux_hidden_state is false and the file has fc.weight, which engines drop: remove one"
+            )
+        self.method = "eagle3" if wide or self.last_state else "eagle"
+        if CONTEXT in tensors:
+            self._check_block()
+            self.method = "dflash"
+        raw["num_hidden_layers"] = _layers(tensors, raw.get("num_hidden_layers"))
+
+    def _check_block(self) -> None:
+        """Raise ValueError for a block drafter of another target, or with a mask that has an embedding of its own."""
+        if (Path(self.checkpoint.where) / "mask_embedding.pt").exists():
+            raise ValueError(
+                "it has a mask_embedding.pt, a mask with an embedding of its own, which drafters here have not"
+            )
+        target = self.target
+        layers = self.raw.get("num_target_layers", target.num_layers)
+        if layers != target.num_layers:
+            raise ValueError(
+                f"it is for a target of {layers!r:.60} layers, {target.source} has {target.num_layers}"
+            )
+
+    def entry_and_head(self, fields: Raw) -> Raw:
+        """Return the fields that say how the drafter reads its input and whose head it has."""
+        tensors = self.checkpoint.tensors
+        block = self.method == "dflash"
+        if self.method == "eagle":
+            return {
+                "entry": Narrow(bias=BIAS in tensors),
+                "head": "target",
+                "target_hidden_size": self.hidden_size,
+                "draft_vocab_size": fields["vocab_size"],
+            }
+        shared = HEAD not in tensors and fields["draft_vocab_size"] == fields["vocab_size"]
+        shared = shared and (block or tied_head(self.checkpoint, self.target) is None)
+        return {
+            "entry": KVInjection() if block else Wide(),
+            "head": "target" if shared else "own",
+        }
+
+    def fusion(self, aux_layers: tuple[int, ...] | None) -> Raw:
+        """Return the fields that say which of the target's states the drafter reads."""
+        layers = self.target.num_layers
+        if self.last_state or self.method == "eagle":
+            if aux_layers:
+                raise ValueError(
+                    "a drafter without fused states reads the target's last state: leave out --aux_layers"
+                )
+            return {"fusion": LastLayer(), "aux_layers": (layers,)}
+        # The config's boundaries are not even read if the caller names some: they may be what is wrong.
+        if aux_layers is None and self.method == "dflash":
+            aux_layers = boundaries.block_boundaries(self.raw)
+        elif aux_layers is None:
+            checkpoint = self.checkpoint
+            one_numbering = (
+                checkpoint.ours is not None or "speculators_model_type" in checkpoint.raw
+            )
+            aux_layers = boundaries.aux_boundaries(self.raw, layers, one_numbering)
+        return {"fusion": Concat(), "aux_layers": aux_layers}
 
 
-def _check_matrices(tensors: Mapping[str, Tensor], wanted: Sequence[str]) -> None:
+def _check_matrices(tensors: Weights, wanted: Sequence[str]) -> None:
     """Raise ValueError unless the file has these matrices; the message names one of a similar name."""
     lacking = [name for name in wanted if name not in tensors or tensors[name].ndim != 2]
     if lacking:
@@ -338,20 +325,7 @@ def _check_matrices(tensors: Mapping[str, Tensor], wanted: Sequence[str]) -> Non
         )
 
 
-def _check_block(checkpoint: Checkpoint, config: Mapping[str, Any], target: Target) -> None:
-    """Raise ValueError for a block drafter of another target, or with a mask that has an embedding of its own."""
-    if (Path(checkpoint.where) / "mask_embedding.pt").exists():
-        raise ValueError(
-            "it has a mask_embedding.pt, a mask with an embedding of its own, which drafters here have not"
-        )
-    layers = config.get("num_target_layers", target.num_layers)
-    if layers != target.num_layers:
-        raise ValueError(
-            f"it is for a target of {layers!r:.60} layers, {target.source} has {target.num_layers}"
-        )
-
-
-def _layers(tensors: Mapping[str, Tensor], stated: Any) -> Any:
+def _layers(tensors: Weights, stated: Any) -> Any:
     """Return how many layers a checkpoint has: what its config says, or fewer where the file's are numbered 0..n-1.
 
     EAGLE's authors kept the target's 40 in the config of a drafter of one layer.
@@ -363,7 +337,7 @@ def _layers(tensors: Mapping[str, Tensor], stated: Any) -> Any:
     return len(numbers) if stated is None or too_many else stated
 
 
-def _biases(tensors: Mapping[str, Tensor], stated: Any) -> Any:
+def _biases(tensors: Weights, stated: Any) -> Any:
     """Return ``attention_bias``, which ``stated`` decides but for the bias on the output.
 
     Raises:

@@ -18,9 +18,11 @@ class Subject(NamedTuple):
     """The properties of a drafter and its target that engines differ in."""
 
     config: DrafterConfig
-    own_embedding: bool  # whether the token embedding is another than the target's
-    own_head: bool  # whether the head knows fewer tokens than the target's, or has other weights
-    entry_bias: bool  # whether a narrow entry adds a bias that is not zero
+    own_embedding: bool = False  # whether the token embedding is another than the target's
+    own_head: bool = (
+        False  # whether the head knows fewer tokens than the target's, or has other weights
+    )
+    entry_bias: bool = False  # whether a narrow entry adds a bias that is not zero
     architecture: str = ""  # of the target, as its config.json names the class
     # see engine_targets: window_of_all_layers, heads_of_mixed
     target_window: int | None = None

@@ -1,8 +1,5 @@
 """Sentences about an imported checkpoint: what was read from it, and what engines read differently."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from specdec.drafter import MLA, Concat, DrafterConfig, KVInjection, Wide
 from specdec.export import keys
 from specdec.export import tensors as named
@@ -10,6 +7,7 @@ from specdec.export.boundaries import FEW_LAYERS
 from specdec.export.checkpoint import Checkpoint
 from specdec.export.formats import flat
 from specdec.export.subject import EMBEDDING, HEAD
+from specdec.export.tensors import Raw
 from specdec.export.weights import BIAS, tied_head
 from specdec.target import Target
 from specdec.utils.text import how_many
@@ -29,11 +27,8 @@ def checkpoint_layout(checkpoint: Checkpoint) -> str:
         return "speculators"
     if "dflash_config" in raw:
         return "z-lab"
-    if (
-        "norm_before_fc" in inner
-        or "use_last_layernorm" in inner
-        or inner.get("use_aux_hidden_state") is False
-    ):
+    nvidia = not {"norm_before_fc", "use_last_layernorm"}.isdisjoint(inner)
+    if nvidia or inner.get("use_aux_hidden_state") is False:
         return "NVIDIA"
     if checkpoint.layer.startswith("model."):
         return "Automodel"
@@ -51,65 +46,50 @@ def checkpoint_summary(
         aux_layers_given: whether the caller named the boundaries, so that the checkpoint was not asked.
     """
     raw = flat(checkpoint.raw)
-    block = isinstance(config.entry, KVInjection)
-    wide = isinstance(config.entry, Wide)
-    lines = [
-        _layout_line(checkpoint, wide, block),
-        _boundaries_line(raw, config, block, aux_layers_given),
-    ]
-    if wide and not block:
-        lines.append(_switches_line(config))
-    return [*lines, *_design_lines(raw, config), _vocabulary_line(checkpoint, config)]
-
-
-def _layout_line(checkpoint: Checkpoint, wide: bool, block: bool) -> str:
     tensors = checkpoint.tensors
+    wide = isinstance(config.entry, Wide)
+    block = isinstance(config.entry, KVInjection)
     family = "EAGLE-3" if wide else "EAGLE-1"
     if block:
         family = "DFlash"
     dtypes = {value.dtype for name, value in tensors.items() if name not in named.MAPS}
     kinds = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    return (
-        f"layout: {family}, {checkpoint_layout(checkpoint)}; its layer is called {checkpoint.layer}*, "
-        f"{how_many(len(tensors), 'tensor')} in {' and '.join(kinds)}"
-    )
-
-
-def _boundaries_line(
-    raw: Mapping[str, Any], config: DrafterConfig, block: bool, aux_layers_given: bool
-) -> str:
+    inner = raw.get("eagle_config") or {}
+    source = "its config names none: EAGLE-3's own"
     if not config.fusion.mixes:
-        reader = "a drafter without fc" if isinstance(config.entry, Wide) else "EAGLE-1"
+        reader = "a drafter without fc" if wide else "EAGLE-1"
         source = f"the last state, which {reader} reads"
     elif aux_layers_given:
         source = "as given"
-    elif _names_boundaries(raw, block):
+    elif block or raw.get(keys.IDS) or inner.get(keys.IDS) or inner.get("layer_ids"):
         source = "of its config"
-    else:
-        source = "its config names none: EAGLE-3's own"
     boundaries = ", ".join(map(str, config.aux_layers))
-    return f"boundaries: {boundaries} of {config.num_target_layers} ({source})"
+    lines = [
+        f"layout: {family}, {checkpoint_layout(checkpoint)}; its layer is called {checkpoint.layer}*, "
+        f"{how_many(len(tensors), 'tensor')} in {' and '.join(kinds)}",
+        f"boundaries: {boundaries} of {config.num_target_layers} ({source})",
+    ]
+    if wide:
+        written = keys.config_to_keys(config, "eagle3")
+        on, off = (
+            ", ".join(key for key in FLAGS if written[key] is state) or "none"
+            for state in (True, False)
+        )
+        lines.append(f"switches: {on} on; {off} off")
+    size = config.draft_vocab_size
+    whole = config.vocab_size
+    maps = " and ".join(name for name in named.MAPS if name in tensors) or "no d2t"
+    parts = {"embedding": EMBEDDING, "head": HEAD}
+    shared = " and ".join(part for part, name in parts.items() if name not in tensors)
+    owner = f"the target's {shared}" if shared else "its own embedding and head"
+    share = f"{100 * size / whole:.1f} %"
+    vocabulary = (
+        f"draft vocabulary: {size:,} of {how_many(whole, 'token')} ({share}), {maps}; {owner}"
+    )
+    return [*lines, *_design_lines(raw, config), vocabulary]
 
 
-def _names_boundaries(raw: Mapping[str, Any], block: bool) -> bool:
-    """Return whether a flat ``config.json`` names the boundaries, in any place that is read."""
-    if block:
-        inner = raw.get("dflash_config") or {}
-        named_ids = [raw.get(keys.AUX), inner.get("target_layer_ids"), inner.get("layer_ids")]
-    else:
-        inner = raw.get("eagle_config") or {}
-        named_ids = [raw.get(keys.IDS), inner.get(keys.IDS), inner.get("layer_ids")]
-    return any(named_ids)
-
-
-def _switches_line(config: DrafterConfig) -> str:
-    written = keys.config_to_keys(config, "eagle3")
-    on = [key for key in FLAGS if written[key] is True]
-    off = [key for key in FLAGS if written[key] is False]
-    return f"switches: {', '.join(on) or 'none'} on; {', '.join(off) or 'none'} off"
-
-
-def _design_lines(raw: Mapping[str, Any], config: DrafterConfig) -> list[str]:
+def _design_lines(raw: Raw, config: DrafterConfig) -> list[str]:
     """Return sentences about what differs between drafters of one family."""
     lines = []
     layers = raw.get("num_hidden_layers")
@@ -132,19 +112,6 @@ def _design_lines(raw: Mapping[str, Any], config: DrafterConfig) -> list[str]:
             f"attention: MLA, keys and values from a latent of {config.attention.kv_lora_rank}"
         )
     return lines
-
-
-def _vocabulary_line(checkpoint: Checkpoint, config: DrafterConfig) -> str:
-    tensors = checkpoint.tensors
-    size = config.draft_vocab_size
-    whole = config.vocab_size
-    maps = " and ".join(name for name in named.MAPS if name in tensors) or "no d2t"
-    shared = [
-        what for what, name in (("embedding", EMBEDDING), ("head", HEAD)) if name not in tensors
-    ]
-    owner = f"the target's {' and '.join(shared)}" if shared else "its own embedding and head"
-    share = f"{100 * size / whole:.1f} %"
-    return f"draft vocabulary: {size:,} of {how_many(whole, 'token')} ({share}), {maps}; {owner}"
 
 
 def misread_by_engines(checkpoint: Checkpoint, config: DrafterConfig, target: Target) -> list[str]:

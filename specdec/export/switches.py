@@ -3,7 +3,8 @@ show it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple, TypedDict
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from specdec.drafter import (
     GQA,
@@ -23,6 +24,7 @@ from specdec.drafter import (
     Wide,
 )
 from specdec.export import engine_targets as targets
+from specdec.export.engine_targets import target_facts
 from specdec.export.subject import Subject
 
 VLLM = "vLLM 0.32.0"
@@ -76,55 +78,46 @@ NOT_CHECKED = EngineCell(evidence=UNCHECKED)
 class Switch(NamedTuple):
     """One row of the matrix: a property of drafters, and how engines treat it.
 
-    ``vllm`` and ``sglang`` are empty if the engine honors the switch, and otherwise say why it does not. The evidence
-    is the version's source, unless ``ran`` is set.
+    ``vllm`` and ``sglang``, or ``both``, are empty if the engine honors the switch, and otherwise say why it does not.
     """
 
     name: str
-    used: Callable[[Subject], bool]
+    used: Callable[[Subject], object]
     vllm: str = ""
     sglang: str = ""
     vllm_since: str = ""
     sglang_since: str = ""
-    ran: bool = False  # whether a real vLLM of that version proposed what the drafter says
+    both: str = ""
+    # whether a real vLLM of that version proposed what the drafter says, where it honors the switch
+    ran: bool = True
     checked: bool = True  # whether SGLang's source was read; it refuses what was not checked
     others: Mapping[str, EngineCell] = {}
 
     def cell(self, engine: str) -> EngineCell:
         """Return how an engine treats the switch."""
         if engine == VLLM:
-            return EngineCell(self.vllm, self.vllm_since, RUN if self.ran else SOURCE)
+            lacks = self.vllm or self.both
+            return EngineCell(lacks, self.vllm_since, RUN if self.ran and not lacks else SOURCE)
         if engine == SGLANG:
-            return EngineCell(self.sglang, self.sglang_since, SOURCE if self.checked else UNCHECKED)
+            return EngineCell(
+                self.sglang or self.both, self.sglang_since, SOURCE if self.checked else UNCHECKED
+            )
         return self.others.get(engine, NOT_CHECKED)
 
 
-def _has(*engines: str) -> dict[str, EngineCell]:
-    return {engine: EngineCell() for engine in engines}
+def _no(reason: str, *engines: str, silent: bool = False) -> dict[str, EngineCell]:
+    return {engine: EngineCell(reason, silent=silent) for engine in engines}
 
 
-def _drops(reason: str, *engines: str) -> dict[str, EngineCell]:
-    return {engine: EngineCell(reason, silent=True) for engine in engines}
-
-
-def _no(reason: str, *engines: str) -> dict[str, EngineCell]:
-    return {engine: EngineCell(reason) for engine in engines}
-
-
-class _Both(TypedDict):
-    vllm: str
-    sglang: str
-
-
-def _both(reason: str) -> _Both:
-    return {"vllm": reason, "sglang": reason}
+_has = partial(_no, "")
+_drops = partial(_no, silent=True)
 
 
 Uses = Callable[[DrafterConfig], object]
 
 
-def _with(method: str, uses: Uses) -> Callable[[Subject], bool]:
-    return lambda s: s.method == method and bool(uses(s.config))
+def _with(method: str, uses: Uses, wanted: bool = True) -> Callable[[Subject], bool]:
+    return lambda s: s.method == method and bool(uses(s.config)) is wanted
 
 
 _eagle = partial(_with, "eagle")
@@ -136,8 +129,9 @@ def _fused(uses: Uses) -> Callable[[Subject], bool]:
     return lambda s: s.fused and bool(uses(s.config))
 
 
-def _any(uses: Uses) -> Callable[[Subject], bool]:
-    return lambda s: bool(uses(s.config))
+def _part(kind: type, method: str = "") -> Callable[[Subject], bool]:
+    """Whether a drafter has a part of this very kind."""
+    return lambda s: method in ("", s.method) and kind in map(type, vars(s.config).values())
 
 
 _NO_EAGLE = "its generate has no EAGLE"
@@ -163,110 +157,108 @@ _ROPE_KEYS = {
 
 SWITCHES = (
     # EAGLE-1 and 2
-    Switch("method eagle: fusion LastLayer, entry Narrow", lambda s: s.method == "eagle", ran=True,
+    Switch("method eagle: fusion LastLayer, entry Narrow", lambda s: s.method == "eagle",
            others=_has(VLLM_NEXT) | _no(_NO_EAGLE, TRANSFORMERS)),
     Switch("method eagle, target of a class without get_embed_and_head in SGLang",
            lambda s: s.method == "eagle" and s.architecture not in ("", *targets.SGLANG_EAGLE_TARGETS),
-           sglang="its class for {architecture} hands over no head, and the server ends at start: use --format vllm",
-           ran=True),
+           sglang="its class for {architecture} hands over no head, and the server ends at start: use --format vllm"),
     Switch("entry.bias=true, the bias not zero", lambda s: s.method == "eagle" and s.entry_bias,
            vllm="fc.bias is dropped without a word: train with entry.bias=false"),
-    *(Switch(f"norms.{site}, with method eagle", _eagle(lambda c, site=site: getattr(c.norms, site)),  # type: ignore[misc]
-             **_both("method eagle has no such norm"))
+    *(Switch(f"norms.{site}, with method eagle", _eagle(attrgetter(f"norms.{site}")),
+             both="method eagle has no such norm")
       for site in ("embed", "hidden", "input", "output", "query_key")),
     Switch("a head of its own, with method eagle", lambda s: s.method == "eagle" and s.own_head,
-           **_both("method eagle reads the target's head: train with head=target")),
+           both="method eagle reads the target's head: train with head=target"),
     # EAGLE-3 and 3.1
-    Switch("method eagle3: fusion Concat, entry Wide", _fused(lambda c: True), ran=True,
+    Switch("method eagle3: fusion Concat, entry Wide", _fused(lambda c: True),
            others=_has(VLLM_NEXT, LLAMA_CPP, OPENVINO, MLX_VLM, LMDEPLOY, TENSORRT) | _no(_NO_EAGLE, TRANSFORMERS)),
     Switch("fusion LastLayer with entry Wide (use_aux_hidden_state=false)",
-           _eagle3(lambda c: type(c.fusion) is LastLayer), sglang="what it makes of such a config was not compared",
-           ran=True, checked=False),
+           _part(LastLayer, "eagle3"), sglang="what it makes of such a config was not compared", checked=False),
     Switch("method eagle3, target of a class without set_eagle3_layers_to_capture in SGLang",
            lambda s: s.method == "eagle3" and s.architecture not in ("", *targets.SGLANG_EAGLE3_TARGETS),
            sglang="its class for {architecture} has no set_eagle3_layers_to_capture, and the server ends at start: "
-           "use --format vllm", ran=True),
-    Switch("fusion ScalarMix", _any(lambda c: type(c.fusion) is ScalarMix),
-           **_both("states are concatenated, there are no weights for them")),
-    Switch("entry Narrow, with method eagle3", _eagle3(lambda c: type(c.entry) is Narrow),
-           **_both("the layer reads embedding and feature side by side: use entry Wide")),
-    *(Switch(f"norms.{site}=false, with method eagle3", _eagle3(lambda c, site=site: not getattr(c.norms, site)),  # type: ignore[misc]
-             **_both("method eagle3 always has this norm")) for site in ("embed", "hidden", "output")),
-    Switch("norms.aux=each (fc_norm)", _any(lambda c: c.norms.aux == "each"),
-           vllm_since="0.22.0", sglang_since="0.5.12", ran=True,
+           "use --format vllm"),
+    Switch("fusion ScalarMix", _part(ScalarMix),
+           both="states are concatenated, there are no weights for them"),
+    Switch("entry Narrow, with method eagle3", _part(Narrow, "eagle3"),
+           both="the layer reads embedding and feature side by side: use entry Wide"),
+    *(Switch(f"norms.{site}=false, with method eagle3", _eagle3(attrgetter(f"norms.{site}"), False),
+             both="method eagle3 always has this norm") for site in ("embed", "hidden", "output")),
+    Switch("norms.aux=each (fc_norm)", lambda s: s.config.norms.aux == "each",
+           vllm_since="0.22.0", sglang_since="0.5.12",
            others=_has(VLLM_NEXT, TENSORRT) | _no("its converter refuses fc_norm.*", LLAMA_CPP)
            | _drops("it reads no switch", OPENVINO) | _LMDEPLOY),
-    Switch("norms.aux=concat (norm_before_fc)", _any(lambda c: c.norms.aux == "concat"),
-           vllm_since="0.18.0", sglang_since="0.5.17", ran=True,
+    Switch("norms.aux=concat (norm_before_fc)", lambda s: s.config.norms.aux == "concat",
+           vllm_since="0.18.0", sglang_since="0.5.17",
            others=_has(VLLM_NEXT) | _drops("it reads no switch", OPENVINO)),
-    Switch("norms.residual=normed (norm_before_residual)", _any(lambda c: c.norms.residual == "normed"),
-           sglang="its residual path starts at the raw feature", vllm_since="0.10.1", ran=True,
+    Switch("norms.residual=normed (norm_before_residual)", lambda s: s.config.norms.residual == "normed",
+           sglang="its residual path starts at the raw feature", vllm_since="0.10.1",
            others=_has(VLLM_NEXT) | _drops("it reads no switch", OPENVINO)),
-    Switch("recurrence PostNorm (norm_output)", _eagle3(lambda c: type(c.recurrence) is PostNorm),
-           vllm_since="0.22.0", sglang_since="0.5.12", ran=True,
+    Switch("recurrence PostNorm (norm_output)", _part(PostNorm, "eagle3"),
+           vllm_since="0.22.0", sglang_since="0.5.12",
            others=_has(VLLM_NEXT, TENSORRT) | _drops("it never reads it, and feeds the raw state back", LLAMA_CPP)
            | _drops("it reads no switch", OPENVINO) | _drops("it never reads it", MLX_VLM) | _LMDEPLOY),
-    Switch("recurrence MaskConstant (P-EAGLE)", _any(lambda c: type(c.recurrence) is MaskConstant),
-           sglang="it drafts one after another", ran=True),
+    Switch("recurrence MaskConstant (P-EAGLE)", _part(MaskConstant),
+           sglang="it drafts one after another"),
     Switch("norms.query_key, with method eagle3", _eagle3(lambda c: c.norms.query_key),
-           sglang="its layers have no norms on queries and keys", vllm_since="0.24.0", ran=True,
+           sglang="its layers have no norms on queries and keys", vllm_since="0.24.0",
            others=_no("its drafters have no norms on queries and keys", LLAMA_CPP)),
     Switch("aux_layers of another number than three", _fused(lambda c: len(c.aux_layers) != 3),
-           vllm_since="0.22.0", sglang_since="0.5.12", ran=True,
+           vllm_since="0.22.0", sglang_since="0.5.12",
            others=_has(VLLM_NEXT) | _no("it has three", LLAMA_CPP, OPENVINO)),
-    Switch("draft_vocab_size below the target's", _eagle3(lambda c: c.draft_vocab_size < c.vocab_size), ran=True,
+    Switch("draft_vocab_size below the target's", _eagle3(lambda c: c.draft_vocab_size < c.vocab_size),
            others=_has(VLLM_NEXT, LLAMA_CPP)),
     Switch("a boundary 0 in aux_layers", _fused(lambda c: c.aux_layers[0] == 0),
-           sglang="its ids are of layers' outputs: the embeddings have none", ran=True),
+           sglang="its ids are of layers' outputs: the embeddings have none"),
     Switch("the last boundary in aux_layers, target other than GPT-OSS and MiniMax-M3",
            lambda s: s.fused and s.config.aux_layers[-1] == s.config.num_target_layers
            and s.architecture not in targets.SGLANG_LAST,
-           sglang="it captures before a layer: the state after the last one is not reached", ran=True),
+           sglang="it captures before a layer: the state after the last one is not reached"),
     Switch("aux_layers not starting at 2, target of DeepSeek's, Kimi's or Mistral-Large-3's class",
            lambda s: s.fused and s.architecture in targets.SGLANG_SHIFTED and s.config.aux_layers[0] != 2,
-           sglang="its ids are shifted for this family only if the first is 1"),
+           sglang="its ids are shifted for this family only if the first is 1", ran=False),
     Switch("aux states as wide together as the drafter",
            _fused(lambda c: len(c.aux_layers) * c.target_hidden_size == c.hidden_size),
-           sglang="it tells fused states by their width, and would leave fc out", ran=True),
+           sglang="it tells fused states by their width, and would leave fc out"),
     # DFlash
     Switch("method dflash: fusion Concat, entry KVInjection, recurrence MaskBlock", lambda s: s.method == "dflash",
-           sglang="what it makes of a config was not compared", ran=True, checked=False),
-    Switch("num_layers above 1, with method dflash", _dflash(lambda c: c.num_layers > 1),
            sglang="what it makes of a config was not compared", checked=False),
-    Switch("fusion LastLayer, with method dflash", _dflash(lambda c: type(c.fusion) is LastLayer),
-           **_both("method dflash projects the states of several layers: use fusion Concat")),
-    *(Switch(f"norms.{site}=false, with method dflash", _dflash(lambda c, site=site: not getattr(c.norms, site)),  # type: ignore[misc]
-             **_both("method dflash always has this norm")) for site in ("hidden", "output", "query_key")),
-    *(Switch(f"norms.{site}, with method dflash", _dflash(used), **_both("method dflash has no such norm"))
+    Switch("num_layers above 1, with method dflash", _dflash(lambda c: c.num_layers > 1),
+           sglang="what it makes of a config was not compared", checked=False, ran=False),
+    Switch("fusion LastLayer, with method dflash", _part(LastLayer, "dflash"),
+           both="method dflash projects the states of several layers: use fusion Concat"),
+    *(Switch(f"norms.{site}=false, with method dflash", _dflash(attrgetter(f"norms.{site}"), False),
+             both="method dflash always has this norm") for site in ("hidden", "output", "query_key")),
+    *(Switch(f"norms.{site}, with method dflash", _dflash(used), both="method dflash has no such norm")
       for site, used in {"embed": lambda c: c.norms.embed, "aux": lambda c: c.norms.aux != "none"}.items()),
-    Switch("attention MLA, with method dflash", _dflash(lambda c: type(c.attention) is MLA),
-           **_both("method dflash has no such attention")),
+    Switch("attention MLA, with method dflash", _part(MLA, "dflash"),
+           both="method dflash has no such attention"),
     Switch("a boundary 0 in aux_layers, with method dflash", _dflash(lambda c: c.aux_layers[0] == 0),
-           **_both("its ids are of layers' outputs: the embeddings have none")),
+           both="its ids are of layers' outputs: the embeddings have none"),
     # any
-    Switch("hidden_size other than the target's", _any(lambda c: c.hidden_size != c.target_hidden_size), ran=True),
+    Switch("hidden_size other than the target's", lambda s: s.config.hidden_size != s.config.target_hidden_size),
     Switch("a trained token embedding",
            lambda s: s.own_embedding and s.config.hidden_size == s.config.target_hidden_size,
-           sglang="it puts the target's embedding in its place"),
-    Switch("num_layers above 1, with method eagle", _eagle(lambda c: c.num_layers > 1), ran=True),
+           sglang="it puts the target's embedding in its place", ran=False),
+    Switch("num_layers above 1, with method eagle", _eagle(lambda c: c.num_layers > 1)),
     Switch("num_layers above 1, with method eagle3", _eagle3(lambda c: c.num_layers > 1),
-           vllm_since="0.11.1", sglang_since="0.5.12", ran=True,
+           vllm_since="0.11.1", sglang_since="0.5.12",
            others=_has(VLLM_NEXT) | _no("it has one", LLAMA_CPP)),
     Switch("attention_window, with method eagle3", _eagle3(lambda c: c.attention_window != "full"),
-           vllm_since="0.10.2", ran=True),
+           vllm_since="0.10.2"),
     Switch("attention_window, with method eagle", _eagle(lambda c: c.attention_window != "full"),
-           sglang="no config says so, only a flag of the server", ran=True),
-    Switch("attention_window=full, every layer of the target slides (Mistral, Phi-3)", lambda s: s.narrowed, ran=True),
+           sglang="no config says so, only a flag of the server"),
+    Switch("attention_window=full, every layer of the target slides (Mistral, Phi-3)", lambda s: s.narrowed),
     Switch("a rope with the target's parameters, which vLLM's class of the target changes (ERNIE-4.5)",
-           lambda s: s.rope_is_changed, ran=True),
-    Switch("attention_sinks", _any(lambda c: c.attention_sinks),
-           **_both("its windows hide a text's first tokens as any others")),
-    Switch("attention MLA, with method eagle", _eagle(lambda c: type(c.attention) is MLA),
-           **_both("method eagle has no such attention")),
-    Switch("attention MLA, with method eagle3", _eagle3(lambda c: type(c.attention) is MLA),
-           vllm_since="0.32.0", others={LMDEPLOY: EngineCell()}),
+           lambda s: s.rope_is_changed),
+    Switch("attention_sinks", lambda s: s.config.attention_sinks,
+           both="its windows hide a text's first tokens as any others"),
+    Switch("attention MLA, with method eagle", _part(MLA, "eagle"),
+           both="method eagle has no such attention"),
+    Switch("attention MLA, with method eagle3", _part(MLA, "eagle3"),
+           vllm_since="0.32.0", others=_has(LMDEPLOY), ran=False),
     *(Switch(f"attention MLA with {name}", _eagle3(lambda c, used=used: type(c.attention) is MLA and used(c)),  # type: ignore[misc]
-             **_both("its class with this attention lacks that"))
+             both="its class with this attention lacks that")
       for name, used in {
           "norms.aux=concat": lambda c: c.norms.aux == "concat",
           "recurrence MaskConstant": lambda c: c.drafting.one_call,
@@ -279,23 +271,23 @@ SWITCHES = (
           "attention_factor or truncate in the rope": lambda c: not {"attention_factor", "truncate"}.isdisjoint(c.rope),
       }.items()),
     Switch("attention MLA with num_layers above 1", _eagle3(lambda c: type(c.attention) is MLA and c.num_layers > 1),
-           sglang="its class with this attention has one layer"),
-    Switch("attention TargetLayer (MTP)", _any(lambda c: type(c.attention) is TargetLayer),
-           **_both("such a drafter is a part of its target: use --format mtp")),
-    Switch("attention_bias", _any(lambda c: c.attention_bias), sglang="its layers have no biases", ran=True),
+           sglang="its class with this attention has one layer", ran=False),
+    Switch("attention TargetLayer (MTP)", _part(TargetLayer),
+           both="such a drafter is a part of its target: use --format mtp"),
+    Switch("attention_bias", lambda s: s.config.attention_bias, sglang="its layers have no biases"),
     Switch("attention_bias with norms.query_key", _eagle3(lambda c: c.attention_bias is True and c.norms.query_key),
            vllm="its class with these norms has no bias on the attention's output", sglang="its layers have no biases"),
-    *(Switch(f"rope_type {kind}", _any(lambda c, kind=kind: c.rope["rope_type"] == kind), *lacks, ran=not lacks[0])  # type: ignore[misc]
+    *(Switch(f"rope_type {kind}", lambda s, kind=kind: s.config.rope["rope_type"] == kind, *lacks)  # type: ignore[misc]
       for kind, lacks in ROPE_KINDS.items()),
-    Switch("any other rope_type", _any(lambda c: c.rope["rope_type"] not in ROPE_KINDS), **_both(_UNKNOWN)),
-    Switch("partial_rotary_factor", _any(lambda c: c.rope.get("partial_rotary_factor", 1.0) != 1.0),
-           sglang="it reads the factor elsewhere than in the rope block", ran=True),
+    Switch("any other rope_type", lambda s: s.config.rope["rope_type"] not in ROPE_KINDS, both=_UNKNOWN),
+    Switch("partial_rotary_factor", lambda s: s.config.rope.get("partial_rotary_factor", 1.0) != 1.0,
+           sglang="it reads the factor elsewhere than in the rope block"),
     Switch("yarn without original_max_position_embeddings",
-           _any(lambda c: c.rope["rope_type"] == "yarn" and "original_max_position_embeddings" not in c.rope),
-           **_both("the length that the factor starts from must be written")),
+           lambda s: s.config.rope["rope_type"] == "yarn" and "original_max_position_embeddings" not in s.config.rope,
+           both="the length that the factor starts from must be written"),
     Switch("yarn with attention_factor",
-           _any(lambda c: c.rope["rope_type"] == "yarn" and "attention_factor" in c.rope),
-           sglang="it reads no attention_factor", ran=True),
+           lambda s: s.config.rope["rope_type"] == "yarn" and "attention_factor" in s.config.rope,
+           sglang="it reads no attention_factor"),
     Switch("a boundary 0 in aux_layers, the target through vLLM's Transformers backend (Gemma 3, Mixtral)",
            lambda s: s.fused and s.config.aux_layers[0] == 0 and s.through_transformers,
            vllm="that backend records what layers return, and the server ends at start: leave boundary 0 out",
@@ -311,8 +303,8 @@ SWITCHES = (
            "no norm on embeddings that would take it out: train an EAGLE-3 drafter",
            sglang="what it makes of such a target was not compared", checked=False),
     Switch("mrope_section and other keys in the rope block",  # whose reading was not compared
-           _any(lambda c: c.rope["rope_type"] in ROPE_KINDS and not set(c.rope) <= _ROPE_KEYS), **_both(_UNKNOWN)),
-    Switch("parts of your own", _any(lambda c: not _stock(c)), **_both("no engine knows them")),
+           lambda s: s.config.rope["rope_type"] in ROPE_KINDS and not set(s.config.rope) <= _ROPE_KEYS, both=_UNKNOWN),
+    Switch("parts of your own", lambda s: not _stock(s.config), both="no engine knows them"),
 )  # fmt: skip
 
 
@@ -342,3 +334,61 @@ def dropped(subject: Subject) -> dict[str, list[str]]:
             if cell.silent and switch.used(subject) and not cell.but(subject):
                 names.setdefault(engine, []).append(switch.name)
     return names
+
+
+# Head widths that vLLM 0.32 declares for a CPU (vllm/v1/attention/backends/cpu_attn.py) and does not check; on a GPU
+# FlashAttention takes multiples of 8 to 256, Triton any from 32 on, FlexAttention every one (their supports_head_size)
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
+
+def planned_subject(
+    config: DrafterConfig, hf_config: Any, train_embed: bool, train_head: bool
+) -> Subject:
+    """Return the subject that engines will be given once a drafter is trained.
+
+    Args:
+        hf_config: the target's transformers config of its text model.
+        train_embed: whether the token embedding will be trained.
+        train_head: whether a head of the drafter's own will be.
+    """
+    narrower = config.hidden_size != config.target_hidden_size
+    fewer = config.draft_vocab_size < config.vocab_size
+    return Subject(
+        config,
+        own_embedding=train_embed or narrower,
+        own_head=config.head == "own" and (train_head or fewer or narrower),
+        entry_bias=type(config.entry) is Narrow and config.entry.bias,
+        **target_facts(hf_config, (getattr(hf_config, "architectures", None) or [""])[0]),
+    )
+
+
+def unserved(subject: Subject) -> dict[str, str]:
+    """Return, by engine, the switches that it does not honor, with the reasons; engines that honor all are left out.
+
+    A target's own module (MTP) is refused by none: ``export --format mtp`` puts it into the target.
+    """
+    if type(subject.config.attention) is TargetLayer:
+        return {}
+    reasons = {}
+    for engine in ENGINES:
+        lacks = [f"{switch.name}: {reason}" for switch, reason in lint(subject, engine)]
+        if lacks:
+            reasons[engine] = "; ".join(lacks)
+    return reasons
+
+
+def served(reasons: dict[str, str]) -> bool:
+    """Return whether :func:`unserved` gives no reasons for at least one engine."""
+    return len(reasons) < len(ENGINES)
+
+
+def missing_kernels(config: DrafterConfig) -> str:
+    """Return a warning about the width of the drafter's heads; empty if every device has kernels for it."""
+    width = config.head_dim
+    if type(config.attention) is not GQA or width in CPU_HEADS:
+        return ""
+    widths = ", ".join(map(str, CPU_HEADS))
+    return (
+        f"head_dim {width}: vLLM's CPU build declares kernels for {widths}; with others the server may end (16 and 24) "
+        "or not (48): check yours with specdec parity --engine vllm"
+    )

@@ -16,6 +16,8 @@ from torch import Tensor
 from specdec.drafter import Concat, DrafterConfig, KVInjection
 
 ALL = slice(None)
+Raw = dict[str, Any]  # a table of JSON
+Weights = dict[str, Tensor]
 FIRST_ATTENTION = "layers.layers.0.attention"
 
 
@@ -28,7 +30,7 @@ class TensorBlock(NamedTuple):
     columns: slice = ALL
 
 
-def to_published(ours: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
+def to_published(ours: Weights, config: DrafterConfig) -> Weights:
     """Return one matrix for each projection, from a drafter's parameters or state; gradients flow back."""
     parts: dict[str, list[Tensor]] = defaultdict(list)
     for block in blocks(ours, config):
@@ -36,9 +38,7 @@ def to_published(ours: Mapping[str, Tensor], config: DrafterConfig) -> dict[str,
     return _concatenated(parts, dim=-1)
 
 
-def from_published(
-    names: Iterable[str], weights: Mapping[str, Tensor], config: DrafterConfig
-) -> dict[str, Tensor]:
+def from_published(names: Iterable[str], weights: Weights, config: DrafterConfig) -> Weights:
     """Return a drafter's tensors ``names`` from published weights; the inverse of :func:`to_published`.
 
     Raises:
@@ -52,7 +52,7 @@ def from_published(
     return _concatenated(parts, dim=0)
 
 
-def _concatenated(parts: Mapping[str, list[Tensor]], dim: int) -> dict[str, Tensor]:
+def _concatenated(parts: Mapping[str, list[Tensor]], dim: int) -> Weights:
     return {
         name: tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
         for name, tensors in parts.items()
@@ -165,7 +165,7 @@ def translate(name: str, names: Mapping[str, str]) -> str | None:
     return f"{names[module]}.{kind}" if module in names else None
 
 
-def fp8_block(raw: Mapping[str, Any]) -> tuple[int, int]:
+def fp8_block(raw: Raw) -> tuple[int, int]:
     """Return the rows and columns that share a scale by a ``config.json``, DeepSeek's 128 by 128 if it has none.
 
     Raises:
@@ -184,13 +184,11 @@ def fp8_block(raw: Mapping[str, Any]) -> tuple[int, int]:
     return block[0], block[1]
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _mapping(value: Any) -> Raw:
+    return value if isinstance(value, dict) else {}
 
 
-def dequantized(
-    tensors: Mapping[str, Tensor], block: tuple[int, int] = (128, 128)
-) -> dict[str, Tensor]:
+def dequantized(tensors: Weights, block: tuple[int, int] = (128, 128)) -> Weights:
     """Return FP8 weights times their scales, in bfloat16, and the other tensors as they are.
 
     Scales are those of DeepSeek (https://arxiv.org/abs/2412.19437), one for each block, ``weight_scale_inv``, or of

@@ -4,7 +4,6 @@ Legend: D draft vocabulary, V target vocabulary.
 """
 
 import functools
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from specdec.export import tensors as named
 from specdec.export.checkpoint import Checkpoint
 from specdec.export.formats import VOCABULARY, flat
 from specdec.export.subject import EMBEDDING, HEAD
+from specdec.export.tensors import Weights
 from specdec.target import Target
 from specdec.utils.text import how_many, tensor_fault
 
@@ -27,7 +27,7 @@ ALWAYS_NEIGHBORS = 16
 def load_weights(
     config: DrafterConfig,
     ids_D: Tensor,
-    tensors: Mapping[str, Tensor],
+    tensors: Weights,
     order_D: Tensor,
     target: Target,
 ) -> Drafter:
@@ -50,7 +50,13 @@ def load_weights(
         if config.draft_vocab_size == config.vocab_size:
             weights.setdefault(HEAD, target.head_weight())
     _drop_doubles(weights, config)
-    _unflatten_mask(weights, target)
+    if named.MASK in weights:  # P-EAGLE's learned states are published flat
+        mask = weights[named.MASK]
+        if mask.numel() % target.hidden_size:
+            raise ValueError(
+                f"mask_hidden has {mask.numel()} numbers, no multiple of {target.hidden_size}"
+            )
+        weights[named.MASK] = mask.reshape(-1, target.hidden_size)
     state = skeleton_of(config).state_dict()
     del state[VOCABULARY]
     published_name = named.name_table(config)
@@ -75,19 +81,7 @@ def load_weights(
     return drafter.eval().requires_grad_(False)
 
 
-def _unflatten_mask(weights: dict[str, Tensor], target: Target) -> None:
-    """Give P-EAGLE's learned states, which are published flat, a row each."""
-    if named.MASK not in weights:
-        return
-    mask = weights[named.MASK]
-    if mask.numel() % target.hidden_size:
-        raise ValueError(
-            f"mask_hidden has {mask.numel()} numbers, no multiple of {target.hidden_size}"
-        )
-    weights[named.MASK] = mask.reshape(-1, target.hidden_size)
-
-
-def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:
+def _drop_doubles(weights: Weights, config: DrafterConfig) -> None:
     """Remove what engines need and what carries nothing: zero biases, and the second name of a further layer's input
     norm."""
     for i in range(1, config.num_layers):
@@ -105,7 +99,7 @@ def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:
             del weights[name]
 
 
-def read_vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[Tensor, Tensor]:
+def read_vocabulary(tensors: Weights, config: DrafterConfig) -> tuple[Tensor, Tensor]:
     """Return the draft vocabulary of a checkpoint, which may order its tokens by frequency.
 
     Returns:
@@ -115,42 +109,41 @@ def read_vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tup
         ValueError: d2t or t2d is missing, of another shape or dtype, or names no draft vocabulary.
     """
     V = config.vocab_size
-    offsets_D = _read_offsets(tensors, config.draft_vocab_size, V)
-    ids_D, order_D = (torch.arange(len(offsets_D)) + offsets_D).sort()
-    if bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= V:
-        raise ValueError(
-            f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id"
-        )
-    members_V = tensors.get(named.TARGET_TO_DRAFT)
-    if members_V is not None and (members_V.shape != (V,) or members_V.dtype not in WHOLE):
-        raise ValueError(
-            f"t2d is {members_V.dtype} of shape {list(members_V.shape)}, wanted bool of [{V}]"
-        )
-    if members_V is not None and not torch.equal(members_V.bool().nonzero()[:, 0], ids_D):
-        raise ValueError("t2d and d2t name different tokens")
-    return ids_D, order_D
-
-
-def _read_offsets(tensors: Mapping[str, Tensor], D: int, V: int) -> Tensor:
-    """Return ``d2t``, which holds the target id less the draft id of every draft token: (D,), int64."""
-    if named.DRAFT_TO_TARGET not in tensors and D < V:
-        raise ValueError(
-            f"it lacks d2t, which says what its {how_many(D, 'draft token')} are of {V:,}"
-        )
-    offsets_D = tensors.get(named.DRAFT_TO_TARGET, torch.zeros(D, dtype=torch.int64))
+    D = config.draft_vocab_size
+    offsets_D = tensors.get(named.DRAFT_TO_TARGET)
+    if offsets_D is None:
+        if D < V:
+            raise ValueError(
+                f"it lacks d2t, which says what its {how_many(D, 'draft token')} are of {V:,}"
+            )
+        offsets_D = torch.zeros(D, dtype=torch.int64)
     if offsets_D.shape != (D,):
         raise ValueError(
             f"d2t has shape {list(offsets_D.shape)}, the config says {how_many(D, 'draft token')}"
         )
     if offsets_D.dtype not in WHOLE or offsets_D.dtype == torch.bool:
         raise ValueError(f"d2t is {offsets_D.dtype}, wanted integers")
-    offsets_D = offsets_D.to(torch.int64)
+    offsets_D = offsets_D.long()
     # Two neighbors in the target's vocabulary have equal offsets, so offsets never rise everywhere, as ids would.
-    if ALWAYS_NEIGHBORS <= D < V and bool((offsets_D.diff() > 0).all()):
+    if ALWAYS_NEIGHBORS <= D < V and (offsets_D.diff() > 0).all():
         raise ValueError(
             "d2t rises with every token, as target ids do: it must hold offsets, target id less draft id"
         )
-    return offsets_D
+    ids_D, order_D = (torch.arange(D) + offsets_D).sort()
+    if (ids_D.diff() <= 0).any() or ids_D[0] < 0 or ids_D[-1] >= V:
+        raise ValueError(
+            f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id"
+        )
+    members_V = tensors.get(named.TARGET_TO_DRAFT)
+    if members_V is None:
+        return ids_D, order_D
+    if members_V.shape != (V,) or members_V.dtype not in WHOLE:
+        raise ValueError(
+            f"t2d is {members_V.dtype} of shape {list(members_V.shape)}, wanted bool of [{V}]"
+        )
+    if not torch.equal(members_V.bool().nonzero()[:, 0], ids_D):
+        raise ValueError("t2d and d2t name different tokens")
+    return ids_D, order_D
 
 
 def tied_head(checkpoint: Checkpoint, target: Target) -> Tensor | None:

@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.decoding import warn_unless_made_for
-from specdec.drafter import Drafter, DrafterConfig, Narrow, load_drafter
+from specdec.drafter import Drafter, Narrow, load_drafter
 from specdec.drafter.io import check_finite, located, weights_sha256
 from specdec.export import card, keys, mtp
-from specdec.export.ahead import missing_kernels
 from specdec.export.checkpoint import CONFIG, FORMAT, OURS, WEIGHTS, read_checkpoint
 from specdec.export.engine_targets import target_facts
 from specdec.export.formats import FORMATS, DrafterCheckpoint, Format, drafts_of
@@ -23,7 +22,8 @@ from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
 from specdec.export.read import config_of_checkpoint, contradictions, import_checkpoint
 from specdec.export.subject import EMBEDDING, HEAD, Subject
-from specdec.export.switches import dropped
+from specdec.export.switches import dropped, missing_kernels
+from specdec.export.tensors import Raw, Weights
 from specdec.export.weights import same_numbers
 from specdec.target import NotServable, Target, TargetSource
 from specdec.utils.files import staged_directory, write_json, write_text
@@ -111,15 +111,13 @@ def export_drafter(
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
         ValueError: the drafter is of another target, or the directory exists or cannot be written.
     """
-    _check_format(format)
     check_numbers(export_drafter, {"draft_tokens": draft_tokens})
     directory = Path(directory)
     config = drafter.config
-    _check_sizes(config, target)
     made_for = warn_unless_made_for(target, drafter)
     drafts = drafts_of(config.drafting.fixed_drafts, draft_tokens)
     subject = subject_of(drafter, target)
-    _check_positions(subject, target)
+    _check(subject, target, format)
     served = served or TargetSource(target.source)
     if format == mtp.FORMAT:
         line = mtp.stitch(drafter, target, subject, served, directory, drafts)
@@ -152,14 +150,7 @@ def export_drafter(
     return Exported(directory, DrafterCheckpoint.of(directory, subject), line)
 
 
-def _check_format(format: str) -> None:
-    """Raise ValueError for a format that there is not."""
-    known = (*FORMATS, mtp.FORMAT)
-    if format not in known:
-        raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
-
-
-def _write_weights(tensors: dict[str, Tensor], path: Path, directory: Path) -> None:
+def _write_weights(tensors: Weights, path: Path, directory: Path) -> None:
     """Write a file of weights; raise ValueError, which names the directory of the export, if that fails."""
     try:
         save_file(tensors, path, metadata={"format": "pt"})
@@ -167,18 +158,9 @@ def _write_weights(tensors: dict[str, Tensor], path: Path, directory: Path) -> N
         raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
 
 
-def _check_sizes(config: DrafterConfig, target: Target) -> None:
-    """Raise ValueError for a drafter of another target's sizes."""
-    of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
-    of_target = target.vocab_size, target.hidden_size, target.num_layers
-    if of_drafter != of_target:
-        sizes = f"is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has {of_target}"
-        raise ValueError(f"the drafter {sizes}")
-
-
 def _record(
     drafter: Drafter, subject: Subject, chosen: Format, served: TargetSource, drafts: int, line: str
-) -> dict[str, Any]:
+) -> Raw:
     """Return what an export records of itself; see :mod:`specdec.export.card`."""
     return {
         "format": FORMAT, "exported_as": chosen.name, "engine": chosen.engine, "method": subject.method,
@@ -206,15 +188,27 @@ def _warn_before_serving(drafter: Drafter, target: Target, subject: Subject) -> 
         )
 
 
-def _check_positions(subject: Subject, target: Target) -> None:
-    """Raise NotServable for a rope that engines would change by raising its length to the server's."""
-    positions = subject.config.max_position_embeddings
+def _check(subject: Subject, target: Target, format: str) -> None:
+    """Raise ValueError for a format that there is not, a drafter of another target's sizes, or a rope that is changed.
+
+    Engines raise its length to the server's.
+    """
+    if format not in (known := (*FORMATS, mtp.FORMAT)):
+        raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
+    config = subject.config
+    of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
+    of_target = target.vocab_size, target.hidden_size, target.num_layers
+    if of_drafter != of_target:
+        raise ValueError(
+            f"the drafter is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has "
+            f"{of_target}"
+        )
     longest = target.config.max_position_embeddings
-    if positions < longest:
+    if config.max_position_embeddings < longest:
         raise NotServable(
-            f"the drafter's max_position_embeddings is {positions:,} and the target's {longest:,}: engines raise it to "
-            f"the server's length, and its rope {subject.config.rope['rope_type']} then rotates otherwise than in "
-            "training: give --model.drafter.rope_theta for a rope of its own"
+            f"the drafter's max_position_embeddings is {config.max_position_embeddings:,} and the target's "
+            f"{longest:,}: engines raise it to the server's length, and its rope {config.rope['rope_type']} then "
+            "rotates otherwise than in training: give --model.drafter.rope_theta for a rope of its own"
         )
 
 
@@ -222,12 +216,13 @@ def subject_of(drafter: Drafter, target: Target) -> Subject:
     """Return the properties that engines differ in, of a drafter with its positions raised to the target's."""
     config = keys.reaching(drafter.config, target.config.max_position_embeddings)
     state = drafter.state_dict()
+    target_state = _weights(target)
     bias = state.get("entry.feature_fc.bias")
     architectures = target.model.config.architectures or [type(target.model).__name__]
     return Subject(
         config,
-        own_embedding=not is_targets(state[EMBEDDING], target.embedding_weight()),
-        own_head=not is_targets(state[HEAD], target.head_weight()),
+        own_embedding=not is_targets(state[EMBEDDING], target_state[EMBEDDING]),
+        own_head=not is_targets(state[HEAD], target_state[HEAD]),
         entry_bias=type(config.entry) is Narrow and bias is not None and bool(bias.any()),
         **target_facts(target.config, architectures[0]),
     )
@@ -261,8 +256,6 @@ def is_targets(weight: Tensor, target_weight: Tensor) -> bool:
     """
     if weight.shape != target_weight.shape:
         return False
-    weight = weight.detach().cpu()
-    target_weight = target_weight.detach().cpu()
     if _rounding(weight, target_weight) is not None:
         return True
     return same_numbers(weight.to(target_weight.dtype), target_weight)
@@ -274,7 +267,7 @@ def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
     target_state = _weights(target)
     rounded = []
     for name in subject.shared:
-        dtype = _rounding(state[name].cpu(), target_state[name].cpu())
+        dtype = _rounding(state[name], target_state[name])
         if dtype not in (None, target_state[name].dtype):
             rounded.append(f"{name} to {str(dtype).removeprefix('torch.')}")
     if rounded:
@@ -305,9 +298,9 @@ def warn_of_engines(subject: Subject) -> None:
         )
 
 
-def _weights(target: Target) -> dict[str, Tensor]:
+def _weights(target: Target) -> Weights:
     """Return the target's embedding and head under the drafter's names."""
-    return {EMBEDDING: target.embedding_weight(), HEAD: target.head_weight()}
+    return {EMBEDDING: target.embedding_weight().cpu(), HEAD: target.head_weight().cpu()}
 
 
 def _rounding(weight: Tensor, target_weight: Tensor) -> torch.dtype | None:

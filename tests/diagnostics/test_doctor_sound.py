@@ -111,9 +111,10 @@ def test_where_a_chain_rounds_to_another_text(
     """In 16 bits it may: what follows was not learnt, and counts for nothing."""
     own = doctor_overfit._sample
 
-    def parts(setup: SetUp) -> tuple[int, list[int], list[int], list[bool]]:
-        telling, prompt, answer, known = own(setup)
-        return telling, prompt, [*answer[:place], *reversed(answer[place:])], known
+    def parts(setup: SetUp) -> doctor_overfit._Sample:
+        sample = own(setup)
+        answer = [*sample.answer[:place], *reversed(sample.answer[place:])]
+        return sample._replace(answer=answer)
 
     monkeypatch.setattr(doctor_overfit, "_sample", parts)
     (found,) = run_check("overfit", subject(chats(tmp_path), learner(ttt_steps=2)))

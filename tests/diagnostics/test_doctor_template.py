@@ -12,8 +12,8 @@ from benchmarks.chat_oracle.tokenizers import sources, stops_of, tokenizer_of, t
 from specdec.data.chat import Report, conversation, encode
 from specdec.data.layouts import ChatConversation
 from specdec.data.rows import DataRow
+from specdec.diagnostics.doctor_data import template_findings
 from specdec.diagnostics.doctor_setup import CheckResult
-from specdec.diagnostics.doctor_template import template_findings
 from tests.data.families import in_default_run
 
 NAMES = [

@@ -9,6 +9,7 @@ import torch
 from matplotlib import image
 from torch import Tensor
 
+from specdec.diagnostics.drift import drafter_names, drift_tables, plot_drift
 from specdec.diagnostics.drift_measure import (
     INPUTS,
     SERIES,
@@ -18,7 +19,6 @@ from specdec.diagnostics.drift_measure import (
     drift_summary,
     sums_of,
 )
-from specdec.diagnostics.drift_report import drafter_names, drift_tables, plot_drift
 from specdec.diagnostics.waterfall import DOWN, OBSERVED, waterfall
 from specdec.report.statistics import POSITIVE, interval
 from specdec.report.tables import write_report

@@ -8,11 +8,12 @@ import torch
 
 from specdec.diagnostics.loud import loud_drafter, loud_spec
 from specdec.diagnostics.parity_files import Files, read_files
-from specdec.diagnostics.parity_probes import CONTEXT, Rounding
 from specdec.diagnostics.parity_proposals import (
+    CONTEXT,
     LEAST_BY_CONTEXT,
     LEAST_PROPOSALS,
     ProposalComparison,
+    Rounding,
     compare_proposals,
 )
 from specdec.diagnostics.parity_readings import shortfall
@@ -201,7 +202,7 @@ def test_a_loud_drafter_shows_every_fault_that_it_has_a_place_for(
     assert set(comparison.unseen) <= hidden, changed
     assert {probe.fault for probe in comparison.probes if probe.changed is None} == WITHOUT[name]
     assert comparison.not_tried == (["queries one position off"] if name == "qwen3" else [])
-    assert comparison.rounding == (0, 0)
+    assert comparison.rounding == Rounding(0, 0)
 
 
 def test_every_fault_is_planted_somewhere(target: Target, files: dict[str, Files]) -> None:
@@ -259,7 +260,7 @@ def test_more_near_ties_than_an_independent_implementation_has_are_no_verdict() 
 def test_long_answers_are_probed_at_some_of_their_passes(
     target: Target, files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdec.diagnostics.parity_probes.MOST_PROBED", 12)
+    monkeypatch.setattr("specdec.diagnostics.parity_proposals.MOST_PROBED", 12)
     drafter = loud_drafter(target, loud_spec(target, "eagle3_1"))
     answers = recorded_answers(target, drafter, PROMPTS, TOKENS, DRAFTS)
     comparison = compare_proposals(target, drafter, answers, SHARE, files["eagle3_1"])
@@ -267,7 +268,7 @@ def test_long_answers_are_probed_at_some_of_their_passes(
         comparison.proposals == 2 * TOKENS * DRAFTS
         and comparison.probes[0].proposals == 12 * DRAFTS
     )
-    assert comparison.fault is None and comparison.rounding == (0, 0)
+    assert comparison.fault is None and comparison.rounding == Rounding(0, 0)
 
 
 def test_a_fault_that_makes_near_ties_alone_counts_as_unseen(

@@ -45,6 +45,7 @@ def test_it_imports_nothing_of_the_drafter() -> None:
     assert others == {
         "collections",
         "json",
+        "math",
         "pathlib",
         "re",
         "safetensors",

@@ -15,8 +15,7 @@ from specdec.cli import main
 from specdec.drafter import Drafter, DrafterSpec, ScalarMix, save_drafter
 from specdec.drafter.io import weights_sha256
 from specdec.export import export_drafter
-from specdec.export.card import trained
-from specdec.export.card_text import hub_id
+from specdec.export.card import hub_id, trained
 from specdec.target import Target, TargetSource
 from tests.export.made import evaluation, made_drafter
 from tests.short_run import short_run

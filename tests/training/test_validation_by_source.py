@@ -13,8 +13,7 @@ import yaml
 from specdec import DrafterModule, DrafterSpec, TextData
 from specdec.cli import main
 from specdec.data import MixSource
-from specdec.export.card import trained
-from specdec.export.card_text import training_text
+from specdec.export.card import trained, training_text
 from specdec.training.stage_metrics import BY_SOURCE
 from specdec.utils.files import write_json
 from specdec.utils.reading import read_json
