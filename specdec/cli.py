@@ -116,7 +116,7 @@ def usage() -> str:
         "Train, ablate and trust EAGLE drafters for speculative decoding.\n\n"
         + "\n\n".join(groups)
         + "\n\nspecdec COMMAND --help says more; specdec --version prints the version.\n"
-        "specdec COMMAND --allow_imports MODULE lets a config name parts of your own;\n"
+        "specdec COMMAND --allow_imports MODULE lets a config name your own components;\n"
         "--allow_env NAME lets it read a variable, --allow_keys KEY say what else only the command line may."
     )
 

@@ -220,7 +220,7 @@ def test_a_way_of_drafting_in_one_file_decodes_without_loss(
     assert {n: made.ids for n, made in decoder.generate_all(requests, ())} == plain
     with pytest.raises(ValueError, match="PairedDrafts drafts a chain: use --shape chain"):
         SpeculativeDecoder(target, drafter, parse_shape("tree")).generate([1, 2, 3], 8)
-    with pytest.raises(ValueError, match="parts of your own: no engine knows them"):
+    with pytest.raises(ValueError, match="custom components: no engine knows them"):
         export_drafter(drafter, target, tmp_path / "served")
 
 

@@ -18,7 +18,7 @@ MAX_WORDS = 35  # of a sentence
 MAX_PASSIVES = 22  # in 1,000 words, of those that do not say who acts
 
 IDIOMS = {
-    r"\bof (its|their|your|his|one's|our) own"
+    r"(?<!in place )\bof (its|their|your|his|one's|our) own"
     r"(?=\W*$|[.,;:)]|\s+(and|or|in|with|for|is|that|to|as|on|by|at|if|takes|makes)\b)": "its own X, a separate X",
     r"\bof (yours|ours|theirs)\b": "your X, our X",
     r"\banew\b": "again",

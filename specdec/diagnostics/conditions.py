@@ -72,7 +72,7 @@ class CleanRun:
         ids = self.target.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if len(ids) < tokens:
             raise ValueError(
-                f"the filler has {how_many(len(ids), 'token')} beside the prompt's own text, fewer than {tokens}"
+                f"the filler has {how_many(len(ids), 'token')} together with the prompt's own text, fewer than {tokens}"
             )
         return str(self.target.tokenizer.decode(ids[:tokens], skip_special_tokens=False)).rstrip(
             "\ufffd"

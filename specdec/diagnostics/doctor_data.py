@@ -205,7 +205,7 @@ def masks(setup: SetUp) -> Findings:
 
 def _masks_of_conversations(setup: SetUp, data: ChatData) -> Findings:
     """Compare the loader's masks with those of conversations that are rendered again."""
-    what = "supervised tokens are those between generation prompt and end of turn, rendered and tokenised again"
+    what = "supervised tokens are those between generation prompt and end of turn, rendered and tokenized again"
     pairs = list(islice(_rendered(setup, data), CONVERSATIONS))
     if not pairs:
         why = f"none of the first {CONVERSATIONS} conversations is in the training rows as it is rendered here"
@@ -328,7 +328,7 @@ def template_findings(
     share = report.supervised / max(report.said, 1)
     report.left_out = left_out
     reasons = [line.strip() for line in report.lines() if ", first " in line] or [
-        "nobody answers in them"
+        "they contain no answer"
     ]
     yield judged(what, share, ">=", ALIKE, "; ".join(reasons[:3]))
     if not documents:

@@ -1,4 +1,4 @@
-"""The doctor's checks of the drafter: its gradient, its inputs, and training beside decoding.
+"""The doctor's checks of the drafter: its gradient, its inputs, and training compared with decoding.
 
 Legend: T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary.
 """
@@ -220,7 +220,7 @@ def agreement(setup: SetUp) -> Findings:
     what = f"training's logits are cached decoding's at depths 0 to {depth}, of {len(texts)} real texts"
     if not texts:
         yield unchecked(
-            what, f"no document goes on for {depth + 4} tokens behind its first supervised one"
+            what, f"no document continues for {depth + 4} tokens behind its first supervised one"
         )
         return
     drafter = (

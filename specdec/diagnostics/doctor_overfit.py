@@ -1,4 +1,4 @@
-"""The doctor's last check: one sample is learnt, and decoding accepts its drafts.
+"""The doctor's last check: one sample is learned, and decoding accepts its drafts.
 
 Legend: T tokens, K unroll steps.
 """
@@ -37,7 +37,7 @@ PATIENCE = 200  # steps without progress: in drafts, or by a hundredth of the lo
 
 
 class _Sample(NamedTuple):
-    """One text that is learnt."""
+    """One text that is learned."""
 
     # how many of the answer's tokens the draft vocabulary has, repetitions aside: these are right by chance
     telling: int
@@ -94,7 +94,7 @@ def overfit(setup: SetUp) -> Findings:
     if (learnt.right >= LEARNT and share < LEARNT) or share < learnt.right / 2 > 0.25:
         fault = "what training has right, decoding has not: see parity"
     elif learnt.idle >= PATIENCE:
-        fault = "learning stopped by itself before the sample was learnt: a part is missing, or cut off from learning"
+        fault = "learning stopped by itself before the sample was learned: a part is missing, or cut off from learning"
     counts = learnt.counts
     if learnt.refused and not fault:
         why = f"the time was over ({setup.seconds:g} s): {counts}; give --seconds more"
@@ -142,7 +142,7 @@ def _learn(setup: SetUp, sample: _Sample) -> _Learnt:
 
 
 def _batch(setup: SetUp, sample: _Sample) -> tuple[Batch, int]:
-    """Return the sample as a batch, and how many of its drafts can be learnt."""
+    """Return the sample as a batch, and how many of its drafts can be learned."""
     device = setup.target.device
     start = len(sample.prompt)
     ids_1T = torch.tensor([[*sample.prompt, *sample.answer]], device=device)

@@ -242,7 +242,7 @@ def _number(value: float | None) -> str:
 def plot_drift(drifts: Sequence[Document], path: Path) -> None:
     """Draw the waterfall and every quantity by place and by draft step, a color for each drafter in all panels.
 
-    Hollow markers lie beyond the trained depth; grey lines are the target's own, at the layers that are fused.
+    Hollow markers lie beyond the trained depth; gray lines are the target's own, at the layers that are fused.
     """
     figure = Figure(figsize=(16, 14), dpi=120, layout="constrained")
     grid = figure.add_gridspec(4, 4)
@@ -269,7 +269,7 @@ def plot_drift(drifts: Sequence[Document], path: Path) -> None:
 
 
 def _by_step(drifts: Sequence[Document], name: str, axes: Axes) -> None:
-    """Draw one series of every drafter, and the target's own attention beside the drafters'."""
+    """Draw one series of every drafter, and the target's own attention next to the drafters'."""
     deepest = max(drift["depths"] for drift in drifts)
     columns = [range(1, drift["depths"] + 1) for drift in drifts]
     trained = [drift["trained_depth"] or drift["depths"] for drift in drifts]
@@ -309,7 +309,7 @@ def _rows(series: Document) -> list[tuple[int, Document]]:
 def _draw_series(
     series: Sequence[Document], columns: Sequence[Sequence[int]], axes: Axes, line: str, trained: Sequence[int] = ()
 ) -> None:  # fmt: skip
-    """Draw means with intervals, each drafter's in its look and beside the others'.
+    """Draw means with intervals, each drafter's in its style and next to the others'.
 
     Args:
         columns: of each drafter, where its rows stand.

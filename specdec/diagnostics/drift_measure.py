@@ -157,7 +157,7 @@ def _rms(x: Tensor) -> Tensor:
 
 
 def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
-    """Return the regions of chains' key slots, (A, M, S), 1 or 0, in the order of :data:`ATTENTION` but for entropy.
+    """Return the regions of chains' key slots, (A, M, S), 1 or 0, in the order of :data:`ATTENTION`  except entropy.
 
     The first five are disjoint and cover all that a chain sees. The first ``text`` slots are the text's rows; behind
     them stand the chains', level by level; a chain's level 0 is the row of its anchor.
@@ -286,7 +286,7 @@ HOW: dict[str, Statistic] = {"mean": ratio, "ratio": over, "difference": less}
 
 
 class DriftFigure(NamedTuple):
-    """A number of one drafter: a mean at some steps, alone or beside that at others."""
+    """A number of one drafter: a mean at some steps, alone or compared with that at others."""
 
     name: str
     title: str
@@ -302,7 +302,7 @@ class DriftFigure(NamedTuple):
 
 
 def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigure]:
-    """Yield the figures of a measurement of so many steps."""
+    """Yield the figures of a measurement of this many steps."""
     first = range(1)
     last = range(depths - 1, depths)
     both = (last, first)

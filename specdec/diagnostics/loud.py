@@ -112,7 +112,7 @@ def loud_drafter(target: Target, spec: DrafterSpec, seed: int = 0) -> Drafter:
 
 
 def _make_loud(module: nn.Module, path: float, generator: torch.Generator) -> None:
-    """Give one module's weights the size that its part needs beside a residual path of size ``path``."""
+    """Give one module's weights the size that its part needs next to a residual path of size ``path``."""
     if isinstance(module, RMSNorm):
         _draw(module.weight, UNEVEN, generator)
         module.weight.exp_()

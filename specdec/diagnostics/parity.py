@@ -215,7 +215,7 @@ class _Run:
         check_pair(target, saved.to(target.device, target.dtype))
 
     def context(self) -> dict[str, Any]:
-        """Return what the report says beside its figures."""
+        """Return what the report says in addition to its figures."""
         config = self.config
         return {
             "drafter": config.drafter,

@@ -59,7 +59,7 @@ def read_files(directory: Path) -> Files:
 def interpret(
     files: Files, method: str, embedding_VH: Tensor, head_VH: Tensor, layers: int
 ) -> ServedDrafter:
-    """Return the drafter that an engine makes of a config and tensors beside a target of so many layers.
+    """Return the drafter that an engine makes of a config and tensors with a target of this many layers.
 
     All weights get the dtype and device of the target's embedding.
 
@@ -161,7 +161,7 @@ def _wanted_shapes(settings: Settings) -> dict[str, Shape]:
 
 
 def _layer_shapes(settings: Settings, input_size: int) -> dict[str, Shape]:
-    """Return the names and shapes of one layer but for its input norm."""
+    """Return the names and shapes of one layer except its input norm."""
     H = settings.hidden_size
     inner = settings.intermediate_size
     queries = settings.num_attention_heads * settings.head

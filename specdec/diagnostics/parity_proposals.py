@@ -1,4 +1,4 @@
-"""The tokens that an engine proposed in every pass, beside what this drafter says at the same place.
+"""The tokens that an engine proposed in every pass, and what this drafter says at the same place.
 
 Each proposal is compared by itself: the drafter's chain reads the engine's own earlier drafts of the pass, so that a
 first difference does not make the later ones incomparable. A token that is not the drafter's likeliest is a near-tie
@@ -107,7 +107,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ProposalComparison:
-    """A real engine's answers and proposals beside ours."""
+    """A real engine's answers and proposals compared with ours."""
 
     positions: list[DraftPosition]
     allowed: float  # share of a distribution's range that two tokens of equal rank may differ by
@@ -159,7 +159,7 @@ class ProposalComparison:
             return f"only {self.proposals} were compared, and {LEAST_PROPOSALS} are needed"
         context = self.probes[0] if self.probes else None
         if context is None or context.changed is None:
-            return "the export was not compared, so that nobody knows what a fault would change"
+            return "the export was not compared, so it is unknown what a fault would change"
         if context.changed < LEAST_BY_CONTEXT:
             return (
                 f"only {context.changed} of {context.proposals} proposals depend on more than the last token, and "
@@ -339,7 +339,7 @@ def probe_faults(
 
 
 def _sample_passes(reading: Readings, most: int) -> Readings:
-    """Return at most so many of the passes, the first and the last among them."""
+    """Return at most this many of the passes, the first and the last among them."""
     passes = len(reading.places_A)
     rows = torch.linspace(0, passes - 1, min(most, passes)).round().long()
     names = ("places_A", "proposed_AK", "likeliest_AK", "margin_AK")

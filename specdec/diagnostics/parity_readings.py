@@ -1,4 +1,4 @@
-"""The passes that an engine recorded, beside what this drafter says at the same places.
+"""The passes that an engine recorded, and what this drafter says at the same places.
 
 Legend: A passes, K drafts, T tokens, V target vocabulary, D draft vocabulary.
 """

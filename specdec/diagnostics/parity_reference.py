@@ -27,7 +27,7 @@ def draft(
     """Run the text once over its features, then chains from anchors.
 
     An anchor is a place whose feature is the target's own. At depth k its chain has read k given tokens instead of
-    drafts of its own. A parallel drafter (https://arxiv.org/abs/2602.01469) reads its mask token and learned states
+    its own drafts. A parallel drafter (https://arxiv.org/abs/2602.01469) reads its mask token and learned states
     instead.
 
     Args:

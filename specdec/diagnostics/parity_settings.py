@@ -123,7 +123,7 @@ def _check_sizes(config: Raw) -> None:
         )
     if config.get("bias"):
         raise Misread(
-            "config.json has a key bias, for which the engine leaves the attention's biases uninitialised"
+            "config.json has a key bias, for which the engine leaves the attention's biases uninitialized"
         )
 
 

@@ -126,7 +126,7 @@ def _chosen_by(directory: Path) -> Any:
 
 
 def _tokens(steps: int | None, data: Record, trainer: Record) -> int | None:
-    """Return how many tokens a training of so many steps saw, padding included; None if a factor is unknown."""
+    """Return how many tokens a training of this many steps saw, padding included; None if a factor is unknown."""
     factors: list[Any] = [steps, data.get("batch_size"), data.get("seq_len")]
     factors += [trainer[name] for name in ("accumulate_grad_batches", "devices", "num_nodes")]
     if not all(isinstance(factor, int) for factor in factors):
@@ -337,5 +337,5 @@ def _how(metrics: Record) -> str:
 def training_text(training: Record | None) -> str:
     """Return the section on how the drafter was trained."""
     if training is None:
-        return "How it was trained is not recorded beside it."
+        return "The record of its training is missing."
     return TEXTS.get_template("training.md.jinja").render(training)

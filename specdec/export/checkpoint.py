@@ -113,7 +113,7 @@ def _read_tensors(file: Path) -> Weights:
             *named.FP8.values(),
         }:
             raise ValueError(
-                f"{file}: weights of {unreadable.pop()}: only unquantised ones can be read"
+                f"{file}: weights of {unreadable.pop()}: only unquantized ones can be read"
             )
         return load_file(file)
     size = regular(file)

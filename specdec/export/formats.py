@@ -51,11 +51,11 @@ class DrafterCheckpoint(NamedTuple):
 
 
 def drafts_of(masks: int, asked: int | None) -> int:
-    """Return how many tokens an engine is told to draft: as many as asked for, else a block drafter's masks or three.
+    """Return how many tokens an engine is set to draft: as many as asked for, else a block drafter's masks or three.
 
     Raises:
         ValueError: a block drafter is asked for another number than its masks. They see each other, and it has
-            learned with so many.
+            learned with this many.
     """
     if masks and asked not in (None, masks):
         raise ValueError(

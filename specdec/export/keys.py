@@ -1,7 +1,7 @@
 """The keys of a checkpoint's ``config.json``: one table for each method, read in both directions.
 
 A row writes a key from a drafter's config, and reads the fields that the key decides. Rows that decide none are
-implied by others; engines want them all the same. The tables are flat: a format may nest them.
+implied by others; engines need them all the same. The tables are flat: a format may nest them.
 """
 
 import dataclasses

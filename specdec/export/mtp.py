@@ -2,7 +2,7 @@
 drafter, and back into a copy of the checkpoint.
 
 transformers leaves the module out when it loads a target, so it is read by its tensors' names. Engines give it the
-target's embedding and head, whatever the checkpoint has beside the module under these names; so it is here.
+target's embedding and head, whatever else the checkpoint has under these names; so it is here.
 """
 
 import dataclasses
@@ -116,7 +116,7 @@ class Place(NamedTuple):
 def module_places(ours: Weights, family: Family, layers: int) -> Iterator[Place]:
     """Yield where every tensor of the module stands in the checkpoint.
 
-    There each expert has a tensor of its own, and gates do not stand beside what they gate.
+    There each expert has a separate tensor, and gates are apart from what they gate.
     """
     prefix = family.prefix.format(layers)
     for name, value in ours.items():

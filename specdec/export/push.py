@@ -37,8 +37,8 @@ def push(
 ) -> None:
     """A drafter or an export of one, with a model card, to the Hugging Face Hub; prints the repository's URL.
 
-    Weights, configs, checksums and the card go there in one commit; licences and notices beside them too, and nothing
-    else. The token is that of HF_TOKEN or of hf auth login.
+    Weights, configs, checksums and the card go there in one commit; licenses and notices too, and nothing else. The
+    token is that of HF_TOKEN or of hf auth login.
 
     Example: specdec push --drafter runs/a/drafter --repo me/qwen3-4b-eagle3.1 --evaluation runs/a-evaluated
 
@@ -149,7 +149,7 @@ def _commit(
     overwrite: bool,
     sha: str,
 ) -> str:
-    """Upload in one commit, of which nobody sees a part, onto the state that was looked at; return the URL."""
+    """Upload in one commit, never visible in part, onto the state that was looked at; return the URL."""
     api = HfApi(library_name="specdec", library_version=__version__)
     with reached(repo):
         info = _repository_info(api, repo, private, revision)

@@ -263,10 +263,10 @@ class _Design:
         raw["num_hidden_layers"] = _layers(tensors, raw.get("num_hidden_layers"))
 
     def _check_block(self) -> None:
-        """Raise ValueError for a block drafter of another target, or with a mask that has an embedding of its own."""
+        """Raise ValueError for a block drafter of another target, or with a mask that has a separate embedding."""
         if (Path(self.checkpoint.where) / "mask_embedding.pt").exists():
             raise ValueError(
-                "it has a mask_embedding.pt, a mask with an embedding of its own, which drafters here have not"
+                "it has a mask_embedding.pt, a mask with a separate embedding, which drafters here do not have"
             )
         target = self.target
         layers = self.raw.get("num_target_layers", target.num_layers)
@@ -338,7 +338,7 @@ def _layers(tensors: Weights, stated: Any) -> Any:
 
 
 def _biases(tensors: Weights, stated: Any) -> Any:
-    """Return ``attention_bias``, which ``stated`` decides but for the bias on the output.
+    """Return ``attention_bias``, which ``stated``  decides except for the bias on the output.
 
     Raises:
         ValueError: the file has biases that the config does not switch on.

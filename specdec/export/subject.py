@@ -43,13 +43,13 @@ class Subject(NamedTuple):
 
     @property
     def parallel(self) -> bool:
-        """Whether one call makes all drafts of a pass, which engines are told of method eagle3."""
+        """Whether one call makes all drafts of a pass, which engines need to know for method eagle3."""
         return self.config.drafting.one_call and self.method == "eagle3"
 
     @property
     def narrowed(self) -> bool:
         """Whether vLLM would give the target's window to a drafter that attends to everything: its layers take what
-        ``cache_config.sliding_window`` says if they name none, but for MLA's."""
+        ``cache_config.sliding_window`` says if they name none, except MLA's."""
         sees_all = self.config.attention_window == "full" and type(self.config.attention) is not MLA
         return self.target_window is not None and sees_all
 

@@ -237,7 +237,7 @@ def _spread_scale(scale: Tensor, weight: Tensor, block: tuple[int, int]) -> Tens
 
 
 def normalize_name(name: str) -> str | None:
-    """Return a checkpoint's name in the spelling of the table; None for what carries nothing of its own."""
+    """Return a checkpoint's name in the spelling of the table; None for a tensor without information."""
     if name.endswith("rotary_emb.inv_freq"):
         return None
     for pattern, spelling in SPELLINGS:

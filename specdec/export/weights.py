@@ -43,7 +43,7 @@ def load_weights(
     weights = {name: value for name, value in tensors.items() if name not in named.MAPS}
     dtypes = {value.dtype for value in weights.values()}
     if odd := dtypes - {torch.float16, torch.bfloat16, torch.float32, torch.float64}:
-        raise ValueError(f"weights of {odd.pop()}: only unquantised ones can be read")
+        raise ValueError(f"weights of {odd.pop()}: only unquantized ones can be read")
     own_head = HEAD in weights
     if config.hidden_size == target.hidden_size:
         weights.setdefault(EMBEDDING, target.embedding_weight())
@@ -132,7 +132,7 @@ def read_vocabulary(tensors: Weights, config: DrafterConfig) -> tuple[Tensor, Te
     ids_D, order_D = (torch.arange(D) + offsets_D).sort()
     if (ids_D.diff() <= 0).any() or ids_D[0] < 0 or ids_D[-1] >= V:
         raise ValueError(
-            f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id"
+            f"d2t must hold offsets to distinct tokens in 0..{V - 1}, target id less draft id"
         )
     members_V = tensors.get(named.TARGET_TO_DRAFT)
     if members_V is None:
@@ -161,7 +161,7 @@ def tied_head(checkpoint: Checkpoint, target: Target) -> Tensor | None:
     if size not in (None, config.get("vocab_size")):
         raise ValueError(
             f"tie_word_embeddings is true and there is no {HEAD}: an embedding of {config.get('vocab_size')} tokens is "
-            f"no head over {size}, and engines would draft from one that nobody trained"
+            f"no head over {size}, and engines would draft from an untrained one"
         )
     embedding = checkpoint.tensors.get(EMBEDDING, target.embedding_weight().detach().cpu())
     return None if same_numbers(embedding, target.head_weight()) else embedding

@@ -208,7 +208,7 @@ def _check(subject: Subject, target: Target, format: str) -> None:
         raise NotServable(
             f"the drafter's max_position_embeddings is {config.max_position_embeddings:,} and the target's "
             f"{longest:,}: engines raise it to the server's length, and its rope {config.rope['rope_type']} then "
-            "rotates otherwise than in training: give --model.drafter.rope_theta for a rope of its own"
+            "rotates otherwise than in training: give --model.drafter.rope_theta for a separate rope"
         )
 
 

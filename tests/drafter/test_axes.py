@@ -240,7 +240,7 @@ def test_a_norm_of_ones_own_stands_at_any_site(site: str, tmp_path: Path) -> Non
     feature = drafter.fuse(torch.randn(1, 4, 3, HIDDEN))
     assert torch.equal(back.step(ids, feature, view).h_BTH, drafter.step(ids, feature, view).h_BTH)
     subject = switches.Subject(config, own_embedding=False, own_head=True, entry_bias=False)
-    assert "parts of your own" in [
+    assert "custom components" in [
         switch.name for switch, _ in switches.lint(subject, switches.VLLM)
     ]
 

@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Subject, str]] = {
     "norms.input, with method eagle": (subject(EAGLE1, norms=norms(BARE, input=True)), ""),
     "norms.output, with method eagle": (subject(EAGLE1, norms=norms(BARE, output=True)), ""),
     "norms.query_key, with method eagle": (subject(EAGLE1, norms=norms(BARE, query_key=True)), ""),
-    "a head of its own, with method eagle": (subject(EAGLE1, head="own"), ""),
+    "a separate head, with method eagle": (subject(EAGLE1, head="own"), ""),
     "attention_window, with method eagle": (subject(EAGLE1, attention_window=16), "V"),
     "num_layers above 1, with method eagle": (subject(EAGLE1, num_layers=2), "VS"),
     "fusion ScalarMix": (subject(fusion=ScalarMix()), ""),
@@ -153,7 +153,7 @@ CASES: dict[str, tuple[Subject, str]] = {
     "num_layers above 1 with the target's key heads": (subject(num_layers=2, mixed_heads=(2, 12)), ""),
     "an embedding that is scaled": (subject(EAGLE1, architecture="Gemma2ForCausalLM"), ""),
     "mrope_section": (subject(rope=rope(mrope_section=[2, 2, 2])), ""),
-    "parts of your own": (subject(fusion=Mine()), ""),
+    "custom components": (subject(fusion=Mine()), ""),
     "method eagle: ": (subject(EAGLE1), "VS"),
     "method eagle3: ": (subject(), "VS"),
     "method dflash: ": (subject(DFLASH, num_layers=1), "V"),
@@ -263,7 +263,7 @@ def test_a_cell_says_its_verdict_and_its_evidence() -> None:
         .words.startswith("**dropped in silence**: it never reads it")
     )
     assert row_of("method dflash: ").cell(SGLANG).words.endswith("(not checked)")
-    assert row_of("parts of your own").cell(OPENVINO).words == "not checked"
+    assert row_of("custom components").cell(OPENVINO).words == "not checked"
     for row in SWITCHES:
         cells = [row.cell(engine) for engine in (*ENGINES, *OTHERS)]
         assert all(cell.evidence in ("run", "source", "not checked") for cell in cells)
@@ -403,5 +403,5 @@ def test_a_config_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
     spec = dataclasses.replace(EAGLE3, fusion=Mine())
     drafter = made_drafter(spec, target)
     assert isinstance(drafter, Drafter) and isinstance(drafter.config, DrafterConfig)
-    with pytest.raises(NotServable, match="parts of your own: no engine knows them"):
+    with pytest.raises(NotServable, match="custom components: no engine knows them"):
         export_drafter(drafter, target, tmp_path / "out")
