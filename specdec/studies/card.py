@@ -102,13 +102,14 @@ def _states(arm: Json) -> str:
     return f"{done} ({', '.join(others)})" if others else done
 
 
-def _figure(numbers: Json | Sequence[float] | None, digits: int = 2, sign: str = "") -> str:
+def _figure(numbers: Json | Sequence[float | None] | None, digits: int = 2, sign: str = "") -> str:
     """Return a figure with its interval in brackets, from an estimate or from three numbers."""
     if not numbers:
         return "-"
     if isinstance(numbers, dict):
         numbers = [numbers[name] for name in ("value", "low", "high")]
-    return with_interval(*numbers, f"{{:{sign}.{digits}f}}".format)
+    value, low, high = numbers
+    return with_interval(value, low, high, f"{{:{sign}.{digits}f}}".format)
 
 
 def _p(p_value: float | None) -> str:

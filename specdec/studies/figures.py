@@ -62,7 +62,7 @@ class _Style:
             "marker": (marker, MARKERS),
         }
         self.names = short_names(card["arms"])
-        self.looks = {
+        self.looks: dict[str, Json] = {
             arm["name"]: {
                 key: self._look(key, arm["levels"][axis]) for key, (axis, _) in self.of.items()
             }
@@ -278,14 +278,14 @@ def _legend(figure: Figure, handles: list[Line2D]) -> None:
 
 
 def _grid(
-    count: int, wide: float, tall: float, left: float, **shared: bool
+    count: int, wide: float, tall: float, left: float, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """Panels in rows of three, or of two where three would leave one alone; sizes in inches."""
     columns = 2 if count == 4 else min(3, count)
     deep = -(-count // columns)
     figure = Figure(figsize=(left + wide * columns, deep * tall + 0.2), dpi=120)
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-    panels = [*figure.subplots(deep, columns, squeeze=False, **shared).flat]
+    panels = [*figure.subplots(deep, columns, squeeze=False, sharey=sharey).flat]
     for number, axes in enumerate(panels):
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)

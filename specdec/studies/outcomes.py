@@ -37,7 +37,12 @@ ROBUSTNESS = "robustness"
 # and where they are measured
 FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}
 MEASUREMENT = {"drift": OF_DRIFT, "robustness": 1}  # the versions of drift.json and robustness.json
-COMBINE = {"ratio": Linear.over, "difference": Linear.minus}  # two means of a figure of drift
+# the means of a figure of drift
+COMBINE: dict[str, Callable[..., Linear]] = {
+    "mean": lambda mean: mean,
+    "ratio": Linear.over,
+    "difference": Linear.minus,
+}
 # of drift, in every study
 USUAL = ("drift.state_rms_growth", "drift.out_rms_growth", "drift.sink_mass_change")
 NAME = re.compile(
@@ -114,7 +119,7 @@ class Metric(NamedTuple):
     unit: str
     null: float | None
     table: Callable[[RecordedRun], Table | None]
-    combine: Callable[[Linear, Linear], Linear] | None = None
+    combine: Callable[..., Linear] = COMBINE["mean"]
 
 
 def check_outcome(name: str, arm: Arm) -> None:
@@ -223,7 +228,7 @@ def metric_named(name: str, run: RecordedRun) -> Metric | None:
         shape = _shape(parts["shape"])
     if shape is None or shape not in shapes:
         return None
-    return _accepted(parts["at"], shape) if parts["at"] else _acceptance(shape)
+    return accepted_at(parts["at"], shape) if parts["at"] else _acceptance(shape)
 
 
 def _drift_metric(name: str, parts: Mapping[str, str], run: RecordedRun) -> Metric | None:
@@ -302,7 +307,7 @@ def _acceptance(shape: str) -> Metric:
     )
 
 
-def _accepted(at: str, shape: str) -> Metric:
+def accepted_at(at: str, shape: str) -> Metric:
     """Return the share of passes that accepted a position's draft, of those that accepted all before; or of several."""
     positions = np.array(_steps(at)) + 1
 
@@ -343,9 +348,7 @@ def _of_drift(figure: DriftFigure) -> Metric:
         total_KP2 = np.stack([sum(sums_KP2[..., 0] for sums_KP2 in sums), sums[0][..., 1]], axis=-1)
         return dict(zip(map(str, measurement["prompts"]), figure.columns(total_KP2), strict=True))
 
-    return Metric(
-        name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE.get(figure.how)
-    )
+    return Metric(name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE[figure.how])
 
 
 def _kept(condition: str, title: str) -> Metric:
