@@ -182,10 +182,7 @@ def benchmark(
     size = batch * WAVE if batch > 1 else 1
     for start in range(0, len(runs), size):
         decoders.decode_wave(runs[start : start + size], sampling.seed)
-    skipped = [run.next_turn for run in runs if isinstance(run.next_turn, Skipped)]
-    for prompt in skipped:
-        on_skip(prompt)
-    check_skipped(skipped, len(runs))
+    _leave_out(runs, on_skip)
     # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
     comparable = [not sampling.acceptance.sampled] * len(shapes)
     comparable += [sampling.temperature == 0] * len(others)
@@ -196,8 +193,15 @@ def benchmark(
             if not isinstance(run.next_turn, Skipped)
             for generations in run.turns
         ]
-        for column, same in enumerate(comparable, start=int(plain))
+        for column, same in enumerate(comparable, start=plain)
     ]
+
+
+def _leave_out(runs: Sequence[PromptRun], on_skip: Callable[[Skipped], None]) -> None:
+    skipped = [run.next_turn for run in runs if isinstance(run.next_turn, Skipped)]
+    for prompt in skipped:
+        on_skip(prompt)
+    check_skipped(skipped, len(runs))
 
 
 def answer_of(
