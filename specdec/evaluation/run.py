@@ -20,6 +20,7 @@ from specdec.evaluation.benchmark import (
     cpu_matmul_backend,
     parse_baseline,
 )
+from specdec.evaluation.compare import different_settings
 from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
 from specdec.evaluation.lossless import certify, write_certificate
 from specdec.evaluation.metrics import (
@@ -179,8 +180,7 @@ def _saved_metrics(
     asked = _context(config, pair, config.load_prompts(), suite)
     for part in ("target", "drafter", "settings"):
         values = json.loads(json.dumps(asked[part]))
-        saved = metrics.get(part, {})
-        if other := [name for name in {**values, **saved} if values.get(name) != saved.get(name)]:
+        if other := different_settings(values, metrics.get(part, {})):
             raise ValueError(
                 f"{config.out}: there is one already, of another {', '.join(other)}; give another --out"
             )
