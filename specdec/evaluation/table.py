@@ -19,7 +19,13 @@ from specdec.evaluation.compare import (
 )
 from specdec.evaluation.metrics import METRICS
 from specdec.evaluation.suites import SUITES, suite_notes
-from specdec.report.tables import LOOPING_SHARE, ReportTable, markdown_table, print_report
+from specdec.report.tables import (
+    LOOPING_SHARE,
+    TEMPLATES,
+    ReportTable,
+    markdown_table,
+    print_report,
+)
 from specdec.utils.files import write_sums, write_text
 from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many
@@ -69,15 +75,16 @@ def write_table(out: Path | None, places: Sequence[Path]) -> None:
     evaluations = [_metrics(place) for place in places]
     blocks = _blocks(evaluations, places)
     headings, rows = _laid_out(blocks)
+    table = ReportTable(TITLE, headings, rows, left=2)
     notes = [TAU, *_notes(evaluations)]
     notes += [LOOPING] if any("*" in cell for row in rows for cell in row) else []
     if out is not None:
         paragraphs = [f"{note}\n" for note in notes]
-        lines = [f"# {TITLE}", "", *markdown_table(headings, rows, left=2), "", *paragraphs]
+        lines = [f"# {TITLE}", "", markdown_table(table), "", *paragraphs]
         write_text(out / MARKDOWN, "\n".join(lines))
         write_text(out / LATEX, latex(headings, rows))
         write_sums(out, LATEX)
-    print_report([ReportTable(TITLE, headings, rows, left=2)], notes)
+    print_report([table], notes)
     if out is not None:
         sys.stdout.write(f"{out / MARKDOWN} and {LATEX}\n")
 
@@ -231,33 +238,19 @@ def _notes(evaluations: Sequence[dict[str, Any]]) -> list[str]:
     return [*columns.values(), f"{lead} {'; '.join(machines)}."]
 
 
+SPECIAL = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
+SPECIAL |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+
+
+LATEX_TEMPLATES = TEMPLATES.overlay("<%", "%>", "<<", ">>")
+LATEX_TEMPLATES.filters["tex"] = lambda text: "".join(SPECIAL.get(sign, sign) for sign in text)
+
+
 def latex(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in LaTeX, of the packages ``booktabs`` alone; a rule between temperatures."""
     names = [heading.rpartition(" ") for heading in headings[2:]]
     columns = list(dict.fromkeys(name for name, *_ in names))
     width = len(names) // len(columns)
-    spans = [f"\\multicolumn{{{width}}}{{c}}{{{_escaped(column)}}}" for column in columns]
-    ends = [3 + width * (index + 1) - 1 for index in range(len(columns))]
-    under = " ".join(f"\\cmidrule(lr){{{end - width + 1}-{end}}}" for end in ends)
-    kinds = ["$\\tau$" if kind == "τ" else "Speed-up" for *_, kind in names]
-    lines = [
-        f"\\begin{{tabular}}{{ll{'r' * len(names)}}}", "\\toprule", f" & & {' & '.join(spans)} \\\\", under,
-        f"$T$ & Method & {' & '.join(kinds)} \\\\",
-    ]  # fmt: skip
-    previous = None
-    for temperature, method, *cells in rows:
-        is_first = temperature != previous
-        lines += ["\\midrule"] if is_first else []
-        shown = [cell.replace("x", "$\\times$") for cell in cells]
-        label = temperature if is_first else ""
-        lines.append(f"{label} & {_escaped(method)} & {' & '.join(shown)} \\\\")
-        previous = temperature
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-SPECIAL = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
-SPECIAL |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
-
-
-def _escaped(text: str) -> str:
-    return "".join(SPECIAL.get(sign, sign) for sign in text)
+    kinds = [kind for *_, kind in names]
+    template = LATEX_TEMPLATES.get_template("evaluation/table.tex.jinja")
+    return template.render(columns=columns, kinds=kinds, width=width, rows=rows)

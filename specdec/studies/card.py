@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from specdec.report.contrasts import METHOD, distinct
 from specdec.report.statistics import ALPHA
-from specdec.report.tables import cell, with_interval
+from specdec.report.tables import TEMPLATES, cell, with_interval
 from specdec.studies.figures import SEPARATOR, draw_figures, label_of, short_names
 from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
 from specdec.studies.reproduce import CARD, VERSION, manifest
@@ -57,7 +56,7 @@ def _page(text: str, folder: Path, title: str) -> str:
         "<h2>(.*?)(?=</h2>)", lambda match: f'<h2 id="{_anchor(match[1])}">{match[1]}', body
     )
     body = re.sub(r'(?<=<img )src="(\w+\.png)"', embedded, body)
-    return TEMPLATES.get_template("card.html.jinja").render(title=title, body=body)
+    return _TEMPLATES.get_template("studies/card.html.jinja").render(title=title, body=body)
 
 
 def _anchor(title: str) -> str:
@@ -71,7 +70,7 @@ def _document(card: Json, figures: Mapping[str, Sequence[tuple[str, str]]], plac
         row for row in (*card["comparisons"], *card["effects"]) if row["p_value"] is not None
     ]
     runs = [run for by_seed in card["manifest"]["runs"].values() for run in by_seed.values()]
-    text = TEMPLATES.get_template("card.md.jinja").render(
+    text = _TEMPLATES.get_template("studies/card.md.jinja", globals=_GLOBALS).render(
         **card,
         card=card,
         names=short_names(card["arms"]),
@@ -129,15 +128,9 @@ def _plain(value: Any) -> str:
     return cell(re.sub("__|[&*<`]", lambda match: entities[match[0]], str(value)))
 
 
-TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    finalize=_plain,
-)
-TEMPLATES.filters |= {"quote": shlex.quote, "in_words": to_text}
-TEMPLATES.globals |= {
+_TEMPLATES = TEMPLATES.overlay(finalize=_plain)
+_TEMPLATES.filters |= {"quote": shlex.quote, "in_words": to_text}
+_GLOBALS = {
     "alpha": ALPHA,
     "digits": DIGITS,
     "fewest_seeds": FEWEST_SEEDS,
