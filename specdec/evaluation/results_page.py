@@ -157,9 +157,11 @@ def _plot_speeds(axes: Axes, results: list[Json]) -> None:
     for row, result in enumerate(results):
         speculative, plain = result["tokens_per_second"].values()
         times = "" if plain is None else f" ({result['speedup']:.2f}x)"
-        _plot_bar(axes, row - 0.19, speculative, style(row)["color"], times)
-        if plain is not None:
-            _plot_bar(axes, row + 0.19, plain, GREY, " plain")
+        bars = [(row - 0.19, speculative, style(row)["color"], times)]
+        bars += [] if plain is None else [(row + 0.19, plain, GREY, " plain")]
+        for place, rate, colour, text in bars:
+            bar = axes.barh(place, rate or 0, height=0.34, color=colour)
+            axes.bar_label(bar, [f"{rate or 0:,.1f}{text}"], padding=4)
     names = [
         f"{label(result['shape'], 32)}\n{result['acceptance_length']['mean']:.2f} tokens per pass"
         for result in results
@@ -171,8 +173,3 @@ def _plot_speeds(axes: Axes, results: list[Json]) -> None:
     )
     axes.margins(x=0.35)  # room for the numbers at the ends
     axes.set_yticks(range(len(names)), names)
-
-
-def _plot_bar(axes: Axes, place: float, rate: float | None, colour: str, text: str) -> None:
-    bar = axes.barh(place, rate or 0, height=0.34, color=colour)
-    axes.bar_label(bar, [f"{rate or 0:,.1f}{text}"], padding=4)
