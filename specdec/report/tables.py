@@ -152,10 +152,10 @@ def whiskers(figure: Mapping[str, Any]) -> tuple[float, float]:
 
 def label(name: str, width: int, lines: int = 3) -> str:
     """The name on lines short enough to stand beside the axis."""
-    wrapped = textwrap.wrap(name, width, break_on_hyphens=False)
-    return escape(
-        "\n".join(wrapped[:lines] if len(wrapped) <= lines else [*wrapped[: lines - 1], "..."])
+    wrapped = textwrap.wrap(
+        name, width, break_on_hyphens=False, max_lines=lines, placeholder=" ..."
     )
+    return escape("\n".join(wrapped))
 
 
 def short_label(name: str, longest: int) -> str:
