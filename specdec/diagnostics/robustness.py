@@ -169,8 +169,8 @@ def decode_runs(
                 clean.target, condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
                 sampling=condition.sampling(Sampling(seed=seed)), plain=False,
                 converse=lambda prompt, _: condition.conversation(prompt, clean),  # noqa: B023  called before the next
-                batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=lambda: advance(1),
-                on_decoder=lambda _: advance(0, condition.name),  # noqa: B023
+                batch=max(1, min(batch, batch * SLOTS // longest)),
+                advance=lambda more, _="": advance(more, condition.name),  # noqa: B023
                 on_skip=lambda skip: left_out.update({skip.prompt_id: skip.reason}),  # noqa: B023
             )  # fmt: skip
 

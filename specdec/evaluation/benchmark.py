@@ -4,7 +4,6 @@ Baselines are what others do without a drafter of ours: transformers' ways.
 """
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from specdec.evaluation.metrics import Answer, loops
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, check_skipped, next_ids
 from specdec.nn.backend import matmul_backend
 from specdec.target import Target
+from specdec.utils.progress import Advance
 
 WARM_UP_TOKENS = 8
 Converse = Callable[[Prompt, Any], PromptConversation]
@@ -54,17 +54,9 @@ class PromptRun:
     next_turn: list[int] | Skipped | None
     turns: list[list[Generation]] = field(default_factory=list)
 
-    def request(self, ids: list[int], max_new_tokens: int, seed: int) -> Request:
-        """Return the request of the next turn, with a seed of its own."""
-        return Request(ids, max_new_tokens, seed + (self.number << 44) + (len(self.turns) << 32))
-
 
 class _Decoders:
-    """Our decoders, the plain one first, and those of baselines; they take turns at going first.
-
-    Args:
-        on_decoder: called with a decoder's name as it begins.
-    """
+    """Our decoders, the plain one first, and those of baselines; they take turns at going first."""
 
     def __init__(
         self,
@@ -72,13 +64,13 @@ class _Decoders:
         ours: Sequence[PlainDecoder],
         baselines: Sequence["TransformersDecoder"],
         max_new_tokens: int,
-        on_decoder: Callable[[str], None],
+        advance: Advance,
     ) -> None:
         self.target = target
         self.ours = ours
         self.all: list[Any] = [*ours, *baselines]
         self.max_new_tokens = max_new_tokens
-        self.on_decoder = on_decoder
+        self.advance = advance
         self.nodes = max(decoder.nodes for decoder in ours)
         self.longest = 0  # tokens of the longest first turn with its answer
         self.calls = 0
@@ -89,17 +81,23 @@ class _Decoders:
 
     def start(self, prompts: Sequence[Prompt], converse: Converse) -> list[PromptRun]:
         """Begin all conversations, so that nothing is decoded in vain."""
-        conversations = [converse(prompt, self.target.tokenizer) for prompt in prompts]
-        first_turns = [self.next_turn(conversation) for conversation in conversations]
-        lengths = [len(ids) for ids in first_turns if isinstance(ids, list)]
+        runs = []
+        for number, prompt in enumerate(prompts):
+            conversation = converse(prompt, self.target.tokenizer)
+            runs.append(PromptRun(prompt, number, conversation, self.next_turn(conversation)))
+        lengths = [len(run.next_turn) for run in runs if isinstance(run.next_turn, list)]
         self.longest = max(lengths, default=0) + self.max_new_tokens
-        numbered = zip(prompts, range(len(prompts)), conversations, first_turns, strict=True)
-        return [PromptRun(*parts) for parts in numbered]
+        return runs
 
     def decode_wave(self, wave: Sequence[PromptRun], seed: int) -> None:
         """Decode all turns of some prompts side by side; ValueError, with their names, if one cannot be."""
         while live := [(run, run.next_turn) for run in wave if isinstance(run.next_turn, list)]:
-            requests = [run.request(ids, self.max_new_tokens, seed) for run, ids in live]
+            requests = [
+                Request(
+                    ids, self.max_new_tokens, seed + (run.number << 44) + (len(run.turns) << 32)
+                )
+                for run, ids in live
+            ]
             try:
                 by_decoder = self._decode(requests)
             except ValueError as error:
@@ -109,6 +107,7 @@ class _Decoders:
                 run.turns.append([*generations])
                 run.conversation.add_answer(generations[0].ids)
                 run.next_turn = self.next_turn(run.conversation)
+        self.advance(len(wave))
 
     def _decode(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return, for every decoder, what it generates after each request."""
@@ -118,7 +117,7 @@ class _Decoders:
             self._prepare(requests)
             for turn in range(self.calls, self.calls + len(self.all)):
                 index = turn % len(self.all)
-                self.on_decoder(self.all[index].name)
+                self.advance(0, self.all[index].name)
                 generated = dict(self.all[index].generate_all(requests, end))
                 by_decoder[index] = [generated[number] for number in range(len(requests))]
         self.calls += 1
@@ -150,8 +149,7 @@ def benchmark(
     baselines: Sequence["Baseline"] = (),
     batch: int = 1,
     compiled: bool = False,
-    on_prompt: Callable[[], None] = lambda: None,
-    on_decoder: Callable[[str], None] = lambda name: None,
+    advance: Advance = lambda more, now="": None,
     on_skip: Callable[[Skipped], None] = lambda skipped: None,
 ) -> list[list[Answer]]:
     """Return the answers of every draft shape, then of every baseline; those have no passes.
@@ -166,9 +164,8 @@ def benchmark(
         plain: decode plainly too, for speed-up and identity; False saves that time.
         batch: sequences that our decoders take side by side.
         compiled: whether our decoders compile.
-        on_prompt: called as each prompt is done or left out.
-        on_skip: called for each that is left out.
-        on_decoder: called with its name, as each decoder begins on a prompt or a wave.
+        advance: called with how many more prompts are done or left out, and with 0 and its name as each decoder begins.
+        on_skip: called for each prompt that is left out.
 
     Raises:
         ValueError: drafter and target do not match, a baseline cannot serve the target, a prompt is refused by
@@ -176,51 +173,44 @@ def benchmark(
     """
     if not shapes:
         raise ValueError("no draft shape given: name at least one, as chain")
-    ours: list[PlainDecoder] = []
-    if plain:
-        ours.append(PlainDecoder(target, sampling, batch=batch, compiled=compiled))
-    decoder_of = functools.partial(SpeculativeDecoder, batch=batch, compiled=compiled)
-    ours += [decoder_of(target, drafter, shape, sampling) for shape in shapes]
+    how: Any = {"batch": batch, "compiled": compiled}
+    ours = [PlainDecoder(target, sampling, **how)] if plain else []
+    ours += [SpeculativeDecoder(target, drafter, shape, sampling, **how) for shape in shapes]
     others = [baseline.decoder(target, sampling) for baseline in baselines]
-    decoders = _Decoders(target, ours, others, max_new_tokens, on_decoder)
+    decoders = _Decoders(target, ours, others, max_new_tokens, advance)
     runs = decoders.start(prompts, converse)
     size = batch * WAVE if batch > 1 else 1
     for start in range(0, len(runs), size):
-        wave = runs[start : start + size]
-        decoders.decode_wave(wave, sampling.seed)
-        for run in wave:
-            on_prompt()
-            if isinstance(run.next_turn, Skipped):
-                on_skip(run.next_turn)
-    return _answers(runs, sampling, len(shapes), len(others), plain)
-
-
-def _answers(
-    runs: Sequence[PromptRun], sampling: Sampling, shapes: int, baselines: int, plain: bool
-) -> list[list[Answer]]:
-    """Return the answers of every decoder but the plain one; warn of prompts left out, ValueError if all are."""
+        decoders.decode_wave(runs[start : start + size], sampling.seed)
+    _leave_out(runs, on_skip)
     # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
-    comparable = [not sampling.acceptance.sampled] * shapes
-    comparable += [sampling.temperature == 0] * baselines
-    answers: list[list[Answer]] = [[] for _ in comparable]
-    skipped = []
-    for run in runs:
-        if isinstance(run.next_turn, Skipped):
-            skipped.append(run.next_turn)
-            continue
-        for generations in run.turns:
-            reference = generations[0] if plain else None
-            compared = generations[1:] if plain else generations
-            for column, generation, same in zip(answers, compared, comparable, strict=True):
-                column.append(_answer(run.prompt, generation, reference, same))
+    comparable = [not sampling.acceptance.sampled] * len(shapes)
+    comparable += [sampling.temperature == 0] * len(others)
+    return [
+        [
+            answer_of(run.prompt, generations[column], generations[0] if plain else None, same)
+            for run in runs
+            if not isinstance(run.next_turn, Skipped)
+            for generations in run.turns
+        ]
+        for column, same in enumerate(comparable, start=plain)
+    ]
+
+
+def _leave_out(runs: Sequence[PromptRun], on_skip: Callable[[Skipped], None]) -> None:
+    skipped = [run.next_turn for run in runs if isinstance(run.next_turn, Skipped)]
+    for prompt in skipped:
+        on_skip(prompt)
     check_skipped(skipped, len(runs))
-    return answers
 
 
-def _answer(
-    prompt: Prompt, generation: Generation, plain: Generation | None, comparable: bool
+def answer_of(
+    prompt: Prompt,
+    generation: Generation,
+    plain: Generation | None = None,
+    comparable: bool = False,
 ) -> Answer:
-    """Return what a decoder's generation says beside the plain one."""
+    """Return what a decoder's generation says, beside the plain one if there is one."""
     return Answer(
         prompt.prompt_id,
         prompt.category,
@@ -277,13 +267,11 @@ class Baseline(NamedTuple):
 
     def decoder(self, target: Target, sampling: Sampling) -> TransformersDecoder:
         """Return the decoder; raise ValueError where it cannot serve the target."""
-        if self.lookup:
-            return TransformersDecoder(target, sampling, prompt_lookup_num_tokens=3)
         if not self.assistant:
-            return TransformersDecoder(target, sampling)
+            how = {"prompt_lookup_num_tokens": 3} if self.lookup else {}
+            return TransformersDecoder(target, sampling, **how)
         dtype = str(target.dtype).removeprefix("torch.")
-        device = str(target.device)
-        smaller = Target.load(self.assistant, dtype=dtype, device=device)
+        smaller = Target.load(self.assistant, dtype=dtype, device=str(target.device))
         if smaller.tokenizer.get_vocab() != target.tokenizer.get_vocab():
             raise ValueError(
                 f"baseline assisted: {self.assistant} has another tokenizer than the target"
@@ -293,13 +281,11 @@ class Baseline(NamedTuple):
 
 def parse_baseline(text: str) -> Baseline:
     """``transformers``, ``prompt_lookup`` or ``assisted:DIR_OR_HUB_ID``; ValueError if it is none of these."""
-    kind, _, assistant = text.partition(":")
     if text == "transformers":
         return Baseline("transformers, one at a time")
     if text == "prompt_lookup":
         return Baseline("transformers, prompt lookup of 3, one at a time", lookup=True)
-    if kind == "assisted" and assistant:
-        return Baseline(
-            f"transformers, assisted by {assistant}, one at a time", assistant=assistant
-        )
-    raise ValueError(f"baseline {text!r}: expected transformers, prompt_lookup or assisted:DIR")
+    kind, _, assistant = text.partition(":")
+    if kind != "assisted" or not assistant:
+        raise ValueError(f"baseline {text!r}: expected transformers, prompt_lookup or assisted:DIR")
+    return Baseline(f"transformers, assisted by {assistant}, one at a time", assistant=assistant)

@@ -14,9 +14,11 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from specdec.data import Batch
-from specdec.decoding import Generation, Request, SpeculativeDecoder, parse_shape
+from specdec.decoding import Request, SpeculativeDecoder, parse_shape
 from specdec.drafter import Drafter
+from specdec.evaluation.benchmark import answer_of
 from specdec.evaluation.metrics import Answer, acceptance_length, accepted_per_position
+from specdec.evaluation.prompts import Prompt
 from specdec.report.tables import format_interval
 from specdec.target import Target
 from specdec.training.callbacks import RunRecord
@@ -183,7 +185,10 @@ class AcceptanceLength(pl.Callback):
             target, decoding_copy(module.drafter, target), self.shape, batch=batch
         )
         generations = sorted(decoder.generate_all(requests, target.eos_token_ids))
-        return [_answer(str(mine[n]), generation) for n, generation in generations]
+        return [
+            answer_of(Prompt(str(mine[n]), None, None, None, ""), generation)
+            for n, generation in generations
+        ]
 
     def _affords(self, trainer: pl.Trainer, module: DrafterModule) -> bool:
         """Whether to decode: within the share, or for the last time; logs the first of those that are passed over."""
@@ -237,21 +242,6 @@ class AcceptanceLength(pl.Callback):
             room = module.target.config.max_position_embeddings - self.max_new_tokens
             prefix = trainer.datamodule.prefix  # type: ignore[attr-defined]
             self._prompts = document_prompts(rows, self.count, self.prompt_tokens, room, prefix)
-
-
-def _answer(prompt_id: str, generation: Generation) -> Answer:
-    """Return what a generation says, which is compared with no plain decoding."""
-    return Answer(
-        prompt_id,
-        category=None,
-        tokens=len(generation.ids),
-        accepted=generation.accepted,
-        drafted=generation.drafted,
-        seconds=generation.seconds,
-        plain_seconds=0,
-        plain_tokens=0,
-        identical=None,
-    )
 
 
 def decoding_copy(drafter: Drafter, target: Target) -> Drafter:

@@ -5,7 +5,7 @@ Legend: P prompts; R relabellings, in which A and B are swapped on some of the p
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from specdec.evaluation.metrics import (
     read_answers,
     target_passes,
 )
-from specdec.report.statistics import HOW, POSITIVE, Array, Interval, interval, ratio
+from specdec.report.statistics import HOW, POSITIVE, Array, Interval, interval, less, over, ratio
 from specdec.report.tables import with_interval
 from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 # of the permutation test: drawn where there are more of them
 RELABELLINGS = 10_000
 SEED = 0
+B_THEN_A = [2, 3, 0, 1]  # columns of both's sums
 # where or how fast, not what was decoded: neither acceptance nor the prompts hang on them
 MAY_DIFFER = {
     "source", "prompts", "limit", "layouts", "shape", "plain", "baselines", "certify", "batch_size", "compile",
@@ -136,27 +137,24 @@ def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
         ValueError: fewer than two prompts came to a target pass in both.
     """
     ids = {answer.prompt_id for answer in [*a, *b]}
-    sums_of_each = [
-        per_prompt(answers, committed, target_passes, prompts=ids) for answers in (a, b)
-    ]
-    sums_P4 = np.concatenate(sums_of_each, axis=1)
+    sums_P4 = np.concatenate(
+        [per_prompt(answers, committed, target_passes, prompts=ids) for answers in (a, b)], axis=1
+    )
     sums_P4 = sums_P4[(sums_P4 > 0).all(1)]
     prompts = len(sums_P4)
-    total_4 = sums_P4.sum(0)
     if prompts < 2:
         raise ValueError(
             f"{how_many(prompts, 'prompt')} came to a target pass in both: a comparison takes at least 2"
         )
     difference = interval(sums_P4, _difference)
-    relative = interval(sums_P4, lambda sums: ratio(sums[..., 2:]) / ratio(sums[..., :2]), POSITIVE)
+    relative = interval(sums_P4[:, B_THEN_A], over, POSITIVE)
     assert difference is not None and relative is not None
-    of_a = float(ratio(total_4[:2]))
-    of_b = float(ratio(total_4[2:]))
+    of_a, of_b = map(float, ratio(sums_P4.sum(0).reshape(2, 2)))
     return Comparison(prompts, of_a, of_b, difference, relative, _p_value(sums_P4))
 
 
 def _difference(sums: Array) -> Array:
-    return ratio(sums[..., 2:]) - ratio(sums[..., :2])
+    return less(sums[..., B_THEN_A])
 
 
 def _p_value(sums_P4: Array) -> float:
@@ -171,7 +169,7 @@ def _p_value(sums_P4: Array) -> float:
         swaps_RP = np.arange(2**prompts)[:, None] >> np.arange(prompts) & 1
     else:
         swaps_RP = np.random.default_rng(SEED).integers(2, size=(RELABELLINGS, prompts))
-    change_P4 = sums_P4[:, [2, 3, 0, 1]] - sums_P4
+    change_P4 = sums_P4[:, B_THEN_A] - sums_P4
     relabelled_R = _difference(total_4 + swaps_RP.astype(np.float64) @ change_P4)
     observed = abs(float(_difference(total_4)))
     as_large = int((np.abs(relabelled_R) >= observed - 1e-12 * max(1.0, observed)).sum())
@@ -200,9 +198,8 @@ def read_evaluation(directory: str | Path) -> SavedEvaluation:
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{directory}/{METRICS}: it holds no result, or two of one draft shape")
     answers = read_answers(Path(directory) / "answers.jsonl", len(names))
-    return SavedEvaluation(
-        str(directory), target, drafter, settings, dict(zip(names, answers, strict=True))
-    )
+    by_shape = dict(zip(names, answers, strict=True))
+    return SavedEvaluation(str(directory), target, drafter, settings, by_shape)
 
 
 def check_comparable(a: SavedEvaluation, b: SavedEvaluation) -> None:
@@ -217,14 +214,19 @@ def check_comparable(a: SavedEvaluation, b: SavedEvaluation) -> None:
             f"{names} differ in their prompts (their texts or ids): compare like with like"
         )
     prompt_ids_a, prompt_ids_b = (
-        [answer.prompt_id for answer in next(iter(run.answers.values()))] for run in (a, b)
+        sorted(answer.prompt_id for answer in next(iter(run.answers.values()))) for run in (a, b)
     )
-    if sorted(prompt_ids_a) != sorted(prompt_ids_b):
+    if prompt_ids_a != prompt_ids_b:
         raise ValueError(f"{names} differ in the prompts that were left out, or in turns")
     may_differ = MAY_DIFFER | (OF_TARGET if a.target != b.target else set())
-    for name in sorted({*a.settings, *b.settings} - may_differ):
-        values = a.settings.get(name), b.settings.get(name)
-        if values[0] != values[1]:
-            raise ValueError(
-                f"{names} differ in {name}: {values[0]} and {values[1]}; compare like with like"
-            )
+    for name in sorted(different_settings(a.settings, b.settings, may_differ)):
+        raise ValueError(
+            f"{names} differ in {name}: {a.settings.get(name)} and {b.settings.get(name)}; compare like with like"
+        )
+
+
+def different_settings(
+    a: Mapping[str, Any], b: Mapping[str, Any], may_differ: Collection[str] = ()
+) -> list[str]:
+    """Return the names of settings that differ and may not."""
+    return [name for name in {**a, **b} if name not in may_differ and a.get(name) != b.get(name)]

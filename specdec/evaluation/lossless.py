@@ -9,16 +9,23 @@ Legend: B rows, T tokens, V vocabulary.
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from specdec.decoding import DraftShape, Request, Sampling, SpeculativeDecoder, check_length
+from specdec.decoding import (
+    DraftShape,
+    Generation,
+    Request,
+    Sampling,
+    SpeculativeDecoder,
+    check_length,
+)
 from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target
@@ -29,7 +36,6 @@ from specdec.utils.reading import sha256
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
-Made = TypeVar("Made")
 
 # of the greatest logit's size, or of 1 if that is smaller: what rounding in another order may amount to, some units of
 # each format's last place, the more as layers add up. In bfloat16 logits of a small random model were up to 2.4 % off
@@ -76,7 +82,7 @@ def certify(
         ValueError: no prompt leaves room for the draws.
     """
     checks: list[dict[str, Any]] = []
-    sampling = replace(sampling, temperature=sampling.temperature or 1.0)
+    sampling = replace(sampling, temperature=sampling.temperature or 1.0, top_k=TOP_K)
     place = None
     if target.dtype in (torch.float32, torch.float64):
         nodes = 1 + max(shape.nodes_drafted for shape in shapes)
@@ -86,18 +92,17 @@ def certify(
             "certify: draws are checked in float32 alone: rounding in 16 bits changes their distribution"
         )
     for shape in shapes:
-        checks.append(
-            check_greedy(
-                target, drafter, shape, prompts, max_new_tokens, batch=batch, compiled=compiled
-            )
-        )
+        decoder = SpeculativeDecoder(target, drafter, shape, batch=batch, compiled=compiled)
+        checks.append(check_greedy(decoder, prompts, max_new_tokens))
         for rule in RULES if place is not None else ():
             drawn = replace(sampling, rule=rule)
             try:
                 shape.check_rule(drawn.acceptance)
             except ValueError:
                 continue  # the rule is not for this shape, and decoding would refuse it
-            checks.append(check_sampled(target, drafter, shape, drawn, prompts[place or 0], runs))
+            together = min(runs, TOGETHER, target.most_texts)
+            decoder = SpeculativeDecoder(target, drafter, shape, drawn, batch=together)
+            checks.append(check_sampled(decoder, prompts[place or 0], runs))
     return {
         "holds": not any(check["fault"] for check in checks),
         "checks": checks,
@@ -128,22 +133,20 @@ def write_certificate(
 
 @torch.inference_mode()
 def check_greedy(
-    target: Target, drafter: Drafter, shape: DraftShape, prompts: Sequence[list[int]], max_new_tokens: int, *,
-    batch: int = 1, compiled: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    decoder: SpeculativeDecoder, prompts: Sequence[list[int]], max_new_tokens: int
+) -> dict[str, Any]:
     """Decode every prompt greedily, without an end token, and judge all tokens.
 
     JSON-ready: ``fault``, None or what else than rounding made a difference; the tokens that are ``wrong``, the
     ``near_ties``, and how many tokens, accepted drafts and passes there were.
     """
-    decoder = SpeculativeDecoder(target, drafter, shape, batch=batch, compiled=compiled)
+    shape = decoder.shape.name
     requests = [Request(prompt, max_new_tokens) for prompt in prompts]
-    decoded = decoder.generate_all(requests, ())
-    generations = dict(_counted(f"{shape.name}, greedily", "prompt", len(requests), decoded))
+    generations = dict(_counted(decoder, requests, f"{shape}, greedily", "prompt"))
     near_ties: list[dict[str, Any]] = []
     wrong: list[dict[str, Any]] = []
     for number, prompt in enumerate(prompts):
-        for token in _unlikely_tokens(target, prompt, generations[number].ids):
+        for token in _unlikely_tokens(decoder.target, prompt, generations[number].ids):
             is_tie = token["gap"] <= token["allowed"]
             (near_ties if is_tie else wrong).append({"prompt": number, **token})
     tokens = sum(len(generation.ids) for generation in generations.values())
@@ -158,7 +161,7 @@ def check_greedy(
         fault = f"{len(wrong)} of {how_many(tokens, 'token')} wrong"
     return {
         "check": "greedy",
-        "shape": shape.name,
+        "shape": shape,
         "fault": fault,
         "tokens": tokens,
         "accepted": sum(passes),
@@ -195,30 +198,19 @@ def _unlikely_tokens(
         }
 
 
-def check_sampled(
-    target: Target,
-    drafter: Drafter,
-    shape: DraftShape,
-    sampling: Sampling,
-    prompt: list[int],
-    runs: int,
-) -> dict[str, Any]:
-    """Draw ``runs`` continuations from seeds of their own, under a top-k so small that all of them can be listed.
+def check_sampled(decoder: SpeculativeDecoder, prompt: list[int], runs: int) -> dict[str, Any]:
+    """Draw ``runs`` continuations, each with its seed, under a top-k so small that all of them can be listed.
 
     JSON-ready: ``fault``, None or why the draws cannot be the target's, or are too few to tell; Pearson's chi-square
     with its degrees of freedom and p-value; how many draws were such as the target never makes.
     """
-    sampling = replace(sampling, top_k=TOP_K)
-    decoder = SpeculativeDecoder(
-        target, drafter, shape, sampling, batch=min(runs, TOGETHER, target.most_texts)
-    )
-    asked = [Request(prompt, LENGTH, sampling.seed + n) for n in range(runs)]
+    sampling = decoder.sampling
+    shape = decoder.shape.name
     rule = type(sampling.acceptance).__name__
-    generations = _counted(
-        f"{shape.name}, drawn by {rule}", "draw", runs, decoder.generate_all(asked, ())
-    )
+    requests = [Request(prompt, LENGTH, sampling.seed + n) for n in range(runs)]
+    generations = _counted(decoder, requests, f"{shape}, drawn by {rule}", "draw")
     counts = Counter(tuple(generation.ids) for _, generation in generations)
-    probs = _continuations(target, sampling, prompt)
+    probs = _continuations(decoder.target, sampling, prompt)
     cells = _cells([(counts[path], p * runs) for path, p in probs.items()])
     chi_square = sum((seen - expected) ** 2 / expected for seen, expected in cells)
     p_value = float(chi2.sf(chi_square, max(1, len(cells) - 1)))
@@ -228,14 +220,19 @@ def check_sampled(
         fault = f"{how_many(runs, 'draw')} cannot tell any two of {len(probs)} continuations apart: draw more"
     if impossible:
         fault = f"the target never makes such draws as {impossible} of {runs}"
-    counted = {
+    return {
+        "check": "sampled",
+        "shape": shape,
+        "rule": rule,
+        "fault": fault,
+        "sampling": asdict(sampling),
+        "runs": runs,
         "continuations": len(probs),
         "chi_square": chi_square,
         "degrees": len(cells) - 1,
         "p_value": p_value,
+        "impossible": impossible,
     }
-    what = {"check": "sampled", "shape": shape.name, "rule": rule, "fault": fault}
-    return {**what, "sampling": asdict(sampling), "runs": runs, **counted, "impossible": impossible}
 
 
 def most_open(
@@ -245,7 +242,6 @@ def most_open(
 
     ``nodes`` is as of :func:`~specdec.decoding.check_length`. Raises ValueError if none has room.
     """
-    sampling = replace(sampling, top_k=TOP_K)
     cells = dict[int, int]()
     for number, prompt in enumerate(prompts):
         with contextlib.suppress(ValueError):
@@ -261,10 +257,12 @@ def most_open(
     return max(cells, key=lambda number: cells[number])
 
 
-def _counted(what: str, unit: str, total: int, generations: Iterable[Made]) -> Iterator[Made]:
-    """Yield the generations, with progress."""
-    with progress(f"certifying {what}", unit, total) as advance:
-        for item in generations:
+def _counted(
+    decoder: SpeculativeDecoder, requests: Sequence[Request], what: str, unit: str
+) -> Iterator[tuple[int, Generation]]:
+    """Yield the generations without an end token, with progress."""
+    with progress(f"certifying {what}", unit, len(requests)) as advance:
+        for item in decoder.generate_all(requests, ()):
             advance(1)
             yield item
 

@@ -50,32 +50,25 @@ def evaluation_tables(metrics: Json) -> list[ReportTable]:
     ]
     rows = [_result_row(result) for result in results]
     rows += [_baseline_row(baseline) for baseline in metrics.get("baselines", [])]
-    positions = []
-    categories = []
-    for result in results:
-        joint, conditional = result["accepted_per_position"].values()
-        for k, shares in enumerate(zip(joint, conditional, strict=True), start=1):
-            cells = [format_number(share, 3) for share in shares]
-            positions.append([result["shape"], str(k), *cells])
-        for category, part in result["by_category"].items():
-            length = format_length(part)
-            categories.append(
-                [result["shape"], category, str(part["prompts"]), length, format_speedup(part)]
-            )
+    positions = [
+        [result["shape"], str(k), *(format_number(share, 3) for share in shares)]
+        for result in results
+        for k, shares in enumerate(
+            zip(*result["accepted_per_position"].values(), strict=True), start=1
+        )
+    ]
+    categories = [
+        [result["shape"], category, str(part["prompts"]), format_length(part), format_speedup(part)]
+        for result in results
+        for category, part in result["by_category"].items()
+    ]
+    of_position = ["Draft shape", "Position k", "Joint", "Conditional"]
+    of_category = ["Draft shape", "Category", "Prompts", "Acceptance length", "Speed-up"]
     skipped = [[prompt["prompt_id"], prompt["reason"]] for prompt in metrics.get("skipped", [])]
     return [
         ReportTable("Results", headings, rows),
-        ReportTable(
-            "Acceptance by position",
-            ["Draft shape", "Position k", "Joint", "Conditional"],
-            positions,
-        ),
-        ReportTable(
-            "By category",
-            ["Draft shape", "Category", "Prompts", "Acceptance length", "Speed-up"],
-            categories,
-            left=2,
-        ),
+        ReportTable("Acceptance by position", of_position, positions),
+        ReportTable("By category", of_category, categories, left=2),
         skipped_table(skipped),
     ]
 
@@ -157,9 +150,11 @@ def _plot_speeds(axes: Axes, results: list[Json]) -> None:
     for row, result in enumerate(results):
         speculative, plain = result["tokens_per_second"].values()
         times = "" if plain is None else f" ({result['speedup']:.2f}x)"
-        _plot_bar(axes, row - 0.19, speculative, style(row)["color"], times)
-        if plain is not None:
-            _plot_bar(axes, row + 0.19, plain, GREY, " plain")
+        bars = [(row - 0.19, speculative, style(row)["color"], times)]
+        bars += [] if plain is None else [(row + 0.19, plain, GREY, " plain")]
+        for place, rate, colour, text in bars:
+            bar = axes.barh(place, rate or 0, height=0.34, color=colour)
+            axes.bar_label(bar, [f"{rate or 0:,.1f}{text}"], padding=4)
     names = [
         f"{label(result['shape'], 32)}\n{result['acceptance_length']['mean']:.2f} tokens per pass"
         for result in results
@@ -171,8 +166,3 @@ def _plot_speeds(axes: Axes, results: list[Json]) -> None:
     )
     axes.margins(x=0.35)  # room for the numbers at the ends
     axes.set_yticks(range(len(names)), names)
-
-
-def _plot_bar(axes: Axes, place: float, rate: float | None, colour: str, text: str) -> None:
-    bar = axes.barh(place, rate or 0, height=0.34, color=colour)
-    axes.bar_label(bar, [f"{rate or 0:,.1f}{text}"], padding=4)

@@ -15,17 +15,16 @@ from rich.console import Console
 from specdec.decoding import DraftShape, Sampling, parse_shape
 from specdec.drafter.io import located
 from specdec.evaluation.benchmark import (
-    Baseline,
     Converse,
     benchmark,
     cpu_matmul_backend,
     parse_baseline,
 )
+from specdec.evaluation.compare import different_settings
 from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
 from specdec.evaluation.lossless import certify, write_certificate
 from specdec.evaluation.metrics import (
     METRICS,
-    Answer,
     baseline_summary,
     looping_warning,
     shape_summary,
@@ -36,7 +35,6 @@ from specdec.evaluation.results_page import evaluation_notes, evaluation_tables,
 from specdec.evaluation.suites import TEMPERATURES, FoundSuite, find_suites
 from specdec.evaluation.table import write_table
 from specdec.report.tables import print_report, write_report
-from specdec.target import Target
 from specdec.utils.config import new_run
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.numbers import NonNegative, Side, Whole
@@ -156,22 +154,16 @@ def _part_config(
     config: EvaluationConfig, suite: FoundSuite | None, temperature: float, out: Path
 ) -> EvaluationConfig:
     """Return the config of one suite, or of the prompts, at one temperature, with a folder in ``out``."""
-    of_suite: dict[str, Any] = {}
-    name = "prompts"
-    if suite is not None:
-        name = suite.name
-        of_suite = {
-            "prompts": [suite.source],
-            "layouts": suite.layouts,
-            "suite": [],
-            "suite_dir": None,
-            "max_new_tokens": config.max_new_tokens or suite.max_new_tokens,
-        }
+    name = suite.name if suite else "prompts"
     return dataclasses.replace(
         config,
-        **of_suite,
-        temperatures=[],
+        prompts=[suite.source] if suite else config.prompts,
+        layouts=suite.layouts if suite else config.layouts,
+        max_new_tokens=config.max_new_tokens or (suite.max_new_tokens if suite else NEW_TOKENS),
         out=out / f"{name}-t{temperature:g}",
+        suite=[],
+        suite_dir=None,
+        temperatures=[],
         sampling=dataclasses.replace(config.sampling, temperature=temperature),
     )
 
@@ -185,15 +177,10 @@ def _saved_metrics(
         return None
     check_sums(config.out, "evaluate again", partial=True)
     metrics = read_json(config.out / METRICS)
-    context = _context(_resolved(config), pair.target, config.load_prompts(), suite)
-    asked = {
-        "target": dict(pair.target.identity),
-        "drafter": drafter_facts(config.drafter, pair),
-        "settings": context["settings"],
-    }
-    for part, values in json.loads(json.dumps(asked)).items():
-        saved = metrics.get(part, {})
-        if other := [name for name in {**values, **saved} if values.get(name) != saved.get(name)]:
+    asked = _context(config, pair, config.load_prompts(), suite)
+    for part in ("target", "drafter", "settings"):
+        values = json.loads(json.dumps(asked[part]))
+        if other := different_settings(values, metrics.get(part, {})):
             raise ValueError(
                 f"{config.out}: there is one already, of another {', '.join(other)}; give another --out"
             )
@@ -201,16 +188,13 @@ def _saved_metrics(
     return metrics
 
 
-def _resolved(config: EvaluationConfig) -> EvaluationConfig:
-    return dataclasses.replace(config, max_new_tokens=config.max_new_tokens or NEW_TOKENS)
-
-
 def _context(
-    config: EvaluationConfig, target: Target, prompts: Sequence[Prompt], suite: FoundSuite | None
+    config: EvaluationConfig, pair: Pair, prompts: Sequence[Prompt], suite: FoundSuite | None
 ) -> dict[str, Any]:
-    context = config.context(target, prompts)
+    """Return what results say of how they came about, JSON-ready."""
+    context = config.context(pair.target, prompts)
     context["settings"]["suite"] = suite.facts() if suite else None
-    return context
+    return {"drafter": drafter_facts(config.drafter, pair), **context}
 
 
 def evaluate(
@@ -227,29 +211,39 @@ def evaluate(
     """
     if config.suite or config.temperatures:
         raise ValueError("evaluate: of suites and several temperatures, call evaluate_suites")
-    config = _resolved(config)
+    config = dataclasses.replace(config, max_new_tokens=config.max_new_tokens or NEW_TOKENS)
     out = config.place("evaluate")
     shapes = [parse_shape(text) for text in config.shape]
     baselines = [parse_baseline(text) for text in config.baselines]
     skipped: list[Skipped] = []
+    title = "evaluating"
+    if suite is not None:
+        title = f"{suite.title}, temperature {config.sampling.temperature:g}"
     with staged_directory(out) as folder:
         prompts = config.load_prompts()
         pair = pair or load_pair(config.target, config.drafter, config.device, config.other_target)
-        answers = _decode(config, pair, shapes, baselines, prompts, suite, skipped)
-        drafted = list(zip(shapes, answers[: len(shapes)], strict=True))
-        compared = list(zip(baselines, answers[len(shapes) :], strict=True))
-        metrics: dict[str, Any] = {
+        with progress(title, "prompt", len(prompts)) as advance:
+            answers = benchmark(
+                pair.target, pair.drafter, shapes, prompts, config.max_new_tokens, sampling=config.sampling,
+                converse=_converse(config), plain=config.plain, baselines=baselines, batch=config.batch_size,
+                compiled=config.compile, advance=advance, on_skip=skipped.append,
+            )  # fmt: skip
+        drafted = answers[: len(shapes)]
+        compared = zip(baselines, answers[len(shapes) :], strict=True)
+        context = _context(config, pair, prompts, suite)
+        metrics = {
             "results": [
-                shape_summary(shape.name, shape.describe(), decoded) for shape, decoded in drafted
+                shape_summary(shape.name, shape.describe(), of_shape)
+                for shape, of_shape in zip(shapes, drafted, strict=True)
             ],
-            "drafter": drafter_facts(config.drafter, pair),
+            "drafter": context["drafter"],
             "baselines": [
                 baseline_summary(baseline.name, decoded) for baseline, decoded in compared
             ],
             "skipped": [prompt._asdict() for prompt in skipped],
-            **_context(config, pair.target, prompts, suite),
+            **context,
         }
-        write_answers(folder / ANSWERS, [shape.name for shape in shapes], answers[: len(shapes)])
+        write_answers(folder / ANSWERS, [shape.name for shape in shapes], drafted)
         _write_report(folder, metrics)
         write_json(folder / METRICS, metrics)
     if config.certify:  # decodes everything again; whatever becomes of it, the evaluation stays
@@ -261,38 +255,6 @@ def evaluate(
 
 def _converse(config: EvaluationConfig) -> Converse:
     return functools.partial(PromptConversation, system=config.system, thinking=config.thinking)
-
-
-def _decode(
-    config: EvaluationConfig,
-    pair: Pair,
-    shapes: Sequence[DraftShape],
-    baselines: Sequence[Baseline],
-    prompts: Sequence[Prompt],
-    suite: FoundSuite | None,
-    skipped: list[Skipped],
-) -> list[list[Answer]]:
-    """Return the answers of every shape and baseline, with progress; prompts left out go to ``skipped``."""
-    title = "evaluating"
-    if suite is not None:
-        title = f"{suite.title}, temperature {config.sampling.temperature:g}"
-    with progress(title, "prompt", len(prompts)) as advance:
-        return benchmark(
-            pair.target,
-            pair.drafter,
-            shapes,
-            prompts,
-            config.max_new_tokens,
-            sampling=config.sampling,
-            converse=_converse(config),
-            plain=config.plain,
-            baselines=baselines,
-            batch=config.batch_size,
-            compiled=config.compile,
-            on_prompt=lambda: advance(1),
-            on_decoder=lambda name: advance(0, name),
-            on_skip=skipped.append,
-        )
 
 
 def _write_report(folder: Path, metrics: dict[str, Any]) -> None:
@@ -318,12 +280,11 @@ def _certify(
     metrics: dict[str, Any],
 ) -> None:
     """Certify losslessness, and add the certificate to the evaluation that lies in ``out``."""
-    target = pair.target
     converse = _converse(config)
-    conversations = [converse(prompt, target.tokenizer) for prompt in prompts]
-    with cpu_matmul_backend(target):
+    conversations = [converse(prompt, pair.target.tokenizer) for prompt in prompts]
+    with cpu_matmul_backend(pair.target):
         statement = certify(
-            target,
+            pair.target,
             pair.drafter,
             shapes,
             [conversation.next_ids() or [] for conversation in conversations],

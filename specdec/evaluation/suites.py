@@ -1,8 +1,8 @@
 """Benchmarks by name: where their rows are, in whose words they are asked, how long answers may be.
 
-A set is found in a local folder, in a file that is given, or on the Hub at the revision that is pinned here. Rows are
-known by what they ask: :data:`PUBLISHED` has the hashes of sets that papers measured on. Other rows are used too, and
-the results say that they are others, with their hash.
+``suites.yaml`` lists them. A set is found in a local folder, in a file that is given, or on the Hub at the revision
+that is pinned there. Rows are known by what they ask: :data:`PUBLISHED` has the hashes of sets that papers measured on.
+Other rows are used too, and the results say that they are others, with their hash.
 """
 
 import hashlib
@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 from specdec.data.layouts import PROMPTS, layouts_named
 from specdec.data.rows import HUB, ROW_FILES, has_rows, read_rows
@@ -25,68 +27,11 @@ class Suite(NamedTuple):
     title: str  # as papers head its column
     # hub:REPOSITORY@REVISION:CONFIG:SPLIT; None where the Hub has no rows that can be asked
     hub: str | None = None
-    files: tuple[str, ...] = ()  # what its file is called elsewhere, beside its own name
-    layouts: tuple[str, ...] = ()  # of rows that are no turns yet: the papers' words
+    files: Sequence[str] = ()  # what its file is called elsewhere, beside its own name
+    layouts: Sequence[str] = ()  # of rows that are no turns yet: the papers' words
     where: str = ""  # to get a file from, where the Hub has none
     # DFlash's and DeepSpec's (https://github.com/deepseek-ai/DeepSpec, eval.py)
     max_new_tokens: int = 2048
-
-
-# Of the Hub's sets at most the first 500 rows; DeepSpec takes 500 too, but draws them, and 256 of MBPP's.
-SUITES: dict[str, Suite] = {
-    "gsm8k": Suite(
-        "GSM8K", "hub:openai/gsm8k@740312add88f781978c0658806c59bc2815b9866:main:test[:500]", layouts=("gsm8k_boxed",)
-    ),
-    "math500": Suite("MATH-500", "hub:HuggingFaceH4/MATH-500@6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be:default:test"),
-    "aime25": Suite("AIME25", "hub:MathArena/aime_2025@c94da77eb22bbd6439e62a323bec18493a421302:default:train"),
-    "mbpp": Suite(
-        "MBPP", "hub:google-research-datasets/mbpp@4bb6404fdc6cacfda99d4ac4205087b89d32030c:sanitized:test"
-    ),
-    "humaneval": Suite(
-        "HumanEval", "hub:openai/openai_humaneval@7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544:openai_humaneval:test",
-        layouts=("humaneval_solution",),
-    ),
-    "livecodebench": Suite(
-        "LiveCodeBench",
-        "hub:livecodebench/code_generation_lite@0fe84c3912ea0c4d4a78037083943e8f0c4dd505:test*.jsonl:train[:500]",
-    ),
-    "mt_bench": Suite(
-        "MT-bench", "hub:HuggingFaceH4/mt_bench_prompts@e3a795c5e9a82ee40611c416b8a7786c73198991:default:train",
-        files=("mt-bench",),
-    ),
-    "alpaca": Suite(
-        "Alpaca", "hub:tatsu-lab/alpaca@dce01c9b08f87459cf36a430d809084718273017:default:train[:500]",
-        layouts=("alpaca_input",),
-    ),
-    "arena_hard": Suite(
-        "Arena-Hard",
-        "hub:lmarena-ai/arena-hard-auto@15f3746e21432264ce9b453999bde4f3c946d2e6:data/arena-hard-v2.0/question.jsonl:"
-        "train[:500]",
-        files=("arena-hard-v2",),
-    ),
-    "spec_bench": Suite(  # its own evaluation has 1024
-        "Spec-Bench", where="https://github.com/hemingkx/Spec-Bench, data/spec_bench/question.jsonl",
-        max_new_tokens=1024,
-    ),
-    "speed_bench": Suite(  # vllm bench has 4096
-        "SPEED-Bench", files=("qualitative",), max_new_tokens=4096,
-        where="nemo_skills/dataset/speed-bench/prepare.py of https://github.com/NVIDIA-NeMo/Skills, which writes it",
-    ),
-}  # fmt: skip
-GROUPS = {
-    # those of DeepSpec (Table 1 of DSpark) in its order
-    "nine": (
-        "gsm8k",
-        "math500",
-        "aime25",
-        "mbpp",
-        "humaneval",
-        "livecodebench",
-        "mt_bench",
-        "alpaca",
-        "arena_hard",
-    ),
-}
 
 
 class Published(NamedTuple):
@@ -97,19 +42,11 @@ class Published(NamedTuple):
     max_new_tokens: int  # theirs
 
 
-# By :func:`rows_sha256`. EAGLE's files are in https://github.com/SafeAILab/EAGLE, eagle/data; its scripts have 1024.
-PUBLISHED: dict[str, Published] = {
-    "175cc79296cf42b6dba48d3ce58946f01ad28b3c3c79fb9037c03fb9190148c6":
-        Published("mt_bench", "the 80 questions of MT-bench, two turns each", 1024),
-    "7b4e88385c88f7d2390ed12887ef7a6271ccfc2f66ccf8d65bc9b2b4b774b74a":
-        Published("humaneval", "EAGLE's 80 questions of HumanEval", 1024),
-    "09abcdb226ea65f87b09cf9ea95326273f4c9ceabd1a6c3e99dc2195d8d6dbd1":
-        Published("gsm8k", "EAGLE's 80 questions of GSM8K", 1024),
-    "8497f7e1fc969911391fa55379f02cef68dcc978870a15062e0a09beae6fff36":
-        Published("alpaca", "EAGLE's 80 questions of Alpaca", 1024),
-    "38c40a6785ed720284a4766ed9e4236d073d32dec160f568bba0a0dddd03aff6":
-        Published("gsm8k", "the 1,319 rows of GSM8K's test set, in DFlash's words", 2048),
-}  # fmt: skip
+_TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+SUITES = {name: Suite(**suite) for name, suite in _TABLES["suites"].items()}
+GROUPS: dict[str, list[str]] = _TABLES["groups"]
+PUBLISHED = {digest: Published(**rows) for digest, rows in _TABLES["published"].items()}
+"""By :func:`rows_sha256`."""
 
 
 class FoundSuite(NamedTuple):

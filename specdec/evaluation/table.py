@@ -4,16 +4,28 @@ Rows are in blocks of one temperature, as in Table 1 of EAGLE-3 (https://arxiv.o
 """
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from specdec.data.rows import stem
-from specdec.evaluation.compare import MAY_DIFFER, OF_TARGET, evaluations_in
+from specdec.evaluation.compare import (
+    MAY_DIFFER,
+    OF_TARGET,
+    different_settings,
+    evaluations_in,
+)
 from specdec.evaluation.metrics import METRICS
 from specdec.evaluation.suites import SUITES, suite_notes
-from specdec.report.tables import LOOPING_SHARE, ReportTable, markdown_table, print_report
+from specdec.report.tables import (
+    LOOPING_SHARE,
+    TEMPLATES,
+    ReportTable,
+    markdown_table,
+    print_report,
+)
 from specdec.utils.files import write_sums, write_text
 from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many
@@ -28,9 +40,10 @@ LOOPING = f"*: {LOOPING_SHARE:.0%} or more of the answers repeat themselves, whi
 class Cell(NamedTuple):
     """Speed-up and acceptance length of a method on a set of prompts."""
 
-    speedup: float | None  # over plain decoding; None where that was not timed
-    length: float | None  # acceptance length, bonus token included; None of a baseline
+    speedup: float | None = None  # over plain decoding; None where that was not timed
+    length: float | None = None  # acceptance length, bonus token included; None of a baseline
     looping: bool = False
+    place: Path | None = None  # of the evaluation
 
 
 Methods = dict[str, dict[str, Cell]]
@@ -62,15 +75,16 @@ def write_table(out: Path | None, places: Sequence[Path]) -> None:
     evaluations = [_metrics(place) for place in places]
     blocks = _blocks(evaluations, places)
     headings, rows = _laid_out(blocks)
+    table = ReportTable(TITLE, headings, rows, left=2)
     notes = [TAU, *_notes(evaluations)]
     notes += [LOOPING] if any("*" in cell for row in rows for cell in row) else []
     if out is not None:
         paragraphs = [f"{note}\n" for note in notes]
-        lines = [f"# {TITLE}", "", *markdown_table(headings, rows, left=2), "", *paragraphs]
+        lines = [f"# {TITLE}", "", markdown_table(table), "", *paragraphs]
         write_text(out / MARKDOWN, "\n".join(lines))
         write_text(out / LATEX, latex(headings, rows))
         write_sums(out, LATEX)
-    print_report([ReportTable(TITLE, headings, rows, left=2)], notes)
+    print_report([table], notes)
     if out is not None:
         sys.stdout.write(f"{out / MARKDOWN} and {LATEX}\n")
 
@@ -105,65 +119,46 @@ def _blocks(evaluations: Sequence[dict[str, Any]], places: Sequence[Path]) -> di
             f"{' and '.join(map(str, places))}: several targets and several drafters: one of either"
         )
     may_differ = MAY_DIFFER | (OF_TARGET if len(verifiers) > 1 else set())
-    names = _drafter_names(evaluations)
-    conditions: dict[tuple[float, str], tuple[dict[str, Any], Path]] = {}
-    place_of: dict[tuple[float, str, str], Path] = {}  # by temperature, column and method
+    first_of: dict[tuple[float, str], tuple[dict[str, Any], Path]] = {}
     blocks: dict[float, Methods] = {}
-    for metrics, place, name in zip(evaluations, places, names, strict=True):
-        column = _column(metrics["settings"])
-        temperature = metrics["settings"]["sampling"]["temperature"]
-        settings = {
-            name: value for name, value in metrics["settings"].items() if name not in may_differ
-        }
-        other, where = conditions.setdefault((temperature, column), (settings, place))
-        differing = [
-            name for name in {**settings, **other} if settings.get(name) != other.get(name)
-        ]
-        if differing:
+    for metrics, place, name in zip(evaluations, places, _drafter_names(evaluations), strict=True):
+        settings = metrics["settings"]
+        column = _column(settings)
+        temperature = settings["sampling"]["temperature"]
+        other, where = first_of.setdefault((temperature, column), (settings, place))
+        if differing := different_settings(settings, other, may_differ):
             raise ValueError(
                 f"{place} and {where} differ in {', '.join(differing)}: a column is of one"
             )
-        baselines = {
-            baseline["baseline"]: Cell(baseline["speedup"], None)
-            for baseline in metrics["baselines"]
-        }
         methods = blocks.setdefault(temperature, {})
-        for method, cell in (_cells(metrics, name) | baselines).items():
+        for result in metrics["results"]:
+            method = f"{name}, {result['shape']}"
             row = methods.setdefault(method, {})
-            if column in row and method not in baselines:
-                first = place_of[temperature, column, method]
+            if column in row:
                 raise ValueError(
-                    f"{place} and {first}: both are of {method} on {column}; leave one out"
+                    f"{place} and {row[column].place}: both are of {method} on {column}; leave one out"
                 )
-            row.setdefault(column, cell)
-            place_of.setdefault((temperature, column, method), place)
+            looping = (result["looping_share"] or 0) >= LOOPING_SHARE
+            length = result["acceptance_length"]["mean"]
+            row[column] = Cell(result["speedup"], length, looping, place)
+        for baseline in metrics["baselines"]:
+            row = methods.setdefault(baseline["baseline"], {})
+            row.setdefault(column, Cell(baseline["speedup"]))
     return dict(sorted(blocks.items()))
 
 
 def _drafter_names(evaluations: Sequence[dict[str, Any]]) -> list[str]:
     """Return each drafter's name: short where that is clear, with its target where there are several."""
-    directories: dict[str, set[str]] = {}
-    for metrics in evaluations:
-        drafter = metrics["drafter"]
-        directories.setdefault(_short(drafter), set()).add(drafter["directory"])
+    drafters = {metrics["drafter"]["directory"]: metrics["drafter"] for metrics in evaluations}
+    drafters_of = Counter(map(_short, drafters.values()))
     several_targets = len({metrics["target"]["fingerprint"] for metrics in evaluations}) > 1
     names = []
     for metrics in evaluations:
         name = _short(metrics["drafter"])
-        if len(directories[name]) > 1:
+        if drafters_of[name] > 1:
             name = metrics["drafter"]["directory"]
         names.append(f"{name} for {verifier(metrics)}" if several_targets else name)
     return names
-
-
-def _cells(metrics: dict[str, Any], name: str) -> dict[str, Cell]:
-    """Return a drafter's cell with each draft shape."""
-    cells = {}
-    for result in metrics["results"]:
-        looping = (result["looping_share"] or 0) >= LOOPING_SHARE
-        length = result["acceptance_length"]["mean"]
-        cells[f"{name}, {result['shape']}"] = Cell(result["speedup"], length, looping)
-    return cells
 
 
 def verifier(metrics: dict[str, Any]) -> str:
@@ -198,7 +193,7 @@ def _laid_out(blocks: dict[float, Methods]) -> tuple[list[str], list[list[str]]]
     rows = []
     for temperature, methods in blocks.items():
         for method, by_column in methods.items():
-            cells = [by_column.get(column, Cell(None, None)) for column in columns]
+            cells = [by_column.get(column, Cell()) for column in columns]
             texts = [f"{temperature:g}", method]
             for cell in [*cells, _mean(cells)]:
                 mark = "*" if cell.looping else ""
@@ -211,13 +206,12 @@ def _laid_out(blocks: dict[float, Methods]) -> tuple[list[str], list[list[str]]]
 
 def _mean(cells: Sequence[Cell]) -> Cell:
     """The mean over sets of prompts, each of one weight; none where a set is missing."""
-    speedups = [cell.speedup for cell in cells if cell.speedup is not None]
-    lengths = [cell.length for cell in cells if cell.length is not None]
-    return Cell(
-        fmean(speedups) if len(speedups) == len(cells) else None,
-        fmean(lengths) if len(lengths) == len(cells) else None,
-        any(cell.looping for cell in cells),
-    )
+    means = []
+    for values in zip(*((cell.speedup, cell.length) for cell in cells), strict=True):
+        known = [value for value in values if value is not None]
+        means.append(fmean(known) if len(known) == len(cells) else None)
+    speedup, length = means
+    return Cell(speedup, length, any(cell.looping for cell in cells))
 
 
 def _number(value: float | None, unit: str) -> str:
@@ -244,33 +238,19 @@ def _notes(evaluations: Sequence[dict[str, Any]]) -> list[str]:
     return [*columns.values(), f"{lead} {'; '.join(machines)}."]
 
 
+SPECIAL = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
+SPECIAL |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+
+
+LATEX_TEMPLATES = TEMPLATES.overlay("<%", "%>", "<<", ">>")
+LATEX_TEMPLATES.filters["tex"] = lambda text: "".join(SPECIAL.get(sign, sign) for sign in text)
+
+
 def latex(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in LaTeX, of the packages ``booktabs`` alone; a rule between temperatures."""
     names = [heading.rpartition(" ") for heading in headings[2:]]
     columns = list(dict.fromkeys(name for name, *_ in names))
     width = len(names) // len(columns)
-    spans = [f"\\multicolumn{{{width}}}{{c}}{{{_escaped(column)}}}" for column in columns]
-    ends = [3 + width * (index + 1) - 1 for index in range(len(columns))]
-    under = " ".join(f"\\cmidrule(lr){{{end - width + 1}-{end}}}" for end in ends)
-    kinds = ["$\\tau$" if kind == "τ" else "Speed-up" for *_, kind in names]
-    lines = [
-        f"\\begin{{tabular}}{{ll{'r' * len(names)}}}", "\\toprule", f" & & {' & '.join(spans)} \\\\", under,
-        f"$T$ & Method & {' & '.join(kinds)} \\\\",
-    ]  # fmt: skip
-    previous = None
-    for temperature, method, *cells in rows:
-        is_first = temperature != previous
-        lines += ["\\midrule"] if is_first else []
-        shown = [cell.replace("x", "$\\times$") for cell in cells]
-        label = temperature if is_first else ""
-        lines.append(f"{label} & {_escaped(method)} & {' & '.join(shown)} \\\\")
-        previous = temperature
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-SPECIAL = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
-SPECIAL |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
-
-
-def _escaped(text: str) -> str:
-    return "".join(SPECIAL.get(sign, sign) for sign in text)
+    kinds = [kind for *_, kind in names]
+    template = LATEX_TEMPLATES.get_template("evaluation/table.tex.jinja")
+    return template.render(columns=columns, kinds=kinds, width=width, rows=rows)

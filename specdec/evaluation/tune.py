@@ -108,8 +108,7 @@ def _tune_batch(
             config.max_new_tokens,
             batch=batch,
             compiled=config.compile,
-            on_prompt=lambda: advance(1),
-            on_decoder=lambda name: advance(0, name),
+            advance=advance,
             on_skip=lambda prompt: skipped.update({prompt.prompt_id: prompt}),
         )
     results = [

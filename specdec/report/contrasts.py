@@ -60,10 +60,7 @@ def pooled(top_SP: Array, bottom_SP: Array) -> Linear | None:
 def weighted(figures: Sequence[Linear], weights: Sequence[float]) -> Linear:
     """A sum of figures of the same seeds and prompts, each times its weight."""
     pairs = list(zip(figures, weights, strict=True))
-    added_SP = sum(
-        (weight * figure.added_SP for figure, weight in pairs[1:]),
-        pairs[0][1] * pairs[0][0].added_SP,
-    )
+    added_SP = sum((weight * figure.added_SP for figure, weight in pairs), np.zeros(()))
     return Linear(sum(weight * figure.value for figure, weight in pairs), added_SP)
 
 
@@ -85,8 +82,10 @@ def seed_error(figures: Sequence[Linear]) -> SeedError | None:
     An arm under two names counts once. Whether arms are equally variable is judged by Bartlett's test of their own
     figures over seeds (Proceedings of the Royal Society A 160, 1937).
     """
-    distinct = {(figure.value, figure.added_SP.tobytes()): figure.added_SP for figure in figures}
-    rows_AS = np.array([added_SP.mean(1) for added_SP in distinct.values()])
+    added = {
+        (figure.value, figure.added_SP.tobytes()): figure.added_SP for figure in figures
+    }.values()
+    rows_AS = np.array([added_SP.mean(1) for added_SP in added])
     arms, seeds = rows_AS.shape
     if seeds < 2 or arms < 3:  # two arms vary as their difference does
         return None
@@ -96,7 +95,7 @@ def seed_error(figures: Sequence[Linear]) -> SeedError | None:
     equal = not variances.any() or (
         bool(variances.all()) and float(bartlett(*rows_AS).pvalue) >= UNEQUAL
     )
-    return SeedError(float(next(iter(distinct.values())).shape[1] * squares / df), df, arms, equal)
+    return SeedError(float(figures[0].added_SP.shape[1] * squares / df), df, arms, equal)
 
 
 class Estimate(NamedTuple):
@@ -203,10 +202,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Holm, Scandinavian Journal of Statistics 6, 1979.
     """
     order_N = np.argsort(p_values, kind="stable")
-    stepped_N = np.array(p_values, dtype=np.float64)[order_N] * np.arange(len(p_values), 0, -1)
-    out_N = np.empty(len(p_values))
-    out_N[order_N] = np.minimum(1.0, np.maximum.accumulate(stepped_N))
-    return [float(p_value) for p_value in out_N]
+    stepped_N = np.array(p_values)[order_N] * np.arange(len(p_values), 0, -1)
+    rising_N = np.minimum(1.0, np.maximum.accumulate(stepped_N))
+    return list(rising_N[np.argsort(order_N)].tolist())
 
 
 def distinct(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
@@ -225,13 +223,13 @@ def add_verdicts(rows: Sequence[dict[str, Any]]) -> None:
     """
     for row in rows:
         row |= {"p_holm": None, "verdict": "not tested"}
-    tested = distinct([row for row in rows if row["p_value"] is not None])
-    corrected = holm([rows_of_test[0]["p_value"] for rows_of_test in tested])
-    for rows_of_test, p_holm in zip(tested, corrected, strict=True):
-        for row in rows_of_test:
+    tests = distinct([row for row in rows if row["p_value"] is not None])
+    corrected = holm([same[0]["p_value"] for same in tests])
+    for same, p_holm in zip(tests, corrected, strict=True):
+        verdict = "higher" if same[0]["value"] > 0 else "lower"
+        if p_holm >= ALPHA:
             verdict = "not told apart"
-            if p_holm < ALPHA:
-                verdict = "higher" if row["value"] > 0 else "lower"
+        for row in same:
             row |= {"p_holm": p_holm, "verdict": verdict}
 
 
@@ -246,10 +244,11 @@ def detectable(contrast_estimate: Estimate, tests: int = 1) -> tuple[float, floa
     Args:
         tests: a test among so many, each at 0.05 over their number, as Holm's correction asks of the first.
     """
-    if contrast_estimate.error is None or contrast_estimate.df is None:
-        return None
+    error = contrast_estimate.error
     df = contrast_estimate.df
-    size = contrast_estimate.error * _noncentral(df, ALPHA / tests)
+    if error is None or df is None:
+        return None
+    size = error * _noncentral(df, ALPHA / tests)
     low, high = (math.sqrt(df / float(chi2.isf(tail, df))) for tail in (ALPHA / 2, 1 - ALPHA / 2))
     return size, size * low, size * high
 
@@ -275,24 +274,23 @@ def contrast(arms: Collection[Arm], terms: Sequence[tuple[Levels, Levels]]) -> W
     It is averaged over the levels of the other axes at which every arm that it needs is among ``arms``; empty if there
     are none. An interaction is a difference of differences.
     """
-    changed = [dict(new) for new, _ in terms]
     places = []
     for arm in arms:
-        if not all(arm.issuperset(new.items()) for new in changed):
-            continue
-        corners: Weights = {}
-        for reset in itertools.product((False, True), repeat=len(terms)):
-            levels = dict(arm)
-            for goes_back, (_, old) in zip(reset, terms, strict=True):
-                levels |= old if goes_back else {}
-            corners[frozenset(levels.items())] = (-1.0) ** sum(reset)
-        if all(corner in arms for corner in corners):
-            places.append(corners)
-    weights: Weights = {}
-    for arm in arms:
-        if any(arm in corners for corners in places):
-            weights[arm] = sum(corners.get(arm, 0.0) for corners in places) / len(places)
-    return weights
+        if all(arm.issuperset(new.items()) for new, _ in terms):
+            corners: Weights = {}
+            for sides in itertools.product((0, 1), repeat=len(terms)):
+                levels = dict(arm)
+                for term, side in zip(terms, sides, strict=True):
+                    levels |= term[side]
+                corners[frozenset(levels.items())] = (-1.0) ** sum(sides)
+            if corners.keys() <= set(arms):
+                places.append(corners)
+    needed = set().union(*places)
+    return {
+        arm: sum(corners.get(arm, 0.0) for corners in places) / len(places)
+        for arm in arms
+        if arm in needed
+    }
 
 
 def effects(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jinja2 import Environment, FileSystemLoader
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 
 LOOPING_SHARE = 0.05  # of the answers that repeat themselves; from here on a report warns
 FEW_PROMPTS = 10  # below this the tail of acceptance over prompts shows in the intervals
+
+
+# names of templates are paths in the package
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parents[1]),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
 
 
 class ReportTable(NamedTuple):
@@ -45,28 +55,21 @@ def write_report(
         figure: the picture's path relative to the report's folder; the empty string for none.
         context: how it all was made; values that are no text are written as JSON.
     """
-    lines = [
-        f"# {title}",
-        "",
-        *(f"{line}\n" for line in lead),
-        *([f"![{title}]({figure})", ""] if figure else []),
+    rows = [
+        [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
+        for key, value in context.items()
     ]
-    for section in tables:
-        if section.rows:
-            lines += [f"## {section.title}", ""]
-            lines += [*markdown_table(section.headings, section.rows, section.left), ""]
-    rows = []
-    for key, value in context.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        rows.append([key, text])
-    lines += [
-        f"Brackets: {HOW}.",
-        "",
-        "## How it was made",
-        "",
-        *markdown_table(["Setting", "Value"], rows, left=2),
-    ]
-    write_text(path, "\n".join(lines) + "\n")
+    template = TEMPLATES.get_template("report/report.md.jinja")
+    text = template.render(
+        title=title,
+        lead=lead,
+        figure=figure,
+        tables=tables,
+        how=HOW,
+        settings=ReportTable("", ["Setting", "Value"], rows, left=2),
+        markdown_table=markdown_table,
+    )
+    write_text(path, text)
 
 
 def print_report(
@@ -87,12 +90,11 @@ def print_report(
         console.print(Text(printable(note)))
 
 
-def markdown_table(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
-) -> list[str]:
-    """The lines of a Markdown table with the first ``left`` columns aligned left, numbers right."""
-    rule = ["---" if index < left else "---:" for index in range(len(headings))]
-    return [f"| {' | '.join(cell(text) for text in row)} |" for row in (headings, rule, *rows)]
+def markdown_table(table: ReportTable) -> str:
+    """A Markdown table with the first columns aligned left, numbers right."""
+    rule = ["---" if index < table.left else "---:" for index in range(len(table.headings))]
+    rows = (table.headings, rule, *table.rows)
+    return "\n".join(f"| {' | '.join(cell(text) for text in row)} |" for row in rows)
 
 
 def cell(text: str) -> str:
@@ -150,10 +152,10 @@ def whiskers(figure: Mapping[str, Any]) -> tuple[float, float]:
 
 def label(name: str, width: int, lines: int = 3) -> str:
     """The name on lines short enough to stand beside the axis."""
-    wrapped = textwrap.wrap(name, width, break_on_hyphens=False)
-    return escape(
-        "\n".join(wrapped[:lines] if len(wrapped) <= lines else [*wrapped[: lines - 1], "..."])
+    wrapped = textwrap.wrap(
+        name, width, break_on_hyphens=False, max_lines=lines, placeholder=" ..."
     )
+    return escape("\n".join(wrapped))
 
 
 def short_label(name: str, longest: int) -> str:

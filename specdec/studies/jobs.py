@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -146,19 +146,19 @@ class StudyPlan:
 
     def show(self, further_lines: Sequence[str] = ()) -> None:
         """Print what each arm changes against the baseline, the summary, and further lines."""
-        rows = [
+        arms = [
             [arm.name, "\n".join(arm_differences(self.baseline, arm)) or "this is the baseline"]
             for arm in self.arms
         ]
-        headings = ["Arm", "Changes against the baseline"]
-        tables = [ReportTable(f"Study {self.study.name}", headings, rows, 2)]
         contrasts = [
             [contrast.outcome, str(contrast), contrast.expect or "-"]
             for contrast in self.study.primary
         ]
-        tables.append(
-            ReportTable("Primary contrasts", ["Outcome", "Contrast", "Expected"], contrasts, 3)
-        )
+        changes = ["Arm", "Changes against the baseline"]
+        tables = [
+            ReportTable(f"Study {self.study.name}", changes, arms, 2),
+            ReportTable("Primary contrasts", ["Outcome", "Contrast", "Expected"], contrasts, 3),
+        ]
         print_report(tables, [*self.summary(), *further_lines])
 
     def summary(self) -> list[str]:
@@ -172,11 +172,8 @@ class StudyPlan:
             lines.append("no primary contrasts are declared: all that comes of it is exploratory")
         done = Counter(job.kind for key, job in self.jobs.items() if self.is_done(key))
         total = Counter(job.kind for job in self.jobs.values())
-        return [
-            *lines,
-            "jobs: "
-            + ", ".join(f"{done[kind]} of {count} {kind} done" for kind, count in total.items()),
-        ]
+        counts = [f"{done[kind]} of {count} {kind} done" for kind, count in total.items()]
+        return [*lines, f"jobs: {', '.join(counts)}"]
 
 
 def claim(directory: Path, name: str) -> None:
@@ -214,10 +211,9 @@ def make_plan(
         for arm, levels in zip(arms, all_levels, strict=True):
             if levels in needed:
                 check_outcome(contrast.outcome, arm)
-    jobs: dict[str, Job] = {}
-    cache_of: dict[str, str] = {}
+    planner = _Planner(study, directory, threads, prompts)
     if study.features == "cached":
-        jobs, cache_of = _cache_jobs(arms, directory, threads)
+        planner.add_caches(arms)
     for arm in arms:
         if "evaluate" in arm.measures:
             decoded, of_baseline = (
@@ -228,98 +224,99 @@ def make_plan(
                     f"arm {arm.name}: it is evaluated on another target than the baseline, or in another dtype, so "
                     "that their acceptance cannot be compared: make a study of each"
                 )
-    runs = [
-        _runs(arm, study.seeds, cache_of.get(arm.name), prompts, directory, threads, jobs)
-        for arm in arms
-    ]
-    return StudyPlan(study, directory, tuple(arms), tuple(runs), jobs, prompts, tuple(unequal))
+    runs = tuple(planner.runs(arm) for arm in arms)
+    return StudyPlan(study, directory, tuple(arms), runs, planner.jobs, prompts, tuple(unequal))
 
 
-def _runs(
-    arm: Arm, seeds: Sequence[int], cache: str | None, prompts: Mapping[str, StudyPrompts], directory: Path,
-    threads: int, jobs: dict[str, Job],
-) -> tuple[dict[str, Any], ...]:  # fmt: skip
-    """The keys of an arm's jobs with each seed; jobs that no other arm needs are added to ``jobs``."""
-    model = dict(arm.config["model"])
-    needs = tuple[str, ...]()
-    runs = []
-    if cache is not None:
-        where = {"directory": str(JobFolder(directory, "cache", cache).output)}
-        model["features"], needs = {"class_path": "Cached", "init_args": where}, (cache,)
-    decisive = fit_decisive(arm, "on_the_fly" if cache is None else "cached")
-    of_measures = {
-        kind: {**measure.config, "target": target_contents(measure.target)}
-        for kind, measure in arm.measures.items()
-    }
-    for seed in seeds:
-        fit = key_of("fit", {**decisive, "seed": seed})
-        label = f"{arm.name} seed={seed}"
-        if fit not in jobs:
+@dataclass
+class _Planner:
+    """Makes the jobs of a study's arms, each of them once.
+
+    Args:
+        jobs: by key.
+        cache_of: by arm the key of the job that stores its features.
+    """
+
+    study: Study
+    directory: Path
+    threads: int
+    prompts: Mapping[str, StudyPrompts]
+    jobs: dict[str, Job] = field(default_factory=dict)
+    cache_of: dict[str, str] = field(default_factory=dict)
+
+    def _add(
+        self,
+        kind: str,
+        key: str,
+        label: str,
+        config: Mapping[str, Any],
+        needs: tuple[str, ...],
+        *arguments: str,
+    ) -> None:
+        job = specdec_job(self.directory, kind, key, label, config, self.threads, needs, *arguments)
+        self.jobs.setdefault(key, job)
+
+    def runs(self, arm: Arm) -> tuple[dict[str, Any], ...]:
+        """The keys of an arm's jobs with each seed; jobs that no other arm needs are added."""
+        model = dict(arm.config["model"])
+        cache = self.cache_of.get(arm.name)
+        if cache is not None:
+            where = {"directory": str(JobFolder(self.directory, "cache", cache).output)}
+            model["features"] = {"class_path": "Cached", "init_args": where}
+        decisive = fit_decisive(arm, self.study.features)
+        of_measures = {
+            kind: {**measure.config, "target": target_contents(measure.target)}
+            for kind, measure in arm.measures.items()
+        }
+        runs = []
+        for seed in self.study.seeds:
+            fit = key_of("fit", {**decisive, "seed": seed})
+            label = f"{arm.name} seed={seed}"
             config = {"seed_everything": seed, **arm.config, "model": model}
-            resume = ("--ckpt_path", "auto")
-            jobs[fit] = specdec_job(
-                directory, "fit", fit, f"{label}: fit", config, threads, needs, *resume
-            )
-        run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(MEASURES)}
-        drafter = ("--drafter", str(JobFolder(directory, "fit", fit).output / "drafter"))
-        for kind, measure in arm.measures.items():
-            key = run[kind] = key_of(kind, [fit, of_measures[kind], prompts[kind].sha256])
-            config = {**measure.config, "prompts": list(prompts[kind].files)}
-            job = specdec_job(
-                directory, kind, key, f"{label}: {kind}", config, threads, (fit,), *drafter
-            )
-            jobs.setdefault(key, job)
-        runs.append(run)
-    return tuple(runs)
+            needs = (cache,) if cache else ()
+            self._add("fit", fit, f"{label}: fit", config, needs, "--ckpt_path", "auto")
+            run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(MEASURES)}
+            drafter = str(JobFolder(self.directory, "fit", fit).output / "drafter")
+            for kind, measure in arm.measures.items():
+                prompts = self.prompts[kind]
+                key = run[kind] = key_of(kind, [fit, of_measures[kind], prompts.sha256])
+                config = {**measure.config, "prompts": list(prompts.files)}
+                self._add(kind, key, f"{label}: {kind}", config, (fit,), "--drafter", drafter)
+            runs.append(run)
+        return tuple(runs)
 
-
-def _cache_jobs(
-    arms: Sequence[Arm], directory: Path, threads: int
-) -> tuple[dict[str, Job], dict[str, str]]:
-    """One job for all arms of the same target and rows; and by arm the key of its own."""
-    on_the_fly = {"class_path": "OnTheFly", "init_args": {"rows": OnTheFly().rows}}
-    groups: dict[str, list[Arm]] = {}
-    for arm in arms:
-        if normalize_config(arm.config["model"]["features"]) != normalize_config(on_the_fly):
-            raise ValueError(
-                f"arm {arm.name}: model.features is the study's to give while its features are cached: remove it, or "
-                "say features: on_the_fly"
-            )
-        data = normalize_config(arm.config["data"])
-        rows = {name: value for name, value in data["init_args"].items() if name not in INCIDENTAL}
-        same = digest(
-            [
-                target_contents(arm.target),
-                content_hashes({"class_path": data["class_path"], "init_args": rows}),
-            ]
-        )
-        groups.setdefault(same, []).append(arm)
-    jobs = dict[str, Job]()
-    cache_of = dict[str, str]()
-    for same, group in groups.items():
-        layers = sorted({
-            b for d in (arm.drafter for arm in group) for b in d.aux_layers
-            if b < d.num_target_layers or not d.fusion.final_norm
-        })  # fmt: skip
-        count = _first_rows(group)
-        config = group[0].config
-        key = key_of("cache", [same, layers, count])
-        parts = {"target": config["model"]["target"], "drafter": config["model"]["drafter"]}
-        parts_and_data = {"model": parts, "data": config["data"]}
-        options = ["--layers", *map(str, layers)]
-        options += [] if count is None else ["--first_rows", str(count)]
-        jobs[key] = specdec_job(
-            directory,
-            "cache",
-            key,
-            f"features of {how_many(len(group), 'arm')}",
-            parts_and_data,
-            threads,
-            (),
-            *options,
-        )
-        cache_of |= dict.fromkeys((arm.name for arm in group), key)
-    return jobs, cache_of
+    def add_caches(self, arms: Sequence[Arm]) -> None:
+        """Add one job for all arms of the same target and rows."""
+        on_the_fly = {"class_path": "OnTheFly", "init_args": {"rows": OnTheFly().rows}}
+        groups: dict[str, list[Arm]] = {}
+        for arm in arms:
+            if normalize_config(arm.config["model"]["features"]) != normalize_config(on_the_fly):
+                raise ValueError(
+                    f"arm {arm.name}: model.features is the study's to give while its features are cached: remove it, "
+                    "or say features: on_the_fly"
+                )
+            data = normalize_config(arm.config["data"])
+            rows = {
+                name: value for name, value in data["init_args"].items() if name not in INCIDENTAL
+            }
+            data_rows = content_hashes({"class_path": data["class_path"], "init_args": rows})
+            groups.setdefault(digest([target_contents(arm.target), data_rows]), []).append(arm)
+        for same, group in groups.items():
+            layers = sorted({
+                b for d in (arm.drafter for arm in group) for b in d.aux_layers
+                if b < d.num_target_layers or not d.fusion.final_norm
+            })  # fmt: skip
+            count = _first_rows(group)
+            config = group[0].config
+            key = key_of("cache", [same, layers, count])
+            model = {name: config["model"][name] for name in ("target", "drafter")}
+            label = f"features of {how_many(len(group), 'arm')}"
+            options = [] if count is None else ["--first_rows", str(count)]
+            self._add(
+                "cache", key, label, {"model": model, "data": config["data"]}, (),
+                "--layers", *map(str, layers), *options,
+            )  # fmt: skip
+            self.cache_of |= dict.fromkeys((arm.name for arm in group), key)
 
 
 def _first_rows(arms: Sequence[Arm]) -> int | None:
@@ -327,11 +324,10 @@ def _first_rows(arms: Sequence[Arm]) -> int | None:
     most = 0
     for arm in arms:
         trainer = arm.config["trainer"]
-        drawn = arm.tokens
         alone = (str(trainer["devices"]), trainer["num_nodes"]) == ("1", 1)
         all_batches = str(trainer["limit_train_batches"]) in ("None", "1.0")
         alike = normalize_config(arm.config["data"]) == normalize_config(arms[0].config["data"])
-        if drawn is None or not (alone and all_batches and alike):
+        if arm.tokens is None or not (alone and all_batches and alike):
             return None
-        most = max(most, drawn // arm.data.seq_len)
+        most = max(most, arm.tokens // arm.data.seq_len)
     return most

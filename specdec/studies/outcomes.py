@@ -8,6 +8,7 @@ first). ``primary`` in a study names them: ``acceptance_length``, ``accepted_at_
 Legend: P prompts, C sums and weights in turn, K draft steps.
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +38,12 @@ ROBUSTNESS = "robustness"
 # and where they are measured
 FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}
 MEASUREMENT = {"drift": OF_DRIFT, "robustness": 1}  # the versions of drift.json and robustness.json
-COMBINE = {"ratio": Linear.over, "difference": Linear.minus}  # two means of a figure of drift
+# the means of a figure of drift
+COMBINE: dict[str, Callable[..., Linear]] = {
+    "mean": lambda mean: mean,
+    "ratio": Linear.over,
+    "difference": Linear.minus,
+}
 # of drift, in every study
 USUAL = ("drift.state_rms_growth", "drift.out_rms_growth", "drift.sink_mass_change")
 NAME = re.compile(
@@ -114,29 +120,41 @@ class Metric(NamedTuple):
     unit: str
     null: float | None
     table: Callable[[RecordedRun], Table | None]
-    combine: Callable[[Linear, Linear], Linear] | None = None
+    combine: Callable[..., Linear] = COMBINE["mean"]
 
 
 def check_outcome(name: str, arm: Arm) -> None:
     """Raise ValueError unless an arm will have been measured for a metric of that name."""
     parts = _parts(name)
     where = f"primary: outcome {name}"
-    family = ACCEPTANCE
-    if parts["drift"] or parts["kept"]:
-        family = DRIFT if parts["drift"] else ROBUSTNESS
+    family = {"drift": DRIFT, "kept": ROBUSTNESS}.get(parts["drift"] or parts["kept"], ACCEPTANCE)
     if (measure := arm.measures.get(FAMILIES[family])) is None:
         raise ValueError(
             f"{where}: the study has no {FAMILIES[family]}: add it, or give another outcome"
         )
-    if (steps := parts["at"] or parts["step"]) and not _steps(steps):
-        raise ValueError(f"{where}: {steps} is no range of steps: the first one first")
+    last = 0
+    if text := parts["at"] or parts["step"]:
+        last = _steps(text).stop
+        if not _steps(text):
+            raise ValueError(f"{where}: {text} is no range of steps: the first one first")
+    config = measure.config
     if family == ACCEPTANCE:
-        asked, known = _check_shape(name, parts, measure.config["shape"], where)
+        asked, known = _check_shape(name, parts["shape"], last, config["shape"], where)
     elif family == DRIFT:
-        asked, known = _check_series(parts, measure.config["depths"], where)
+        asked = parts["series"].split("+")
+        known = [*SERIES]
+        units = {SERIES[series][1] for series in asked if series in SERIES}
+        if len(units) > 1:
+            raise ValueError(
+                f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit"
+            )
+        if last > config["depths"]:
+            raise ValueError(
+                f"{where}: drift has {config['depths']} steps: give drift.depths, or an earlier step"
+            )
     else:
         asked = [_condition(parts["condition"])]
-        known = [condition.name for condition in parse_conditions(measure.config["conditions"])]
+        known = [condition.name for condition in parse_conditions(config["conditions"])]
     for missing in asked:
         if missing not in known:
             raise ValueError(
@@ -145,35 +163,19 @@ def check_outcome(name: str, arm: Arm) -> None:
 
 
 def _check_shape(
-    name: str, parts: Mapping[str, str], texts: Sequence[str], where: str
+    name: str, text: str | None, last: int, texts: Sequence[str], where: str
 ) -> tuple[list[str], list[str]]:
     """Return the draft shape that an outcome names and those of the study; ValueError if one is too shallow."""
-    shapes = [parse_shape(text) for text in texts]
-    known = [shape.name for shape in shapes]
-    if parts["shape"] is None and len(shapes) > 1:
+    depths = {shape.name: shape.depth for shape in map(parse_shape, texts)}
+    if text is None and len(texts) > 1:
         raise ValueError(f"{where}: of which draft shape? As {name}.{texts[0]}")
-    asked = [_shape(parts["shape"])] if parts["shape"] else []
-    depth = max((shape.depth for shape in shapes if shape.name in (asked or known)), default=0)
-    if parts["at"] and 0 < depth < _steps(parts["at"]).stop:
+    asked = [_shape(text)] if text else []
+    depth = max((depths[shape] for shape in asked or depths if shape in depths), default=last)
+    if depth < last:
         raise ValueError(
             f"{where}: the draft shape has {depth} positions: give a deeper one, or an earlier position"
         )
-    return asked, known
-
-
-def _check_series(parts: Mapping[str, str], depths: int, where: str) -> tuple[list[str], list[str]]:
-    """Return the series that an outcome names and those that there are; ValueError if they cannot be summed."""
-    asked = parts["series"].split("+")
-    units = {SERIES[series][1] for series in asked if series in SERIES}
-    if len(units) > 1:
-        raise ValueError(
-            f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit"
-        )
-    if parts["step"] and _steps(parts["step"]).stop > depths:
-        raise ValueError(
-            f"{where}: drift has {depths} steps: give drift.depths, or an earlier step"
-        )
-    return asked, [*SERIES]
+    return asked, [*depths]
 
 
 def _parts(name: str) -> dict[str, str]:
@@ -193,18 +195,16 @@ def _steps(text: str) -> range:
 
 
 def _shape(text: str) -> str:
-    try:
+    with contextlib.suppress(ValueError):
         return parse_shape(text).name
-    except ValueError:
-        return text  # the name itself
+    return text  # the name itself
 
 
 def _condition(text: str) -> str:
-    try:
+    with contextlib.suppress(ValueError):
         (condition,) = parse_conditions([text])
         return condition.name
-    except ValueError:
-        return text  # the name itself, or of several
+    return text  # the name itself, or of several
 
 
 def metric_named(name: str, run: RecordedRun) -> Metric | None:
@@ -218,12 +218,11 @@ def metric_named(name: str, run: RecordedRun) -> Metric | None:
         titles = {row["name"]: row["title"] for row in rows}
         return _kept(condition, titles[condition]) if condition in titles else None
     shapes = [*run.evaluation.answers] if run.done("evaluate") else []
-    shape = shapes[0] if len(shapes) == 1 else None
     if parts["shape"]:
-        shape = _shape(parts["shape"])
-    if shape is None or shape not in shapes:
+        shapes = [shape for shape in shapes if shape == _shape(parts["shape"])]
+    if len(shapes) != 1:
         return None
-    return _accepted(parts["at"], shape) if parts["at"] else _acceptance(shape)
+    return accepted_at(parts["at"], shapes[0]) if parts["at"] else _acceptance(shapes[0])
 
 
 def _drift_metric(name: str, parts: Mapping[str, str], run: RecordedRun) -> Metric | None:
@@ -302,7 +301,7 @@ def _acceptance(shape: str) -> Metric:
     )
 
 
-def _accepted(at: str, shape: str) -> Metric:
+def accepted_at(at: str, shape: str) -> Metric:
     """Return the share of passes that accepted a position's draft, of those that accepted all before; or of several."""
     positions = np.array(_steps(at)) + 1
 
@@ -343,9 +342,7 @@ def _of_drift(figure: DriftFigure) -> Metric:
         total_KP2 = np.stack([sum(sums_KP2[..., 0] for sums_KP2 in sums), sums[0][..., 1]], axis=-1)
         return dict(zip(map(str, measurement["prompts"]), figure.columns(total_KP2), strict=True))
 
-    return Metric(
-        name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE.get(figure.how)
-    )
+    return Metric(name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE[figure.how])
 
 
 def _kept(condition: str, title: str) -> Metric:

@@ -28,6 +28,11 @@ VERSION = 4
 ELSEWHERE = ("out", "ckpt_path", "allow_changes")
 MOST_LOSSES = 2**28
 MOST_THREADS = 4096
+# of a recorded run
+FIELDS: dict[str, Any] = {
+    "fit.config": dict, "fit.provenance": dict, "fit.losses": str, "fit.weights_sha256": str,
+    "evaluate.config": dict, "evaluate.prompts_sha256": str | None, "evaluate.accepted_sha256": dict,
+}  # fmt: skip
 MACHINE = (
     "python",
     "platform",
@@ -45,12 +50,13 @@ def manifest(study: RecordedStudy) -> Json:
     runs = {
         name: {str(run.seed): _recipe(run) for run in done}
         for name, done in study.done("fit").items()
+        if done
     }
     return {
         "study_sha256": study.plan.get("study_sha256"),
         "prompts_sha256": study.plan.get("prompts_sha256"),
         "plan_provenance": study.plan.get("provenance"),
-        "runs": {name: by_seed for name, by_seed in runs.items() if by_seed},
+        "runs": runs,
         "provenance": provenance(),
     }
 
@@ -93,8 +99,9 @@ def _accepted(directory: Path) -> Json:
 
 def recorded_run(card: Path, arm: str, seed: int) -> Json:
     """The entry of one run in a card (``card.json``, or its directory); ValueError if it has no such run."""
-    path = card / CARD if card.is_dir() else card
+    path = card
     if card.is_dir():
+        path = card / CARD
         check_sums(card, partial=True)
     content = read_json(path)
     if (
@@ -121,21 +128,15 @@ def recorded_run(card: Path, arm: str, seed: int) -> Json:
 
 def _check(recorded: Any, where: str) -> None:
     """Raise ValueError if a card's entry is not as :func:`_recipe` makes it, or does what no file may."""
-    kinds: dict[str, dict[str, Any]] = {
-        "fit": {"config": dict, "provenance": dict, "losses": str, "weights_sha256": str},
-        "evaluate": {},
-    }
-    if isinstance(recorded, dict) and recorded.get("evaluate") is not None:
-        kinds["evaluate"] = {"config": dict, "prompts_sha256": str | None, "accepted_sha256": dict}
-    for job, fields in kinds.items():
-        for name, kind in fields.items():
-            part = recorded.get(job) if isinstance(recorded, dict) else None
-            if not isinstance(part, dict) or not isinstance(part.get(name), kind):
-                raise ValueError(
-                    f"{where}: {job}.{name} is missing or of another type: the card is damaged"
-                )
-        if fields:
-            check_reach(recorded[job]["config"], f"{where}: {job}")
+    for path, kind in FIELDS.items():
+        job, name = path.split(".")
+        part = recorded.get(job) if isinstance(recorded, dict) else None
+        if job == "evaluate" and part is None:
+            continue
+        if not isinstance(part, dict) or not isinstance(part.get(name), kind):
+            raise ValueError(f"{where}: {path} is missing or of another type: the card is damaged")
+        if name == "config":
+            check_reach(part[name], f"{where}: {job}")
     threads = recorded["fit"]["provenance"].get("torch_threads")
     if type(threads) not in (int, type(None)) or not 0 <= (threads or 0) <= MOST_THREADS:
         raise ValueError(f"{where}: torch_threads is {threads!r}: the card is damaged")

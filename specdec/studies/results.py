@@ -6,7 +6,7 @@ A contrast is taken on the seeds and prompts that all of its arms have; its erro
 Legend: A arms, S seeds, P prompts, C sums and weights in turn, K draft positions or steps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specdec.diagnostics.drift_measure import sums_of
-from specdec.evaluation.metrics import Answer, acceptance_length, looping, looping_warning
+from specdec.evaluation.metrics import acceptance_length, looping, looping_warning
 from specdec.report.contrasts import (
     Arm,
     Estimate,
@@ -39,8 +39,8 @@ from specdec.studies.outcomes import (
     Metric,
     RecordedRun,
     Table,
+    accepted_at,
     recorded_metrics,
-    sum_by_prompt,
 )
 from specdec.studies.study import MEASURES, Contrast
 from specdec.studies.worker import JobFolder
@@ -71,29 +71,35 @@ def read_record(directory: Path) -> RecordedStudy:
     plan = read_json(path)
     if not isinstance(plan, dict) or plan.get("version") != VERSION:
         raise ValueError(f"{path}: not the plan of a study, version {VERSION}")
-    arms: dict[str, list[RecordedRun]] = {arm["name"]: [] for arm in plan["arms"]}
-    for arm in plan["arms"]:
-        for run in arm["runs"]:
-            folders = {
-                kind: JobFolder(directory, kind, run[kind])
-                for kind in ("fit", *MEASURES)
-                if run[kind]
-            }
-            arms[arm["name"]].append(RecordedRun(run["seed"], folders))
+    kinds = ("fit", *MEASURES)
+    arms = {
+        arm["name"]: [
+            RecordedRun(
+                run["seed"],
+                {kind: JobFolder(directory, kind, run[kind]) for kind in kinds if run[kind]},
+            )
+            for run in arm["runs"]
+        ]
+        for arm in plan["arms"]
+    }
     return RecordedStudy(plan, arms)
 
 
-ByArmAndSeed = Mapping[str, Mapping[int, Table]]
+BySeed = Mapping[int, Table]
 
 
 def results(study: RecordedStudy) -> Json:
     """Return all numbers of the card; ValueError if a measurement cannot be read."""
     about = ("name", "design", "axes", "seeds", "unequal", "primary_changed")
+    declared = [Contrast(**entry) for entry in study.plan["primary"]]
     out: Json = {
         "study": {key: study.plan[key] for key in about} | {"baseline": study.baseline},
         "arms": _arms_with_states(study),
         "quantities": [],
-        "primary": [],
+        "primary": [
+            {"quantity": contrast.outcome, "value": None, "p_value": None} | contrast.to_json()
+            for contrast in declared
+        ],
         "comparisons": [],
         "effects": [],
         "curves": [*_positions(study), *_drift_curves(study)],
@@ -103,28 +109,20 @@ def results(study: RecordedStudy) -> Json:
             for name, runs in study.done("fit").items()
         },
     }
-    declared = [Contrast(**entry) for entry in study.plan["primary"]]
     all_runs = [run for runs in study.arms.values() for run in runs]
-    outcomes = [contrast.outcome for contrast in declared]
-    primary: dict[int, Json] = {}  # by the contrast's place in the study
-    for outcome, metric in recorded_metrics(all_runs, outcomes).items():
-        tables = _tables(study, metric)
-        contrasts = _Contrasts(study, metric, tables)
+    metrics = recorded_metrics(all_runs, [contrast.outcome for contrast in declared])
+    for outcome, metric in metrics.items():
+        contrasts = _Contrasts(study, metric)
         for place, contrast in enumerate(declared):
             if contrast.outcome == outcome and (row := contrasts.primary(contrast)):
-                primary[place] = row
-        values = {
-            name: value for name, by_seed in tables.items() if (value := _value(metric, by_seed))
-        }
+                out["primary"][place] = row | contrast.to_json()
+        values = contrasts.values()
         if values and metric.name not in [row["name"] for row in out["quantities"]]:
             fields = ("name", "panel", "family", "unit", "null")
             facts = {field: getattr(metric, field) for field in fields}
             out["quantities"].append({**facts, "arms": values})
             out["comparisons"] += contrasts.comparisons()
             out["effects"] += contrasts.effects()
-    for place, contrast in enumerate(declared):
-        not_measured = {"quantity": contrast.outcome, "value": None, "p_value": None}
-        out["primary"].append(primary.get(place, not_measured) | contrast.to_json())
     _judge(out)
     return out
 
@@ -139,27 +137,20 @@ def _arms_with_states(study: RecordedStudy) -> list[Json]:
     return arms
 
 
-def _tables(study: RecordedStudy, metric: Metric) -> dict[str, dict[int, Table]]:
-    """Return, by arm and seed, the tables of a metric, of arms where all seeds that were measured have it."""
-    tables = {}
-    for name, runs in study.done(FAMILIES[metric.family]).items():
-        by_seed = {run.seed: table for run in runs if (table := metric.table(run)) is not None}
-        if by_seed and len(by_seed) == len(runs):
-            tables[name] = by_seed
-    return tables
-
-
 def _judge(out: Json) -> None:
     """Give primary contrasts their verdicts and detectable differences; what is primary is not told again."""
     add_verdicts(out["primary"])
-    tests = len(distinct([row for row in out["primary"] if row["p_value"] is not None]))
-    for row in out["primary"]:
-        if row["value"] is not None:
-            estimated = Estimate(*(row[name] for name in Estimate._fields))
-            row["detectable"] = detectable(estimated, tests)
+    measured = [row for row in out["primary"] if row["value"] is not None]
+    tests = len(distinct([row for row in measured if row["p_value"] is not None]))
+    for row in measured:
+        row["detectable"] = detectable(Estimate(*(row[name] for name in Estimate._fields)), tests)
     primary = {_same(row) for row in out["primary"]}
     for kind in ("comparisons", "effects"):
         out[kind] = [row for row in out[kind] if _same(row) not in primary]
+
+
+def _same(row: Json) -> tuple[Any, ...]:
+    return row["quantity"], row["value"], row["p_value"]
 
 
 def _looping(study: RecordedStudy) -> list[str]:
@@ -181,14 +172,15 @@ def _looping(study: RecordedStudy) -> list[str]:
     return lines
 
 
-def _same(row: Json) -> tuple[Any, ...]:
-    return row["quantity"], row["value"], row["p_value"]
+def _shared(tables: Collection[BySeed]) -> tuple[list[int], list[str]]:
+    """Return the seeds that all tables have, and the prompts that they have with these."""
+    seeds = common([*tables])
+    return seeds, common([by_seed[seed] for by_seed in tables for seed in seeds])
 
 
-def aligned(metric: Metric, tables: ByArmAndSeed) -> dict[str, Linear]:
+def aligned(metric: Metric, tables: Mapping[str, BySeed]) -> dict[str, Linear]:
     """The quantity of every arm, over the seeds and prompts that all arms have; empty if there are none."""
-    seeds = common([list(by_seed) for by_seed in tables.values()])
-    prompts = common([list(by_seed[seed]) for by_seed in tables.values() for seed in seeds])
+    seeds, prompts = _shared(tables.values())
     if not prompts:
         return {}
     sums_ASPC = np.array(
@@ -202,36 +194,51 @@ def aligned(metric: Metric, tables: ByArmAndSeed) -> dict[str, Linear]:
         sums_ASPC = sums_ASPC[:, :, (sums_ASPC[..., 1::2] > 0).all((0, 1, 3))]
     out = {}
     for name, sums_SPC in zip(tables, sums_ASPC, strict=True):
-        ratios = [
-            pooled(sums_SPC[..., at], sums_SPC[..., at + 1])
-            for at in range(0, sums_SPC.shape[-1], 2)
-        ]
-        known = [ratio for ratio in ratios if ratio is not None]
-        if len(known) == len(ratios):
-            out[name] = known[0] if metric.combine is None else metric.combine(*known)
+        columns_CSP = np.moveaxis(sums_SPC, -1, 0)
+        ratios = [*map(pooled, columns_CSP[::2], columns_CSP[1::2])]
+        if all(ratios):
+            out[name] = metric.combine(*ratios)
     return out
 
 
-def _value(metric: Metric, tables: Mapping[int, Table]) -> Json | None:
-    """An arm's estimate, and every seed's value."""
-    if not (figures_of_arm := aligned(metric, {"": tables})):
-        return None
-    alone = {str(seed): aligned(metric, {"": {seed: table}}) for seed, table in tables.items()}
-    values = {seed: figures[""].value for seed, figures in alone.items() if figures}
-    return estimate(figures_of_arm[""], metric.null)._asdict() | {"by_seed": values}
+def _alone(metric: Metric, tables: BySeed) -> Linear | None:
+    """Return the quantity of one arm."""
+    return aligned(metric, {"": tables}).get("")
+
+
+def _by_seed(metric: Metric, runs: Iterable[RecordedRun]) -> dict[int, Table]:
+    """Return the tables of the runs that have the metric."""
+    return {run.seed: table for run in runs if (table := metric.table(run)) is not None}
 
 
 class _Contrasts:
-    """The contrasts of one quantity between arms that have it."""
+    """One quantity of the arms where all seeds that were measured have it, and its contrasts between them."""
 
-    def __init__(self, study: RecordedStudy, metric: Metric, tables: ByArmAndSeed) -> None:
+    def __init__(self, study: RecordedStudy, metric: Metric) -> None:
         self.study = study
         self.metric = metric
-        self.tables = tables
+        self.tables: dict[str, dict[int, Table]] = {}
+        for name, runs in study.done(FAMILIES[metric.family]).items():
+            tables = _by_seed(metric, runs)
+            if tables and len(tables) == len(runs):
+                self.tables[name] = tables
         self.levels: dict[Arm, str] = {
             frozenset(arm["levels"].items()): arm["name"] for arm in study.plan["arms"]
         }
-        self.about = {"quantity": metric.name, "family": metric.family}
+
+    def values(self) -> Json:
+        """By arm its estimate, and every seed's value."""
+        out = {}
+        for name, tables in self.tables.items():
+            if (figure := _alone(self.metric, tables)) is not None:
+                by_seed = {
+                    str(seed): of_seed.value
+                    for seed, table in tables.items()
+                    if (of_seed := _alone(self.metric, {seed: table}))
+                }
+                row = estimate(figure, self.metric.null)._asdict()
+                out[name] = row | {"by_seed": by_seed}
+        return out
 
     def _of(
         self, weights: Mapping[str, float], needs: Iterable[str] = ()
@@ -240,15 +247,15 @@ class _Contrasts:
         used = [*dict.fromkeys([*weights, *needs])]
         if not set(used) <= set(self.tables):
             return None
-        seeds = common([list(self.tables[name]) for name in used])
-        prompts = set(common([list(self.tables[name][seed]) for name in used for seed in seeds]))
+        seeds, prompts = _shared([self.tables[name] for name in used])
         able = [
             name
             for name, by_seed in self.tables.items()
-            if all(seed in by_seed and prompts <= set(by_seed[seed]) for seed in seeds)
+            if all(set(prompts) <= by_seed.get(seed, {}).keys() for seed in seeds)
         ]
         tables = {
-            name: {seed: self.tables[name][seed] for seed in seeds} for name in [*used, *able]
+            name: {seed: self.tables[name][seed] for seed in seeds if prompts}
+            for name in [*used, *able]
         }
         figures = aligned(self.metric, tables)
         if not set(used) <= set(figures):
@@ -257,8 +264,13 @@ class _Contrasts:
         figure = weighted([figures[name] for name in weights], [*weights.values()])
         squares = sum(weight**2 for weight in weights.values())
         difference = estimate(figure, 0.0, seeds=error, squares=squares)
-        row = {**self.about, **difference._asdict(), "detectable": detectable(difference)}
-        row["spreads_differ"] = error is not None and not error.equal
+        row = {
+            "quantity": self.metric.name,
+            "family": self.metric.family,
+            **difference._asdict(),
+            "detectable": detectable(difference),
+            "spreads_differ": error is not None and not error.equal,
+        }
         ratio = None
         if sorted(weights.values()) == [-1, 1] and self.metric.family == ACCEPTANCE:
             old, new = sorted(weights, key=lambda name: weights[name])
@@ -298,32 +310,25 @@ def _positions(study: RecordedStudy) -> Iterable[Json]:
     done = study.done("evaluate")
     runs = [run for runs_of_arm in done.values() for run in runs_of_arm]
     for shape in dict.fromkeys(shape for run in runs for shape in run.evaluation.answers):
-        arms = {}
-        for arm, runs_of_arm in done.items():
-            answers = [run.evaluation.answers.get(shape) or [] for run in runs_of_arm]
-            if answers and all(answers):
-                arms[arm] = _shares(answers)
         yield {
             "title": f"Acceptance by position, {shape}",
             "unit": "share of the passes that came so far",
             "axis": "draft position",
-            "arms": arms,
+            "arms": {
+                arm: [*_shares(runs_of_arm, shape)]
+                for arm, runs_of_arm in done.items()
+                if runs_of_arm and all(run.evaluation.answers.get(shape) for run in runs_of_arm)
+            },
         }
 
 
-def _shares(answers: Sequence[Sequence[Answer]]) -> list[Json | None]:
-    """Return the shares by position, from the answers of every seed."""
-    deepest = max(
-        (depth for of_seed in answers for answer in of_seed for depth in answer.drafted), default=0
-    )
-    least = np.arange(deepest + 1)  # passes that accepted so many, or more
-    tables = [
-        sum_by_prompt(of_seed, lambda answer: (np.array(answer.accepted)[:, None] >= least).sum(0))
-        for of_seed in answers
-    ]
-    prompts = common([list(table) for table in tables])
-    sums_SPK = np.array([[table[prompt] for prompt in prompts] for table in tables])
-    return [_point(pooled(sums_SPK[..., k], sums_SPK[..., k - 1]), SHARE) for k in least[1:]]
+def _shares(runs: Sequence[RecordedRun], shape: str) -> Iterable[Json | None]:
+    """Yield the shares by position, over the answers of every seed."""
+    answers = [answer for run in runs for answer in run.evaluation.answers[shape]]
+    deepest = max((depth for answer in answers for depth in answer.drafted), default=0)
+    for position in range(1, deepest + 1):
+        metric = accepted_at(str(position), shape)
+        yield _point(_alone(metric, _by_seed(metric, runs)), SHARE)
 
 
 def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
@@ -334,17 +339,12 @@ def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
         prompts_of = [list(map(str, drift["prompts"])) for drift in measured]
         shared = common(prompts_of)
         places = [[prompts.index(prompt) for prompt in shared] for prompts in prompts_of]
-        for name in common([list(drift["series"]) for drift in measured]):
+        for name in common([drift["series"] for drift in measured]):
             series = measured[0]["series"][name]
             curve = {"title": series["title"], "unit": series["unit"], "axis": "draft step"}
-            sums_by_seed = [
-                sums_of(drift, name)[:, place]
-                for drift, place in zip(measured, places, strict=True)
-            ]
-            steps = min(map(len, sums_by_seed))
-            sums_KSP2 = np.stack([sums_KP2[:steps] for sums_KP2 in sums_by_seed], axis=1)
+            sums = [sums_of(drift, name)[:, at] for drift, at in zip(measured, places, strict=True)]
             points = []
-            for sums_SP2 in sums_KSP2:
+            for sums_SP2 in map(np.stack, zip(*sums, strict=False)):
                 reached_SP2 = sums_SP2[:, (sums_SP2[..., 1] > 0).any(0)]  # with any seed
                 figure = pooled(reached_SP2[..., 0], reached_SP2[..., 1])
                 points.append(_point(figure, possible(series["unit"])))
@@ -356,8 +356,7 @@ def _point(figure: Linear | None, bounds: Range) -> Json | None:
     return None if figure is None else estimate(figure, bounds=bounds)._asdict()
 
 
-def common(names: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the names that all lists have, in the order of the first."""
-    return (
-        [name for name in names[0] if all(name in others for others in names[1:])] if names else []
-    )
+def common(names: Sequence[Collection[Any]]) -> list[Any]:
+    """Return the names that all collections have, in the order of the first."""
+    first = names[0] if names else ()
+    return [name for name in first if all(name in others for others in names)]

@@ -61,9 +61,7 @@ class Engine(abc.ABC):
         until = time.monotonic() + seconds
         while True:
             results = {
-                key: end
-                for key, handle in self.running.items()
-                if (end := self.result(handle)) is not None
+                key: end for key, handle in self.running.items() if (end := self.result(handle))
             }
             for key in results:
                 del self.running[key]

@@ -96,7 +96,7 @@ def _axes(content: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Level
     if not axes:
         raise ValueError("axes: a study needs at least one axis with its levels")
     keys = {
-        axis: {key for level in levels.values() for key in level.settings}
+        axis: set().union(*(level.settings for level in levels.values()))
         for axis, levels in axes.items()
     }
     for axis, other_axis in itertools.combinations(axes, 2):
@@ -140,11 +140,11 @@ def _left_out(content: Mapping[str, Any], axes: Axes) -> list[Combination]:
 def _seeds(content: Mapping[str, Any], allow_few_seeds: bool) -> tuple[int, ...]:
     seeds = content.get("seeds", list(range(FEWEST_SEEDS)))
     are_seeds = all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
-    if not are_seeds or len(set(seeds)) != len(seeds):
+    if not are_seeds or len(set(seeds)) < len(seeds):
         raise ValueError(
             f"seeds: must be numbers from 0 to 2^32 - 1, none of them twice, not {seeds}"
         )
-    if not seeds or (len(seeds) < FEWEST_SEEDS and not allow_few_seeds):
+    if len(seeds) < (1 if allow_few_seeds else FEWEST_SEEDS):
         raise ValueError(
             f"seeds: {len(seeds)} are too few for a test: give {FEWEST_SEEDS} at least, or --allow_few_seeds"
         )
@@ -154,9 +154,8 @@ def _seeds(content: Mapping[str, Any], allow_few_seeds: bool) -> tuple[int, ...]
 def _measures(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     measures = {measure: content[measure] for measure in MEASURES if measure in content}
     for measure, arguments in measures.items():
-        for key in arguments:
-            if key in ("drafter", "out", "target", "target.source"):
-                raise ValueError(f"{measure}: {key} is the study's to give: remove it")
+        if misplaced := [*arguments.keys() & {"drafter", "out", "target", "target.source"}]:
+            raise ValueError(f"{measure}: {misplaced[0]} is the study's to give: remove it")
         check_settings(arguments, measure)
     return measures
 
@@ -164,13 +163,13 @@ def _measures(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _primary(
     content: Mapping[str, Any], axes: Axes, baseline: Combination, arms: Sequence[Combination]
 ) -> tuple[Contrast, ...]:
-    contrasts: list[Contrast] = []
-    for entry in content.get("primary", []):
-        contrasts += _contrasts(entry, axes, baseline, arms)
-    for number, contrast in enumerate(contrasts):
-        for earlier in contrasts[:number]:
-            if dataclasses.replace(contrast, expect=earlier.expect) == earlier:
-                raise ValueError(f"primary: {contrast.outcome}, {contrast} stands twice")
+    entries = content.get("primary", [])
+    contrasts = [
+        contrast for entry in entries for contrast in _contrasts(entry, axes, baseline, arms)
+    ]
+    for earlier, contrast in itertools.combinations(contrasts, 2):
+        if dataclasses.replace(contrast, expect=earlier.expect) == earlier:
+            raise ValueError(f"primary: {contrast.outcome}, {contrast} stands twice")
     return tuple(contrasts)
 
 
@@ -201,8 +200,9 @@ def _contrasts(
     for axis, levels in _mapping(entry.get("at", {}), axes, "primary: at").items():
         if axis in effect:
             raise ValueError(f"primary: at: {axis} is what is compared: leave it out")
-        names = [_levels({axis: level}, axes, "primary: at")[axis] for level in as_list(levels)]
-        at[axis] = tuple(names)
+        at[axis] = tuple(
+            _levels({axis: level}, axes, "primary: at")[axis] for level in as_list(levels)
+        )
     for outcome in outcomes:
         contrast = Contrast(outcome, effect, against, at, expect)
         if not contrast.weights([frozenset(arm.items()) for arm in arms]):
@@ -217,10 +217,9 @@ def _axis(content: Any, where: str, folder: Path) -> dict[str, Level]:
             f"{where}: must be levels with their dotted keys, or one key with a list of values"
         )
     pairs = list(content.items())
-    if len(pairs) == 1:
-        key, values = pairs[0]
-        if "." in key and isinstance(values, list):
-            pairs = [(_value_name(value, where), {key: value}) for value in values]
+    key, values = pairs[0] if len(pairs) == 1 else ("", None)
+    if "." in key and isinstance(values, list):
+        pairs = [(_value_name(value, where), {key: value}) for value in values]
     levels = {name: _level(value, f"{where}.{name}", folder) for name, value in pairs}
     if len(levels) < len(pairs):
         raise ValueError(f"{where}: a level stands twice: {', '.join(name for name, _ in pairs)}")
@@ -238,8 +237,8 @@ def _axis(content: Any, where: str, folder: Path) -> dict[str, Level]:
 
 def _level(content: Any, where: str, folder: Path) -> Level:
     """Read a level: dotted keys, a config file, or a list of both."""
-    files = list[str]()
-    settings = dict[str, Any]()
+    files = []
+    settings: dict[str, Any] = {}
     for part in as_list(content):
         if isinstance(part, str) and part.endswith((".yaml", ".yml")):
             files.append(_config_file(part, where, folder))
@@ -291,10 +290,9 @@ def _levels(content: Any, axes: Axes, where: str) -> Combination:
     names = {}
     for axis, level in _mapping(content, axes, where).items():
         names[axis] = _value_name(level, where)
-    for axis, name in names.items():
-        if name not in axes[axis]:
+        if names[axis] not in axes[axis]:
             raise ValueError(
-                f"{where}: axis {axis} has no level {name}; it has: {', '.join(axes[axis])}"
+                f"{where}: axis {axis} has no level {names[axis]}; it has: {', '.join(axes[axis])}"
             )
     return names
 

@@ -7,7 +7,7 @@ import enum
 import logging
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -231,7 +231,7 @@ def run_jobs(
     entries = {job.key: SweepJob(job, JobFolder(study, job.kind, job.key)) for job in jobs}
     for entry in entries.values():
         entry.phase = Phase.DONE if entry.folder.is_done() else Phase.WAITING
-    settled = sum(entry.phase is Phase.DONE for entry in entries.values())
+    settled = sum(entry.phase in SETTLED for entry in entries.values())
     with (
         stop_on_signals(patience=1) as signals,
         progress(title, "job", len(entries), settled) as advance,
@@ -239,7 +239,18 @@ def run_jobs(
         try:
             engine.open(study)
             try:
-                _run_until_settled(study, entries, engine, watch, advance, signals)
+                for done in _settled(entries, engine, watch):
+                    advance(done - settled)
+                    if settled < done < len(entries):
+                        log.info(
+                            "%s", expected(study, [entry.job for entry in entries.values()], engine)
+                        )
+                    settled = done
+                    if signals and done < len(entries):
+                        log.warning(
+                            "stopping: what runs saves and ends; once more does not wait for it"
+                        )
+                        break
             finally:
                 engine.close()
         except StopRequested:
@@ -253,31 +264,19 @@ def run_jobs(
     return int(failed), entries
 
 
-def _run_until_settled(
-    study: Path,
-    entries: Mapping[str, SweepJob],
-    engine: Engine,
-    watch: Callable[[Collection[SweepJob]], None],
-    advance: Callable[[int], None],
-    signals: Collection[int],
-) -> None:
-    """Start jobs and wait for workers until every job is settled, or a signal has come."""
-    settled = sum(entry.phase in SETTLED for entry in entries.values())
-    while True:
+def _settled(
+    entries: Mapping[str, SweepJob], engine: Engine, watch: Callable[[Collection[SweepJob]], None]
+) -> Iterator[int]:
+    """Start jobs and wait for workers, and yield how many jobs are settled, until all are."""
+    settled = -1
+    while settled < len(entries):
         _start(entries, engine)
         watch(entries.values())
-        settled_before = settled
         settled = sum(entry.phase in SETTLED for entry in entries.values())
-        advance(settled - settled_before)
-        if settled == len(entries):
-            return
-        if settled > settled_before:
-            log.info("%s", expected(study, [entry.job for entry in entries.values()], engine))
-        if signals:
-            log.warning("stopping: what runs saves and ends; once more does not wait for it")
-            return
-        for key, result in engine.ended(POLL).items():
-            _after(entries[key], result)
+        yield settled
+        if settled < len(entries):
+            for key, result in engine.ended(POLL).items():
+                _after(entries[key], result)
 
 
 def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:

@@ -161,46 +161,20 @@ def run_job(
     for _ in range(20):  # a process that only looks whether the journal is locked lets go at once
         journal = Journal(folder.path / ATTEMPTS, "specdec.job", {"key": job.key})
         with contextlib.suppress(JournalBusyError), journal:
-            return _attempt(folder, job, cwd, journal, environment or {}, stop or threading.Event())
+            earlier = _attempts(journal.entries)
+            if earlier and "end" not in earlier[-1]:  # it was killed
+                journal.append({"end": "done" if folder.is_done() else "killed"})
+            if folder.is_done():
+                return JobResult("done")
+            if earlier and job.kind not in RESUME:
+                shutil.rmtree(folder.output, ignore_errors=True)
+            begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+            journal.append({"begun": begun, "host": socket.gethostname()})
+            title = f"--- attempt {len(earlier) + 1}, {begun}: {shlex.join(job.command)}\n"
+            supervisor = _start_supervisor(folder, job, cwd, journal, environment or {}, title)
+            return _wait(folder, supervisor, journal, stop or threading.Event())
         time.sleep(0.05)
     return JobResult("busy")
-
-
-def _attempt(
-    folder: JobFolder,
-    job: Job,
-    cwd: Path,
-    journal: Journal,
-    environment: Mapping[str, str],
-    stop: threading.Event,
-) -> JobResult:
-    """Attempt a job under the journal's lock."""
-    earlier = _attempts(journal.entries)
-    if earlier and "end" not in earlier[-1]:  # it was killed
-        journal.append({"end": "done" if folder.is_done() else "killed"})
-    if folder.is_done():
-        return JobResult("done")
-    if earlier and job.kind not in RESUME:
-        shutil.rmtree(folder.output, ignore_errors=True)
-    begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-    start = time.monotonic()
-    journal.append({"begun": begun, "host": socket.gethostname()})
-    title = f"--- attempt {len(earlier) + 1}, {begun}: {shlex.join(job.command)}\n"
-    supervisor = _start_supervisor(folder, job, cwd, journal, environment, title)
-    try:
-        while supervisor.poll() is None and not stop.wait(POLL):
-            pass
-    finally:
-        stopped = supervisor.poll() is None
-        assert supervisor.stdin is not None
-        supervisor.stdin.close()  # upon which it ends the command
-        status = supervisor.wait(GRACE + PATIENCE)
-        if status < 0:  # the supervisor itself was killed
-            _end_session(supervisor.pid)
-        result = _result(folder, stopped, status)
-        seconds = round(time.monotonic() - start, 3)
-        journal.append({"end": result.end, "seconds": seconds, "message": result.message})
-    return result
 
 
 def _start_supervisor(
@@ -217,7 +191,6 @@ def _start_supervisor(
         for name, text in os.environ.items()
         if name not in RANKS and not name.startswith("SLURM_")
     }
-    threads = dict.fromkeys(THREADS, str(job.threads))
     command = [sys.executable, "-m", *job.command]
     with explained(folder.path), (folder.path / LOG).open("ab") as stream:
         stream.write(title.encode())
@@ -230,17 +203,34 @@ def _start_supervisor(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a terminal's Ctrl-C goes to us alone
             pass_fds=[journal.fileno()],  # the lock
-            env=inherited | threads | dict(environment),
+            env=inherited | dict.fromkeys(THREADS, str(job.threads)) | dict(environment),
         )
 
 
-def _result(folder: JobFolder, stopped: bool, status: int) -> JobResult:
-    """Say how an attempt ended, of a supervisor that ended with ``status``."""
-    if folder.is_done():
-        return JobResult("done")
-    if stopped:
-        return JobResult("stopped")
-    return _failure(folder, status)
+def _wait(
+    folder: JobFolder,
+    supervisor: subprocess.Popen[bytes],
+    journal: Journal,
+    stop: threading.Event,
+) -> JobResult:
+    """Wait for a supervisor, and have it end the command if ``stop`` is set or this call is ended."""
+    start = time.monotonic()
+    try:
+        while supervisor.poll() is None and not stop.wait(POLL):
+            pass
+    finally:
+        stopped = supervisor.poll() is None
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()  # upon which it ends the command
+        status = supervisor.wait(GRACE + PATIENCE)
+        if status < 0:  # the supervisor itself was killed
+            _end_session(supervisor.pid)
+        result = JobResult("stopped") if stopped else _failure(folder, status)
+        if folder.is_done():
+            result = JobResult("done")
+        seconds = round(time.monotonic() - start, 3)
+        journal.append({"end": result.end, "seconds": seconds, "message": result.message})
+    return result
 
 
 def _failure(folder: JobFolder, status: int) -> JobResult:
@@ -260,9 +250,8 @@ def _attempts(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     attempts: list[dict[str, Any]] = []
     for entry in entries:
         if "begun" in entry:
-            attempts.append(dict(entry))
-        else:
-            attempts[-1] |= entry
+            attempts.append({})
+        attempts[-1] |= entry
     return attempts
 
 

@@ -258,18 +258,19 @@ LATER = Prompt("long later", "x", ["what is two plus two?", "sky " * 520], None,
 def test_a_prompt_too_long_is_left_out(
     pair: Pair, measured: Measured, calls: list[Call], caplog: pytest.LogCaptureFixture
 ) -> None:
-    done: list[None] = []
+    done: list[int] = []
     skipped: list[Skipped] = []
     prompts = [LONG, PROMPTS[1], LATER, PROMPTS[2]]
     found = benchmark(
-        pair.target, pair.drafter, SHAPES, prompts, NEW, on_prompt=lambda: done.append(None), on_skip=skipped.append
+        pair.target, pair.drafter, SHAPES, prompts, NEW, advance=lambda more, now="": done.append(more),
+        on_skip=skipped.append,
     )  # fmt: skip
     assert [call.most for call in calls] == [WARM_UP_TOKENS] * 3 + [NEW] * 9
     assert [one.prompt_id for one in skipped] == ["long one", "long later"]
     assert all(
         one.reason.startswith("a prompt of ") and "positions" in one.reason for one in skipped
     )
-    assert len(done) == 4
+    assert sum(done) == 4
     (warning,) = told(caplog)
     assert warning.startswith(
         "left out 2 of 4 prompts (long one, long later); long one: a prompt of "

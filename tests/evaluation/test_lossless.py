@@ -19,7 +19,8 @@ from specdec.decoding import (
 )
 from specdec.decoding.accept import Accepted, DraftTree, Rule, WithoutReplacement
 from specdec.decoding.sampling import AcceptanceNoise
-from specdec.evaluation.lossless import certify, check_greedy, check_sampled, most_open
+from specdec.drafter import Drafter
+from specdec.evaluation.lossless import TOP_K, certify, check_greedy, check_sampled, most_open
 from specdec.target import Target
 from tests.evaluation.made import alter, soft_target
 from tests.perfect import disturb, make_markov, perfect_drafter
@@ -37,9 +38,14 @@ SHAPES: list[DraftShape] = [Chain(3), StaticTree(), DynamicTree(depth=3, top_k=3
 TARGET, DRAFTER = tiny_target(), tiny_drafter(presets()["eagle3_1"])
 
 
+def drawing(target: Target, drafter: Drafter, sampling: Sampling) -> SpeculativeDecoder:
+    """A decoder whose continuations can all be listed."""
+    return SpeculativeDecoder(target, drafter, Chain(2), replace(sampling, top_k=TOP_K), batch=32)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_greedy_decoding_says_what_the_target_says(shape: DraftShape) -> None:
-    found = check_greedy(TARGET, DRAFTER, shape, PROMPTS, 20)
+    found = check_greedy(SpeculativeDecoder(TARGET, DRAFTER, shape), PROMPTS, 20)
     assert found["fault"] is None and found["near_ties"] == found["wrong"] == []
     assert found["tokens"] == 60 and found["shape"] == shape.name
 
@@ -51,13 +57,13 @@ def test_every_wrong_token_is_found_and_measured(monkeypatch: pytest.MonkeyPatch
         return [*ids[:4], ids[4] ^ 1, *ids[5:]] if len(asked.prompt) == 3 else ids[:-1]
 
     alter(monkeypatch, wrong)
-    found = check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[:2], 20)
+    found = check_greedy(SpeculativeDecoder(TARGET, DRAFTER, Chain(2)), PROMPTS[:2], 20)
     assert found["fault"] == f"{len(found['wrong'])} of 39 tokens wrong"
     first = found["wrong"][0]
     assert (first["prompt"], first["position"], first["token"]) == (0, 4, first["likeliest"] ^ 1)
     assert first["gap"] > first["allowed"] > 0 and all(one["prompt"] == 0 for one in found["wrong"])
     assert (
-        check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[1:2], 20)["fault"]
+        check_greedy(SpeculativeDecoder(TARGET, DRAFTER, Chain(2)), PROMPTS[1:2], 20)["fault"]
         == "the answers are 1 token short"
     )
 
@@ -73,7 +79,11 @@ def test_a_near_tie_is_no_fault(apart: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
         alter(patch, lambda decoder, asked, ids: [*ids[:-1], ids[-1] ^ 1])
         found = check_greedy(
-            Target(target), tiny_drafter(presets()["eagle3_1"]).float(), Chain(2), PROMPTS[1:2], 6
+            SpeculativeDecoder(
+                Target(target), tiny_drafter(presets()["eagle3_1"]).float(), Chain(2)
+            ),
+            PROMPTS[1:2],
+            6,
         )
     told, untold = (
         (found["near_ties"], found["wrong"]) if apart < 1 else (found["wrong"], found["near_ties"])
@@ -95,7 +105,7 @@ def test_a_tie_of_two_experts_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> No
     drafter = disturb(
         perfect_drafter(target, replace(presets()["eagle3_1"], draft_vocab_size="all")), 0.3
     )
-    asked = target, drafter.bfloat16(), Chain(4), PROMPTS, 100
+    asked = SpeculativeDecoder(target, drafter.bfloat16(), Chain(4)), PROMPTS, 100
     assert check_greedy(*asked)["fault"] is None
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -110,10 +120,10 @@ def test_a_tie_of_two_experts_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> No
 def test_sampled_decoding_has_the_targets_distribution(rule: str) -> None:
     target, drafter = soft_target()
     sampling = Sampling(temperature=0.9, rule=rule, draft_temperature=1.2)  # type: ignore[arg-type]
-    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 100)
+    found = check_sampled(drawing(target, drafter, sampling), PROMPTS[0], 100)
     assert found["fault"] is None and found["impossible"] == 0 and found["degrees"] > 3
     # no two cells expect five draws each
-    few = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 9)
+    few = check_sampled(drawing(target, drafter, sampling), PROMPTS[0], 9)
     assert few["degrees"] == few["impossible"] == 0 and few["fault"].endswith("draw more")
 
 
@@ -131,7 +141,7 @@ def test_a_biased_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rules: dict[str, Rule] = {"without_replacement": AcceptsAll()}
     monkeypatch.setattr("specdec.decoding.accept.RULES", rules)
     sampling = Sampling(temperature=0.9, rule="without_replacement", draft_temperature=3.0)
-    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 100)
+    found = check_sampled(drawing(target, drafter, sampling), PROMPTS[0], 100)
     assert found["fault"] and found["p_value"] < 1e-12
 
 
@@ -139,10 +149,10 @@ def test_where_there_is_no_choice_every_draw_says_all(monkeypatch: pytest.Monkey
     """Top-p leaves one token at each place: nothing can be counted, and nothing else can be said."""
     target, drafter = soft_target()
     sampling = Sampling(temperature=0.9, top_p=1e-6, rule="one_hot")
-    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 20)
+    found = check_sampled(drawing(target, drafter, sampling), PROMPTS[0], 20)
     assert (found["continuations"], found["degrees"], found["fault"]) == (1, 0, None)
     alter(monkeypatch, lambda decoder, asked, ids: [ids[0] ^ 1, *ids[1:]])
-    wrong = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 3)
+    wrong = check_sampled(drawing(target, drafter, sampling), PROMPTS[0], 3)
     assert wrong["fault"] == "the target never makes such draws as 3 of 3"
 
 
