@@ -281,7 +281,7 @@ def vocabulary(setup: SetUp) -> Findings:
         head_DH = drafter.lm_head.weight.detach()
         target_DH = target.head_weight()[drafter.vocab.target_ids_D]
         wrong = int((head_DH != target_DH.to(head_DH)).any(-1).sum())
-        fault = "so many rows are another token's: take the head's rows at vocab.target_ids_D"
+        fault = "this many rows are another token's: take the head's rows at vocab.target_ids_D"
         yield judged(
             "row j of the head is the target's row of the token that j stands for",
             wrong,

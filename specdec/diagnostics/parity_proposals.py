@@ -90,7 +90,7 @@ class DraftPosition:
         """``equal``, or what differs."""
         if self.different:
             return f"DIFFERENT in {self.different}"
-        return f"equal but for {self.near_ties} near-ties" if self.near_ties else "equal"
+        return f"equal except for {self.near_ties} near-ties" if self.near_ties else "equal"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Decode prompts plainly, with every draft shape and with every baseline, side by side in one process.
 
-Baselines are what others do without a drafter of ours: transformers' ways.
+Baselines decode without our drafter: transformers' ways.
 """
 
 import contextlib
@@ -156,8 +156,8 @@ def benchmark(
 
     The decoders take turns on each prompt, or wave of prompts where sequences are decoded side by side, and the first
     moves on, so that a machine that slows down slows them alike. Each decoder runs once, untimed, before the first
-    prompt, and compiles untimed. The next turn of a conversation builds on the target's plain answer. Every turn has a
-    seed of its own, the same for all decoders. A prompt with a turn that cannot be decoded is left out and logged.
+    prompt, and compiles untimed. The next turn of a conversation builds on the target's plain answer. Every turn has
+    its own seed, the same for all decoders. A prompt with a turn that cannot be decoded is left out and logged.
 
     Args:
         converse: what makes a conversation of a prompt with the target's tokenizer: with a system prompt, say.
@@ -210,7 +210,7 @@ def answer_of(
     plain: Generation | None = None,
     comparable: bool = False,
 ) -> Answer:
-    """Return what a decoder's generation says, beside the plain one if there is one."""
+    """Return what a decoder's generation says, together with the plain one if there is one."""
     return Answer(
         prompt.prompt_id,
         prompt.category,
@@ -257,7 +257,7 @@ class TransformersDecoder:
 
 
 class Baseline(NamedTuple):
-    """A way to decode that is no drafter of ours: transformers' own, plainly or with drafts from elsewhere."""
+    """A way to decode without our drafter: transformers' own, plainly or with drafts from elsewhere."""
 
     name: str
     lookup: bool = False

@@ -228,11 +228,11 @@ class AcceptanceLength(pl.Callback):
             )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts and times that a resumed run goes on with."""
+        """Return the counts and times with which a resumed run continues."""
         return {**self._seen, "trained": self._trained()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the counts and times of a checkpoint."""
+        """Continue with the counts and times of a checkpoint."""
         self._seen |= state_dict
 
     def _prepare(self, trainer: pl.Trainer, module: DrafterModule) -> None:

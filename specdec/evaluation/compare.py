@@ -54,8 +54,8 @@ def compare(a: Path, b: Path) -> None:
     """Compare the acceptance lengths of two evaluations, prompt by prompt, for every draft shape that both have.
 
     Tells their difference and ratio with intervals, and the p-value of a paired permutation test. Of two folders of
-    suites every suite and temperature that both have is compared. Targets may differ where the drafter is one: what it
-    is worth to a fine-tune or a quantised model is told then.
+    suites every suite and temperature that both have is compared. Targets may differ where the drafter is one: this
+    shows what it is worth to a fine-tune or a quantized model.
 
     Example: specdec compare runs/one runs/other
 
@@ -193,7 +193,7 @@ def read_evaluation(directory: str | Path) -> SavedEvaluation:
         settings = dict(metrics["settings"])
     except (TypeError, KeyError) as error:
         raise ValueError(
-            f"{directory}/{METRICS}: not of specdec evaluate, for want of {error}"
+            f"{directory}/{METRICS}: not written by specdec evaluate, without {error}"
         ) from error
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{directory}/{METRICS}: it holds no result, or two of one draft shape")

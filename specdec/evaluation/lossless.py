@@ -1,6 +1,6 @@
 """Certificate of losslessness: what speculative decoding says is what the target says.
 
-Greedily, every token must be the target's likeliest after the text before it, but for rounding. Sampled continuations
+Greedily, every token must be the target's likeliest after the text before it, up to rounding. Sampled continuations
 are counted against the target's exact distribution of them, by Pearson's chi-square.
 
 Legend: B rows, T tokens, V vocabulary.
@@ -73,7 +73,7 @@ def certify(
 
     Args:
         runs: draws of each sampled check, by the eager decoder; none in 16 bits, where rounding moves probabilities.
-        sampling: how draws are made but for the rule and the top-k; at temperature 1 if it is greedy.
+        sampling: how draws are made, except for the rule and the top-k; at temperature 1 if it is greedy.
 
     Returns:
         The statement, JSON-ready: ``holds``, and what every check found.

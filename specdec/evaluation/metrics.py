@@ -79,7 +79,7 @@ def write_answers(
 
 
 def read_answers(path: Path | str, shapes: int) -> list[list[Answer]]:
-    """Read what :func:`write_answers` wrote: the answers of each of so many shapes, in their order.
+    """Read what :func:`write_answers` wrote: the answers of each of this many shapes, in their order.
 
     Raises:
         ValueError: the file cannot be read, or a line of it is no answer; the message names the line.
@@ -297,7 +297,7 @@ def shape_summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) 
 
 
 def baseline_summary(name: str, answers: Sequence[Answer]) -> dict[str, Any]:
-    """The speed of a baseline beside plain decoding."""
+    """The speed of a baseline compared with plain decoding."""
     rate = tokens_per_second(answers)["speculative"]
     counts = {
         "baseline": name,

@@ -118,7 +118,7 @@ def template_sha256(tokenizer: Any, prompts: Sequence[Prompt]) -> str | None:
 class PromptConversation:
     """One prompt as token ids, turn by turn: ``next_ids``, then ``add_answer``, until ``next_ids`` is None.
 
-    Each turn's ids hold the whole conversation so far, rendered anew; a template may change what came before (some
+    Each turn's ids hold the whole conversation so far, rendered again; a template may change what came before (some
     drop earlier reasoning), so they need not begin with the ids of the turn before.
 
     Args:

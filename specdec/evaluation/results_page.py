@@ -104,7 +104,7 @@ def _identical(result: Json) -> str:
 
 
 def format_number(number: float | None, digits: int) -> str:
-    """Return a number with so many digits, or a dash where there is none."""
+    """Return a number with this many digits, or a dash where there is none."""
     return "-" if number is None else f"{number:.{digits}f}"
 
 

@@ -70,7 +70,8 @@ class EvaluationConfig(MeasurementConfig):
         sampling: how tokens are drawn; greedy by default.
         plain: decode plainly too, for speed-up and identity.
         baselines: others to decode with: transformers, prompt_lookup, assisted:DIR (a smaller model).
-        certify: write a certificate of losslessness, with so many draws for each sampled check; 0 writes none.
+        certify: verify that outputs are lossless, with this many samples per check, and write a certificate; 0
+            writes none.
         batch_size: sequences decoded side by side; 1 measures latency.
         compile: run rounds as compiled graphs, which take a minute to build.
         out: directory for the results, a new one; by default under runs.
@@ -124,7 +125,7 @@ def evaluate_command(config: EvaluationConfig) -> int:
 
 
 def evaluate_suites(config: EvaluationConfig) -> list[dict[str, Any]]:
-    """Evaluate on every suite at every temperature, each in a folder of its own in ``out``, and write and show their
+    """Evaluate on every suite at every temperature, each in a separate folder in ``out``, and write and show their
     table; returns what each ``metrics.json`` holds. An evaluation that is there already is kept if it is the same.
 
     Raises:
@@ -207,7 +208,7 @@ def evaluate(
         suite: which the prompts are.
 
     Raises:
-        ValueError: something given is wrong; nothing is written then, but for an evaluation that cannot be certified.
+        ValueError: something given is wrong; nothing is written then, except an evaluation that cannot be certified.
     """
     if config.suite or config.temperatures:
         raise ValueError("evaluate: of suites and several temperatures, call evaluate_suites")

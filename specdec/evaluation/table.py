@@ -101,7 +101,7 @@ def _metrics(place: Path) -> dict[str, Any]:
         return dict(metrics)
     except (TypeError, KeyError, IndexError) as error:
         raise ValueError(
-            f"{place / METRICS}: not of specdec evaluate, for want of {error}"
+            f"{place / METRICS}: not written by specdec evaluate, without {error}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""``specdec tune``: which draft shape is the fastest on this machine, by batch size, and what engines are told."""
+"""``specdec tune``: which draft shape is the fastest on this machine, by batch size, and the settings for engines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class TuneConfig(MeasurementConfig):
         drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub.
         shape: the draft shapes that are tried, as of specdec evaluate.
         batch_sizes: sequences decoded side by side.
-        compile: tune for compiled decoding; each shape is a graph of its own.
+        compile: tune for compiled decoding; each shape is a separate graph.
     """
 
     drafter: Path
@@ -132,7 +132,7 @@ def _fastest_depth(results: Sequence[dict[str, Any]]) -> int:
 def schedules(fastest: Mapping[int, int]) -> dict[str, Any]:
     """How many tokens to draft at how many sequences, as engines take it, of the fastest chain by batch size (0: none).
 
-    What was measured holds from its batch size up to the next. ``vllm`` goes into ``--speculative-config`` beside
+    What was measured holds from its batch size up to the next. ``vllm`` goes into ``--speculative-config`` next to
     ``method`` and ``model``; of ``sglang``, the file of ``--speculative-adaptive-config``, the nearest size counts.
     """
     sizes = sorted(fastest)

@@ -44,7 +44,7 @@ def push(
 
     Args:
         drafter: a drafter's directory, or one that specdec export wrote
-        repo: USER/NAME or ORGANISATION/NAME, made if it is not there yet
+        repo: USER/NAME or ORGANIZATION/NAME, made if it is not there yet
         evaluation: directories of specdec evaluate that the card quotes; by default those in the run's folder
         license: of the drafter, by the Hub's short name such as apache-2.0
         base_model: the target's name on the Hub, if it was loaded from a directory

@@ -68,7 +68,7 @@ def weighted(figures: Sequence[Linear], weights: Sequence[float]) -> Linear:
 
 
 class SeedError(NamedTuple):
-    """The mean square of arms by seeds, of so many arms: what a contrast with weights of sum of squares 1 varies."""
+    """The mean square of arms by seeds, of this many arms: what a contrast with weights of sum of squares 1 varies."""
 
     mean_square: float
     df: int
@@ -101,8 +101,8 @@ def seed_error(figures: Sequence[Linear]) -> SeedError | None:
 class Estimate(NamedTuple):
     """A figure with its 95 % interval if there is one, and the p-value of ``null`` if that was given.
 
-    ``error`` is the standard error, with so many degrees of freedom; ``pooled`` arms are in the variance of seeds, 0 if
-    it is of this figure alone.
+    ``error`` is the standard error, with this many degrees of freedom; ``pooled`` arms are in the variance of seeds,
+    0 if it is of this figure alone.
     """
 
     value: float
@@ -219,7 +219,7 @@ def distinct(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
 def add_verdicts(rows: Sequence[dict[str, Any]]) -> None:
     """Give each primary contrast ``p_holm``, corrected over all :func:`distinct` tested ones, and a ``verdict``.
 
-    The verdict is ``higher``, ``lower`` or ``not told apart``, by Holm's p-value, or ``not tested``.
+    The verdict is ``higher``, ``lower`` or ``not significant``, by Holm's p-value, or ``not tested``.
     """
     for row in rows:
         row |= {"p_holm": None, "verdict": "not tested"}
@@ -228,7 +228,7 @@ def add_verdicts(rows: Sequence[dict[str, Any]]) -> None:
     for same, p_holm in zip(tests, corrected, strict=True):
         verdict = "higher" if same[0]["value"] > 0 else "lower"
         if p_holm >= ALPHA:
-            verdict = "not told apart"
+            verdict = "not significant"
         for row in same:
             row |= {"p_holm": p_holm, "verdict": verdict}
 
@@ -242,7 +242,7 @@ def detectable(contrast_estimate: Estimate, tests: int = 1) -> tuple[float, floa
     The error of a study is itself estimated: the range is that of the error, 95 %, from the chi-square distribution.
 
     Args:
-        tests: a test among so many, each at 0.05 over their number, as Holm's correction asks of the first.
+        tests: a test among this many, each at 0.05 over their number, as Holm's correction asks of the first.
     """
     error = contrast_estimate.error
     df = contrast_estimate.df

@@ -1,4 +1,4 @@
-"""Parts of all reports: tables for Markdown and the terminal, figures with intervals, colours of pictures."""
+"""Parts of all reports: tables for Markdown and the terminal, figures with intervals, colors of figures."""
 
 import json
 import sys
@@ -121,7 +121,7 @@ def format_interval(
 
 
 def few_prompts(prompts: int) -> list[str]:
-    """Say what intervals over so many prompts are worth, where that needs saying."""
+    """Say what intervals over this many prompts are worth, where that needs saying."""
     if prompts == 1:
         return ["No interval: that over prompts takes at least 2, and there was 1."]
     if 1 < prompts < FEW_PROMPTS:
@@ -131,7 +131,7 @@ def few_prompts(prompts: int) -> list[str]:
     return []
 
 
-# Okabe and Ito's palette without its yellow, told apart by the colour-blind; markers repeat out of step with it
+# Okabe and Ito's palette without its yellow, distinct for color-blind readers; markers repeat out of step with it
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 LINES = ("-", "--", "-.", ":")
@@ -139,7 +139,7 @@ GREY = "#9A9A9A"
 
 
 def style(row: int) -> dict[str, Any]:
-    """Colour and marker of a row."""
+    """Color and marker of a row."""
     return {"color": COLOURS[row % len(COLOURS)], "marker": MARKERS[row % len(MARKERS)]}
 
 
@@ -151,7 +151,7 @@ def whiskers(figure: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def label(name: str, width: int, lines: int = 3) -> str:
-    """The name on lines short enough to stand beside the axis."""
+    """The name on lines short enough for the space next to the axis."""
     wrapped = textwrap.wrap(
         name, width, break_on_hyphens=False, max_lines=lines, placeholder=" ..."
     )

@@ -1,6 +1,6 @@
 """The card's figures: numbers of ``card.json`` as PNG files.
 
-A colour is a level of one axis, a line or marker one of another, the same in all figures; a legend says which. Arms
+A color is a level of one axis, a line or marker one of another, the same in all figures; a legend says which. Arms
 go by their levels. An interval that says nothing is pale: a contrast's that holds no difference, an arm's that is
 wider than all arms lie apart.
 """
@@ -46,7 +46,7 @@ def label_of(row: Json, card: Json) -> str:
 
 
 class _Style:
-    """Which axis of the study is the colour, which the line and which the marker; and the legend that says so."""
+    """Which axis of the study is the color, which the line and which the marker; and the legend that says so."""
 
     def __init__(self, card: Json) -> None:
         self.axes: dict[str, Sequence[str]] = card["study"]["axes"]
@@ -97,7 +97,7 @@ def draw_figures(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
     if contrasts:
         _forest(contrasts, card, folder / "primary.png")
         caption = (
-            "Primary contrasts with 95 % intervals; pale: not told apart after Holm's correction."
+            "Primary contrasts with 95 % intervals; pale: not significant after Holm's correction."
         )
         out["Primary contrasts"].append(("primary.png", caption))
     for family in FAMILIES:
@@ -155,7 +155,7 @@ def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
     for axes, (name, panel) in zip(grid, panels.items(), strict=True):
         for place, row in enumerate(panel):
             axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, markersize=7, elinewidth=1.8, marker="o",
-                          color=INK, alpha=PALE if row["verdict"] == "not told apart" else 1.0)  # fmt: skip
+                          color=INK, alpha=PALE if row["verdict"] == "not significant" else 1.0)  # fmt: skip
         axes.margins(x=0.12)
         _rows(axes, [label(label_of(row, card), 32) for row in panel], 0.0)
         axes.set_ylim(most - 0.5, -0.5)
@@ -164,7 +164,7 @@ def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
 
 
 def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
-    """Rows with intervals, panel beside panel; all panels have the same rows."""
+    """Rows with intervals, panel next to panel; all panels have the same rows."""
     names = [label(style.names[name], 34) for name in style.looks]
     tall = 1.15 + 0.34 * sum(1.15 + 0.55 * name.count("\n") for name in names)
     left = 0.5 + 0.08 * max(len(line) for name in names for line in name.split("\n"))

@@ -169,7 +169,7 @@ class StudyPlan:
             lines.append(f"every fit trains on {how_many(tokens, 'token')}, padding included")
         lines += [f"not equal: {line}" for line in self.unequal]
         if not self.study.primary:
-            lines.append("no primary contrasts are declared: all that comes of it is exploratory")
+            lines.append("no primary contrasts are declared: all results are exploratory")
         done = Counter(job.kind for key, job in self.jobs.items() if self.is_done(key))
         total = Counter(job.kind for job in self.jobs.values())
         counts = [f"{done[kind]} of {count} {kind} done" for kind, count in total.items()]

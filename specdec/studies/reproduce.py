@@ -1,4 +1,4 @@
-"""Keeps in a card what it takes to train every run again, and compares what comes of that, bit by bit."""
+"""Keeps in a card what it takes to train every run again, and compares the results bit by bit."""
 
 import base64
 import hashlib

@@ -1,6 +1,6 @@
 """Where the jobs of a sweep run: processes of this machine, tasks of Ray, jobs of SLURM.
 
-All of them run :func:`specdec.studies.worker.run_job`. Ray and SLURM want the study's folder, the working folder and
+All of them run :func:`specdec.studies.worker.run_job`. Ray and SLURM need the study's folder, the working folder and
 the Python environment under the same paths on all nodes.
 """
 
@@ -54,7 +54,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def cancel(self, handle: Any) -> None:
-        """Stop a worker, so that its job can be gone on with; does not wait for it."""
+        """Stop a worker, so that its job can be resumed; does not wait for it."""
 
     def ended(self, seconds: float) -> dict[str, JobResult]:
         """The jobs whose workers have ended since the last call, by key; waits for one, so long at most."""
@@ -168,7 +168,7 @@ class Ray(Engine):
 class Slurm(Engine):
     """Jobs of SLURM through submitit, one for each of the study's, on nodes that share the study's folder.
 
-    A job that SLURM ends for its time or for another one is submitted again by submitit, and goes on.
+    A job that SLURM ends for its time or for another one is submitted again by submitit, and resumes.
 
     Args:
         partition: of the cluster.

@@ -32,8 +32,8 @@ KINDS: dict[str, type] = {
 NAMES: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
 OF_THE_STUDY = {
     "seed_everything": "list them under seeds",
-    "out": "every fit gets a directory of its own",
-    "ckpt_path": "every fit goes on from its newest checkpoint",
+    "out": "every fit gets its own directory",
+    "ckpt_path": "every fit resumes from its newest checkpoint",
     **dict.fromkeys(MEASURES, "give its arguments by dotted keys, such as evaluate.max_new_tokens"),
 }
 OF_ALL_ARMS = (
@@ -102,7 +102,7 @@ def _axes(content: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Level
     for axis, other_axis in itertools.combinations(axes, 2):
         if both := keys[axis] & keys[other_axis]:
             raise ValueError(
-                f"axes {axis} and {other_axis} both give {min(both)}: their effects could not be told apart"
+                f"axes {axis} and {other_axis} both give {min(both)}: their effects could not be separated"
             )
     return axes
 
@@ -263,12 +263,12 @@ def _level(content: Any, where: str, folder: Path) -> Level:
 
 
 def _config_file(name: str, where: str, folder: Path) -> str:
-    """Return the path of a config file beside the study, in the working folder or in the package."""
+    """Return the path of a config file in the study's folder, in the working folder or in the package."""
     for path in (folder / name, Path(packaged_path(name))):
         if path.is_file():
             return str(path)
     raise ValueError(
-        f"{where}: {name}: no such file beside the study, in the working folder or the package"
+        f"{where}: {name}: no such file in the study's folder, in the working folder or in the package"
     )
 
 

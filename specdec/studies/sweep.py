@@ -47,7 +47,7 @@ def sweep(
     """Train and measure every arm of a study, each once, and write the card of what came of it.
 
     The study is a file of axes with their levels, a design, seeds and measures. All arms are checked before the first
-    begins. What is done is never run again, and what was interrupted goes on. The exit status is 0, 1 where a job
+    begins. Completed jobs never run again, and interrupted ones resume. The exit status is 0, 1 where a job
     failed, 130 or 143 where somebody ended it.
 
     With ``--reproduce ARM --seed N`` that arm of a card is trained and evaluated again, and every loss, the weights and
@@ -57,7 +57,7 @@ def sweep(
 
     Args:
         study: the study's file, or the directory of its sweep; with reproduce a card.json, or the directory that has it
-        out: the sweep's directory; by default runs/studies/NAME. The same study goes on in it, with arms added too. A
+        out: the sweep's directory; by default runs/studies/NAME. The same study resumes in it, with arms added too. A
             reproduction's must be new
         plan_only: check everything, print what each arm changes and what is done, run nothing
         card_only: write the card of what is there, run nothing
@@ -213,7 +213,7 @@ def run_jobs(
 ) -> tuple[int, dict[str, SweepJob]]:  # fmt: skip
     """Run all jobs of a study that are not done, in the order of their needs; call it in the main thread.
 
-    What is done is never run again, what was interrupted goes on, and what failed before is tried once more. Several
+    Completed jobs never run again, interrupted ones resume, and failed ones are tried once more. Several
     sweeps may work on one study at a time, also from several machines that share its folder. Ctrl-C and SIGTERM stop
     the workers, which save what they have; a second one does not wait for that.
 

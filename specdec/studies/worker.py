@@ -114,7 +114,7 @@ def specdec_job(
     study: Path, kind: str, key: str, label: str, config: Mapping[str, Any], threads: int, needs: tuple[str, ...],
     *arguments: str,
 ) -> Job:  # fmt: skip
-    """The job of a command of specdec, with further arguments beside its config file and ``--out``."""
+    """The job of a command of specdec, with further arguments in addition to its config file and ``--out``."""
     folder = JobFolder(study, kind, key)
     files = ("--config", str(folder.path / CONFIG), "--out", str(folder.output))
     command = ("specdec", kind, *flags(), *files, *arguments)

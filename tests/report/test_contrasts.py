@@ -165,7 +165,7 @@ def test_corrections_are_those_of_statsmodels() -> None:
     ]
     add_verdicts(rows)
     assert [row["p_holm"] for row in rows] == [pytest.approx(0.02), None, pytest.approx(0.06)]
-    assert [row["verdict"] for row in rows] == ["lower", "not tested", "not told apart"]
+    assert [row["verdict"] for row in rows] == ["lower", "not tested", "not significant"]
     same = {"quantity": "chain of 5", "value": 0.2, "p_value": 0.01}
     rows = [same, {**same, "p_value": 0.04}, dict(same), {**same, "quantity": "static"}]
     add_verdicts(rows)  # the first and the third are one training under two names

@@ -222,18 +222,18 @@ def test_primary_contrasts_come_first_and_what_is_not_told_apart_is_one_table(ca
     )
     assert (
         "higher, as expected" in parts["Primary contrasts"]
-        and "told apart (Holm's p < 0.05): 1" in text
+        and "significant (Holm's p < 0.05): 1" in text
     )
-    (null,) = [row for row in found["primary"] if row["verdict"] == "not told apart"]
+    (null,) = [row for row in found["primary"] if row["verdict"] == "not significant"]
     exploratory = [
         row for row in (*found["comparisons"], *found["effects"]) if row["p_value"] is not None
     ]
     assert (
-        parts["Not told apart"].count("| primary |") == 1
+        parts["Not significant"].count("| primary |") == 1
         and null["quantity"] == "Acceptance kept, Typos"
     )
     weak = [row for row in exploratory if row["p_value"] >= 0.05]
-    assert 0 < parts["Not told apart"].count("| exploratory |") <= len(weak)
+    assert 0 < parts["Not significant"].count("| exploratory |") <= len(weak)
     assert "Not declared beforehand, and not corrected" in parts["Exploratory differences"]
 
 
