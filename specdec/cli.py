@@ -136,7 +136,7 @@ def check_names(name: str, args: list[str]) -> None:
         text += "\n" + known_help("fit") + " --target"  # for --model.target
     allowed, args = imports.take_permissions(args)
     with imports.allowing((), allowed.env, allowed.keys):
-        spelling.check_spelling(name, text, args, imports.DEFAULT, allowed.imports)
+        spelling.check_spelling(name, text, args, bool(allowed.imports))
 
 
 def main(argv: list[str] | None = None) -> int:

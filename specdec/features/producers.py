@@ -20,7 +20,6 @@ from torch import Tensor
 from specdec.features.contract import Contract
 from specdec.features.runners import (
     Engine,
-    EngineDeadError,
     EngineName,
     load_for_engine,
     run_engine,
@@ -30,6 +29,7 @@ from specdec.features.writer import SHARD_BYTES, CacheWriter
 from specdec.target import TargetSource
 from specdec.utils.cluster import last_line
 from specdec.utils.text import how_many
+from specdec.utils.vllm_child import VllmEndedError
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Producer:
         with self._lock:
             try:
                 states = list(self._loaded().states(rows))
-            except EngineDeadError as error:  # once: rows that end it again end the run
+            except VllmEndedError as error:  # once: rows that end it again end the run
                 log.warning("it starts again: %s", error)
                 self._open.close()
                 self._running = None

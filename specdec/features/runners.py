@@ -7,8 +7,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,7 +23,7 @@ from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
 from specdec.target import Target, TargetSource
 from specdec.utils.files import scratch_folder
-from specdec.utils.vllm import find_vllm
+from specdec.utils.vllm_child import VllmChild
 
 INSIDE = Path(__file__).parent / "inside_vllm"
 KNOWN = "0.32.", "0.33."  # versions of one connector, to the byte, which is private to vLLM
@@ -33,10 +31,6 @@ TOKENS = 16384  # of rows that vLLM works out at once
 
 # a row, its boundaries' states (R, N, H) and its final one (R, H)
 RowStates = tuple[PackedRow, Tensor, Tensor]
-
-
-class EngineDeadError(ValueError):
-    """The process that ran the target is gone."""
 
 
 class TransformersEngine:
@@ -71,14 +65,11 @@ class VllmEngine:
     Every piece is a request of its own; the final state is the target's final norm of the last boundary.
     """
 
-    def __init__(
-        self, process: "subprocess.Popen[str]", log: Path, target: Target, layers: Sequence[int]
-    ) -> None:
-        self.process = process
-        self.log = log
+    def __init__(self, child: VllmChild, target: Target, layers: Sequence[int]) -> None:
+        self.child = child
         self.target = target
         self.layers = layers
-        self.name = f"vllm {self._answer()['version']}"
+        self.name = f"vllm {child.version}"
 
     @classmethod
     @contextlib.contextmanager
@@ -94,7 +85,6 @@ class VllmEngine:
 
         ValueError if there is none of a known version, it refuses an argument, or it fails.
         """
-        python = find_vllm()[0]
         with scratch_folder() as folder:
             job = {
                 "folder": str(folder),
@@ -108,19 +98,8 @@ class VllmEngine:
                 },
                 "more": {"max_num_batched_tokens": max(TOKENS, longest + 1), **more},
             }  # fmt: skip
-            path = os.pathsep.join(filter(None, [str(INSIDE), os.environ.get("PYTHONPATH", "")]))
-            log = folder / "vllm.log"
-            with log.open("w") as stderr:
-                process = subprocess.Popen(
-                    [python, str(INSIDE / "extract.py"), json.dumps(job)], text=True,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
-                    env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path},
-                )  # fmt: skip
-            try:
-                yield cls(process, log, target, layers)
-            finally:
-                process.kill()
-                process.communicate()
+            with VllmChild.started(INSIDE / "extract.py", json.dumps(job)) as child:
+                yield cls(child, target, layers)
 
     def states(self, rows: Iterable[PackedRow]) -> Iterator[RowStates]:
         """Many rows at a time."""
@@ -135,11 +114,8 @@ class VllmEngine:
 
     def _group(self, rows: list[PackedRow]) -> Iterator[RowStates]:
         pieces = [ids_M for row in rows for ids_M in row.pieces()]
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the missing answer tells why
-            self.process.stdin.write(json.dumps([ids_M.tolist() for ids_M in pieces]) + "\n")
-            self.process.stdin.flush()
-        files = iter(zip(pieces, self._answer(), strict=True))
+        answer = self.child.ask([ids_M.tolist() for ids_M in pieces])
+        files = iter(zip(pieces, answer, strict=True))
         for row in rows:
             states = [self._piece(*next(files)) for _ in row.pieces()]
             aux_RNH, final_RH = (torch.cat(columns) for columns in zip(*states, strict=True))
@@ -162,19 +138,6 @@ class VllmEngine:
         with torch.no_grad():
             final_MH = self.target.final_norm(states[:, -1].to(self.target.device)).cpu()
         return states[:, : len(self.layers)], final_MH
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            lines = [
-                line for line in self.log.read_text(errors="replace").splitlines() if line.strip()
-            ]
-            raise EngineDeadError(f"vLLM ended: {' | '.join(lines[-5:])}")
-        answer = json.loads(line)
-        if isinstance(answer, dict) and "refused" in answer:
-            raise ValueError(f"--engine vllm: {answer['refused']}")
-        return answer
 
 
 Engine = TransformersEngine | VllmEngine

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from specdec.utils.imports import guard_parsers
 from specdec.utils.locks import claim_of, is_held
-from specdec.utils.trust import check_reach, check_yaml_size, load_yaml, read_yaml_text, redacted
+from specdec.utils.trust import check_reach, load_yaml, parse_yaml, read_yaml_text, redacted
 
 
 def packaged_path(path: str) -> str:
@@ -33,7 +33,8 @@ def read_yaml(path: str) -> dict[str, Any]:
     says what only the command line may."""
 
     def load(text: str) -> Any:
-        return OmegaConf.to_container(OmegaConf.create(text)) if check_yaml_size(text) else None
+        is_mapping = isinstance(parse_yaml(text), dict | None)
+        return OmegaConf.to_container(OmegaConf.create(text)) if is_mapping else None
 
     config = load_yaml(read_yaml_text(path), path, load)
     if not isinstance(config, dict):

@@ -24,11 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 from specdec.utils.reading import check_sum, explained, regular
 
 MOST_YAML = 2**20
-MOST_NODES = 100_000
 DEEPEST = 32
-MOST_COPIES = 100_000
-"""Bytes of a YAML file; values in it, aliases counted as what they repeat; collections in each other; and what
-``${...}`` may multiply."""
+MOST_REFERENCES = 32
+"""Bytes of a YAML file; collections in each other; and references ``${...}``, which can repeat each other."""
 REACH = {
     "trust_remote_code": "it runs code of the model's repository",
     "vllm": "it is run",
@@ -114,50 +112,21 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, LOADER)  # noqa: S506  a safe one
 
 
-def check_yaml_size(text: str) -> bool:
-    """Return whether a YAML text is a mapping, or empty.
-
-    Raises:
-        ValueError: it holds more values, or deeper ones, than any config.
-        yaml.YAMLError: it is no YAML.
-    """
-    plain = False
+def check_yaml_size(text: str) -> None:
+    """Raise ValueError for a YAML text that is larger or deeper than any config, or repeats itself; YAMLError for no
+    YAML."""
     if len(text) > MOST_YAML:
         raise ValueError(f"{len(text):,} letters, and no more than {MOST_YAML:,} are read")
-    # of anchors; and how often ${...} may repeat anything at most
-    sizes = dict[str, int]()
-    copies = 1
-    open_: list[list[Any]] = [[None, 0, 0]]  # collections: anchor, size, values with references
+    if text.count("${") > MOST_REFERENCES:
+        raise ValueError(f"more than {MOST_REFERENCES} references ${{...}} could repeat each other")
+    depth = 0
     for event in yaml.parse(text, LOADER):
-        size = 0
         if isinstance(event, yaml.AliasEvent):
-            size = sizes.get(str(event.anchor), 1)
-            if event.anchor in [anchor for anchor, *_ in open_]:
-                raise ValueError(f"*{event.anchor} stands within &{event.anchor}, without end")
-        elif isinstance(event, yaml.ScalarEvent):
-            size = 1
-            references = event.value.count("${")
-            copies *= max(references, 1)
-            open_[-1][2] += bool(references)
-            sizes |= {event.anchor: 1} if event.anchor else {}
-        elif isinstance(event, yaml.CollectionStartEvent):
-            open_.append([event.anchor, 1, 0])
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, size, references = open_.pop()
-            sizes |= {anchor: size} if anchor else {}
-            open_[-1][2] += references
-            copies *= max(references, 1) if len(open_) > 1 else 1
-        plain = plain or (
-            len(open_) == 1 and bool(size) and not isinstance(event, yaml.MappingEndEvent)
-        )
-        open_[-1][1] += size
-        if open_[-1][1] > MOST_NODES:
-            raise ValueError(f"more than {MOST_NODES:,} values, those that aliases repeat included")
-        if len(open_) > DEEPEST:
+            raise ValueError(f"*{event.anchor} repeats &{event.anchor}: aliases are not read")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth >= DEEPEST:
             raise ValueError(f"more than {DEEPEST - 1} collections in each other")
-        if copies > MOST_COPIES:
-            raise ValueError("its ${...} could repeat each other without measure")
-    return not plain
 
 
 def check_reach(value: Any, name: Path | str) -> None:
