@@ -290,8 +290,7 @@ def _ask_engine(
         ValueError: it does not run.
         StopRequested: a signal came.
     """
-    python = find_vllm()[0]
-    serve = vllm_arguments(config.target, export.checkpoint, drafts, python)[1:]
+    serve = vllm_arguments(config.target, export.checkpoint, drafts)[1:]
     arguments = [*serve, "--dtype", pair.dtype, *config.vllm_args]
     with stop_on_signals(), ProposalEngine.started() as engine:
         name = f"vLLM {engine.version} ({RUNNER})"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from specdec.utils.vllm_child import VllmChild
+from specdec.utils.vllm import VllmChild
 
 INSIDE = Path(__file__).parent / "inside_vllm"
 

@@ -29,7 +29,7 @@ from specdec.features.writer import SHARD_BYTES, CacheWriter
 from specdec.target import TargetSource
 from specdec.utils.cluster import last_line
 from specdec.utils.text import how_many
-from specdec.utils.vllm_child import VllmEndedError
+from specdec.utils.vllm import VllmEndedError
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
 from specdec.target import Target, TargetSource
 from specdec.utils.files import scratch_folder
-from specdec.utils.vllm_child import VllmChild
+from specdec.utils.vllm import VllmChild
 
 INSIDE = Path(__file__).parent / "inside_vllm"
 KNOWN = "0.32.", "0.33."  # versions of one connector, to the byte, which is private to vLLM

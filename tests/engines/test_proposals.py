@@ -15,7 +15,7 @@ from specdec.engines.proposals import (
     RecordedAnswer,
     RecordedPass,
 )
-from specdec.utils.vllm_child import VllmRefusedError
+from specdec.utils.vllm import VllmRefusedError
 from tests.engines.conftest import fake_proposals
 
 __all__ = ["fake_proposals"]
