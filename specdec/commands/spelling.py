@@ -6,6 +6,7 @@ is refused; whatever is in doubt, as a class of a user's module, is left to it.
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from specdec.commands.known import index, installed_version, known_parts, last_name
 from specdec.utils.config import packaged_path, read_yaml
 from specdec.utils.text import nearest_name
+from specdec.utils.trust import read_yaml_text
 
 YAML = (".yaml", ".yml", ".json")
 PART_KEYS = ("class_path", "init_args", "dict_kwargs")
@@ -122,6 +124,13 @@ class Spelling:
                 self._check_keys(option, value, where)
             elif isinstance(value, str) and value.endswith(YAML):
                 self.check_file(value, option)
+            elif (
+                isinstance(value, str)
+                and (where or option != "target")  # which is short for a source
+                and os.path.exists(value)
+                and not os.path.isdir(value)
+            ):
+                read_yaml_text(value)  # the parser reads all of it
 
     def _check_keys(self, option: str, config: Mapping[Any, Any], where: str) -> None:
         start = f"{option}." if option else ""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jsonargparse
 import yaml
 from jsonargparse import ArgumentParser, get_loader, set_loader
 from omegaconf import OmegaConf
@@ -234,11 +233,8 @@ def _made(*given: Any) -> Any:
 
 
 def guard_yaml() -> None:
-    """Let jsonargparse read its files through :func:`read_yaml_text` and its values through :func:`load_yaml`, refuse
-    in them what only the command line may say, and resolve ``${...}`` as a file may; a value of an option's own is no
-    mapping, and free."""
-    # jsonargparse has no other place where a file is seen before all of it is in memory
-    jsonargparse.Path.read_text = lambda self: _read_part(self.absolute)  # type: ignore[method-assign]
+    """Let jsonargparse measure its values, refuse in mappings what only the command line may say, and resolve
+    ``${...}`` as a file may."""
     for mode in MODES:
         set_loader(mode, _checked(_loader(mode)), (yaml.YAMLError,))
     for name, resolver in {"oc.env": _environment, "oc.create": _made, "oc.decode": _made}.items():
@@ -257,30 +253,14 @@ def writing() -> Iterator[None]:
         guard_yaml()
 
 
-def _holds_mapping(value: Any) -> bool:
-    """Whether it says something of options or parts: a mapping, or a list with one."""
-    values = value if isinstance(value, list) else [value]
-    return any(isinstance(child, Mapping) for child in values)
-
-
-def _read_part(path: str) -> str:
-    """Return the text of a file that jsonargparse takes for a part's.
-
-    It tries every file that stands where a part may, those of training texts too. YAMLError if the file holds no
-    options: then jsonargparse leaves the path as it is.
-    """
-    text = read_yaml_text(path)
-    check_yaml_size(text)
-    if not _holds_mapping(parse_yaml(text)):
-        raise yaml.YAMLError(f"{path}: it holds no mapping of keys")
-    return text
-
-
 def _checked(load: Callable[[str], Any]) -> Callable[[str], Any]:
     def loader(text: str) -> Any:
         check_yaml_size(text)
         value = load(text)
-        if _holds_mapping(value):
+        # what says something of options or parts: a mapping, or a list with one
+        if any(
+            isinstance(child, Mapping) for child in (value if isinstance(value, list) else [value])
+        ):
             check_reach(value, "config")
         return value
 
