@@ -8,8 +8,9 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -71,36 +72,6 @@ class VllmEngine:
         self.layers = layers
         self.name = f"vllm {child.version}"
 
-    @classmethod
-    @contextlib.contextmanager
-    def started(
-        cls,
-        source: TargetSource,
-        target: Target,
-        layers: Sequence[int],
-        longest: int,
-        more: Mapping[str, Any],
-    ) -> Iterator[Self]:
-        """vLLM with this target, for pieces of up to ``longest`` tokens and with ``more`` arguments of its engine.
-
-        ValueError if there is none of a known version, it refuses an argument, or it fails.
-        """
-        with scratch_folder() as folder:
-            job = {
-                "folder": str(folder),
-                "known": KNOWN,
-                "layers": [*(b for b in layers if b < target.num_layers), target.num_layers],
-                "engine": {
-                    "model": source.servable(), "revision": source.revision,
-                    "trust_remote_code": source.trust_remote_code, "dtype": str(target.dtype).removeprefix("torch."),
-                    "max_model_len": longest + 1,  # and the one token that it has to write
-                    "skip_tokenizer_init": True, "seed": 0,
-                },
-                "more": {"max_num_batched_tokens": max(TOKENS, longest + 1), **more},
-            }  # fmt: skip
-            with VllmChild.started(INSIDE / "extract.py", json.dumps(job)) as child:
-                yield cls(child, target, layers)
-
     def states(self, rows: Iterable[PackedRow]) -> Iterator[RowStates]:
         """Many rows at a time."""
         group: list[PackedRow] = []
@@ -144,35 +115,57 @@ Engine = TransformersEngine | VllmEngine
 EngineName = Literal["transformers", "vllm"]
 
 
-def load_for_engine(engine: EngineName, source: TargetSource) -> Target:
-    """What an engine needs of the target in this process: with vLLM, its final norm, its tokenizer and who it is.
-
-    Raises:
-        ValueError: the target cannot be had, or not by this engine.
-    """
-    if engine == "vllm":
-        source.servable()
-        return dataclasses.replace(source, device_map=None, parts=True).load()
-    target = source.load("cuda" if torch.cuda.is_available() else "cpu")
-    target.prove()
-    return target
-
-
-@contextlib.contextmanager
-def run_engine(
-    engine: EngineName, source: TargetSource, target: Target, layers: Sequence[int], longest: int, rows: int,
-    more: Mapping[str, Any],
-) -> Iterator[Engine]:  # fmt: skip
-    """An engine for the :func:`loaded` target and boundaries.
+@dataclass(frozen=True)
+class EngineSetup:
+    """What runs a target.
 
     Args:
-        longest: tokens of the longest document's piece.
+        source: the target.
         rows: of one forward of transformers; vLLM makes its batches itself.
         more: arguments of vLLM's engine.
     """
-    if engine == "transformers":
-        with matmul_backend() as products:  # as in training
-            yield TransformersEngine(target, layers, products, rows)
-        return
-    with VllmEngine.started(source, target, layers, longest, more) as vllm:
-        yield vllm
+
+    engine: EngineName
+    source: TargetSource
+    rows: int
+    more: Mapping[str, Any]
+
+    def load(self) -> Target:
+        """What an engine needs of the target in this process: with vLLM, its final norm, its tokenizer and who it is.
+
+        Raises:
+            ValueError: the target cannot be had, or not by this engine.
+        """
+        if self.engine == "vllm":
+            self.source.servable()
+            return dataclasses.replace(self.source, device_map=None, parts=True).load()
+        target = self.source.load("cuda" if torch.cuda.is_available() else "cpu")
+        target.prove()
+        return target
+
+    @contextlib.contextmanager
+    def run(self, target: Target, layers: Sequence[int], longest: int) -> Iterator[Engine]:
+        """An engine for the loaded target, boundaries, and documents' pieces of up to ``longest`` tokens.
+
+        ValueError if there is no vLLM of a known version, it refuses an argument, or it fails.
+        """
+        if self.engine == "transformers":
+            with matmul_backend() as products:  # as in training
+                yield TransformersEngine(target, layers, products, self.rows)
+            return
+        source = self.source
+        with scratch_folder() as folder:
+            job = {
+                "folder": str(folder),
+                "known": KNOWN,
+                "layers": [*(b for b in layers if b < target.num_layers), target.num_layers],
+                "engine": {
+                    "model": source.servable(), "revision": source.revision,
+                    "trust_remote_code": source.trust_remote_code, "dtype": str(target.dtype).removeprefix("torch."),
+                    "max_model_len": longest + 1,  # and the one token that it has to write
+                    "skip_tokenizer_init": True, "seed": 0,
+                },
+                "more": {"max_num_batched_tokens": max(TOKENS, longest + 1), **self.more},
+            }  # fmt: skip
+            with VllmChild.started(INSIDE / "extract.py", json.dumps(job)) as child:
+                yield VllmEngine(child, target, layers)

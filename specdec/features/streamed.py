@@ -35,7 +35,7 @@ from specdec.features.producers import (
     Tee,
     unpack,
 )
-from specdec.features.runners import EngineName
+from specdec.features.runners import EngineName, EngineSetup
 from specdec.features.source import (
     Features,
     FeatureSource,
@@ -185,9 +185,12 @@ class StreamedSource(RowSource):
         longest, keys = self._rows_to_make()
         names = [f"producer-{number}" for number in range(features.producers)]
         source = self._source_of_producers(self.target.origin)
-        arguments = features.engine, source, contract, longest, features.rows, features.vllm_args
+        setup = EngineSetup(features.engine, source, features.rows, features.vllm_args)
         options = self._producer_options()
-        producers = [actors.start_actor(Producer, name, *arguments, **options) for name in names]
+        producers = [
+            actors.start_actor(Producer, name, setup, contract, longest, **options)
+            for name in names
+        ]
         log.info(
             "waiting for %s of %s", how_many(features.producers, "producer"), self.target.source
         )
