@@ -113,8 +113,7 @@ def test_what_a_logger_passes_on_is_not_judged(tmp_path: Path) -> None:
                 "fit",
                 index()["commands"]["fit"],
                 ["--config", str(path)],
-                ["lightning.pytorch"],
-                [],
+                False,
             )
 
 
