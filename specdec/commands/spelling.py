@@ -14,26 +14,26 @@ from typing import Any
 
 import yaml
 
-from specdec.commands.known import index, installed_version, known_parts, last_name
+from specdec.commands.known import KnownPart, index, installed_version, last_name
 from specdec.utils.config import packaged_path, read_yaml
 from specdec.utils.text import nearest_name
 from specdec.utils.trust import read_yaml_text
 
 YAML = (".yaml", ".yml", ".json")
+SHARED = "--allow_imports --allow_env --allow_keys --target"  # of many commands
 PART_KEYS = ("class_path", "init_args", "dict_kwargs")
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def check_spelling(command: str, text: str, argv: Sequence[str], own_modules: bool) -> None:
+def check_spelling(commands: Sequence[str], argv: Sequence[str], own_modules: bool) -> None:
     """Raise ValueError, with the likeliest name, for what a command cannot take.
 
     Args:
-        command: its name.
-        text: its help.
+        commands: its name, and that of another whose options it takes too.
         argv: its arguments.
         own_modules: whether values may name classes of the user's own modules.
     """
-    spelling = Spelling(command, text, own_modules)
+    spelling = Spelling(commands, own_modules)
     options = list(_options(itertools.takewhile(lambda word: word != "--", argv)))
     for option, _ in options:
         spelling.check_option(option)
@@ -61,12 +61,16 @@ class Spelling:
     ``where`` names the config file that a value stands in; it is empty for one of the command line.
     """
 
-    def __init__(self, command: str, text: str, own_modules: bool) -> None:
-        self.command = command
-        self.text = text
+    def __init__(self, commands: Sequence[str], own_modules: bool) -> None:
+        self.command = commands[0]
+        self.text = "\n".join([SHARED, *(index()["commands"][name] for name in commands)])
         self.own_modules = own_modules
-        self.options = {option[2:] for option in re.findall(r"(?<![\w-])--[\w.]+", text)}
-        self.parts = known_parts(text)
+        self.options = {option[2:] for option in re.findall(r"(?<![\w-])--[\w.]+", self.text)}
+        self.parts = {
+            option: KnownPart(**about)
+            for name in commands
+            for option, about in index()["parts"][name].items()
+        }
         self.doubt = own_modules  # whether a class may be named whose arguments are not known
 
     def check_option(self, option: str) -> None:

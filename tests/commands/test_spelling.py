@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import COMMANDS, check_names
-from specdec.commands.known import class_arguments, index, known_parts
+from specdec.commands.known import KnownPart, index
 
 ROOT = Path(__file__).parents[2]
 PARTS = "from specdec.drafter import Fusion\n\n\nclass TokenGate(Fusion):\n    pass\n"
@@ -154,13 +154,13 @@ def test_another_version_of_a_library_has_its_own_names(monkeypatch: pytest.Monk
 
 def test_what_is_known_of_classes() -> None:
     """Of every class that an option of a command names."""
-    parts = known_parts(index()["commands"]["fit"])
+    parts = {name: KnownPart(**about) for name, about in index()["parts"]["fit"].items()}
     assert "Concat" in {path.rpartition(".")[2] for path in parts["model.drafter.fusion"].classes}
     assert (
-        parts["model.drafter.norms.aux"].words == ("none", "each", "concat")
+        parts["model.drafter.norms.aux"].words == ["none", "each", "concat"]
         and parts["trainer.strategy"].free
     )
-    assert class_arguments("specdec.training.divergences.JensenShannon") == ["beta"]
+    assert index()["classes"]["specdec.JensenShannon"] == ["beta"]
     for part in parts.values():
         assert set(part.classes) <= set(index()["classes"])
 
