@@ -219,6 +219,7 @@ def pretrain(config: PretrainConfig) -> int:
         write_json(work / RECORD, {"config": config.determinants})
     sources = corpus(config.seed)
     texts = [file.text for file in sources.train]
+    characters = sum(map(len, texts))
     log.info("training a tokenizer of %d tokens on %d files", config.vocab_size, len(texts))
     tokenizer = train_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
     data = EmbeddedData(config.seq_len, config.batch_size, config.seed)
@@ -249,11 +250,7 @@ def pretrain(config: PretrainConfig) -> int:
             "parameters": parameters,
             "tokens": tokens,
             "precision": precision,
-            "corpus": {
-                "files": len(texts),
-                "characters": sum(map(len, texts)),
-                "sha256": sources.sha256,
-            },
+            "corpus": {"files": len(texts), "characters": characters, "sha256": sources.sha256},
             "weights_sha256": sha256(staging / WEIGHTS),
             "held_out_loss": loss,
             "provenance": provenance(seed=config.seed),
