@@ -224,9 +224,8 @@ def pretrain(config: PretrainConfig) -> int:
     tokenizer = train_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
     data = EmbeddedData(config.seq_len, config.batch_size, config.seed)
     module = Pretraining(config, tokenizer)
-    precision = config.precision
-    if precision == "auto":
-        precision = "bf16-mixed" if multiplies_bfloat16() else "32-true"
+    automatic = "bf16-mixed" if multiplies_bfloat16() else "32-true"
+    precision = automatic if config.precision == "auto" else config.precision
     tokens = config.steps * config.batch_size * config.seq_len
     parameters = module.model.num_parameters()
     log.info(
@@ -237,9 +236,9 @@ def pretrain(config: PretrainConfig) -> int:
             module, datamodule=data, ckpt_path=newest(work / "checkpoints"), weights_only=True
         )
     except SystemExit as error:
-        if error.code == 1:  # what Lightning does after Ctrl-C
-            return 128 + signal.SIGINT
-        raise
+        if error.code != 1:  # what Lightning does after Ctrl-C
+            raise
+        return 128 + signal.SIGINT
     model = module.model.to("cpu", torch.bfloat16).eval()
     with staged_directory(out) as staging:
         tokenizer.save_pretrained(staging)
