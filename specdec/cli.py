@@ -1,6 +1,5 @@
 """The ``specdec`` command: a table of sub-commands, each imported when it is asked for."""
 
-import contextlib
 import difflib
 import errno
 import importlib
@@ -9,7 +8,6 @@ import io
 import json
 import logging
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -21,7 +19,7 @@ from specdec.utils.text import printable
 
 HELP = Path(__file__).with_name("help.json")
 """The help of every command, so that it is shown at once, and what :mod:`specdec.commands.known` knows besides;
-``python -m specdec.cli`` writes it anew."""
+``python docs/write_help.py`` writes it."""
 COMMANDS = {
     "quickstart": (
         "specdec.commands.quickstart:quickstart",
@@ -100,9 +98,6 @@ GROUPS = {
 }
 SHARED = ("fit",)
 OF_FIT = ("doctor", "plan", "cache")  # take the options of fit too
-EXAMPLES = {
-    "fit": "fit --model.target.source DIR --data ChatData --data.train answers.jsonl --trainer.max_steps 2000",
-}
 
 
 def usage() -> str:
@@ -131,12 +126,10 @@ def check_names(name: str, args: list[str]) -> None:
     from specdec.commands import spelling
     from specdec.utils import imports
 
-    text = known_help(name) + "".join(f" --allow_{kind}" for kind in imports.Allowed._fields)
-    if name in OF_FIT:
-        text += "\n" + known_help("fit") + " --target"  # for --model.target
+    commands = [name, "fit"] if name in OF_FIT else [name]
     allowed, args = imports.take_permissions(args)
     with imports.allowing((), allowed.env, allowed.keys):
-        spelling.check_spelling(name, text, args, imports.DEFAULT, allowed.imports)
+        spelling.check_spelling(commands, args, bool(allowed.imports))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -173,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
             check_names(name, args)
             if "torch" not in sys.modules and not is_further_process():
                 sys.stderr.write(f"specdec {name}: loading torch, lightning and transformers\n")
-            return _run(name, args)
+            return run_command(name, args)
     except (ValueError, OSError) as error:
         if os.environ.get("SPECDEC_TRACEBACK"):
             raise
@@ -237,7 +230,8 @@ def _refuse(name: str, why: str) -> int:
     return 2
 
 
-def _run(name: str, args: list[str]) -> int:
+def run_command(name: str, args: list[str]) -> int:
+    """Run one command; the exit status."""
     from specdec.commands import parser
     from specdec.utils import imports, machine
 
@@ -252,25 +246,3 @@ def _run(name: str, args: list[str]) -> int:
         if list(inspect.signature(command).parameters) == ["argv"]:
             return command(args)
         return parser.call(command, name, args)
-
-
-def write_help() -> None:
-    """Write down the help of every command, and what arguments the classes take that options name."""
-    from specdec.commands import known
-
-    os.environ["COLUMNS"] = "100"
-    texts = {}
-    for name in COMMANDS:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-            _run(name, ["--help"])
-        line, _, rest = printed.getvalue().partition("\n\n")
-        line = re.sub(r"\[[^][]*(\[[^][]*\][^][]*)*\]", "", line)  # without what may be left out
-        needed = " ".join(word for word in line.split()[2:] if word not in ("specdec", name))
-        example = f"Example: specdec {EXAMPLES[name]}\n\n" if name in EXAMPLES else ""
-        texts[name] = f"usage: specdec {name} [OPTIONS] {needed}".rstrip() + f"\n\n{example}{rest}"
-    known.write_index(texts)
-
-
-if __name__ == "__main__":
-    write_help()

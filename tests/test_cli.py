@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import COMMANDS, StderrLines, main
-from specdec.commands.known import index
 from specdec.commands.spelling import check_spelling
 
 
@@ -32,7 +31,7 @@ def test_a_command_says_at_once_what_it_waits_for() -> None:
     """Before anything heavy is imported, on standard error, and by one process of a job alone."""
     code = (
         "import os, sys, specdec.cli as cli\n"
-        "cli._run = lambda *of: print('ran', 'torch' in sys.modules) or 0\n"
+        "cli.run_command = lambda *of: print('ran', 'torch' in sys.modules) or 0\n"
         "cli.main(['compare', 'a', 'b']); os.environ['LOCAL_RANK'] = '1'; cli.main(['compare', 'a', 'b'])"
     )
     done = subprocess.run(
@@ -110,11 +109,9 @@ def test_what_a_logger_passes_on_is_not_judged(tmp_path: Path) -> None:
             else contextlib.nullcontext()
         ):
             check_spelling(
-                "fit",
-                index()["commands"]["fit"],
+                ["fit"],
                 ["--config", str(path)],
-                ["lightning.pytorch"],
-                [],
+                False,
             )
 
 

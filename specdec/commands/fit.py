@@ -75,6 +75,14 @@ def one_parser() -> Iterator[None]:
         SHARED.pop()
 
 
+class DrafterParser(LightningArgumentParser):
+    """Lightning's, which reads no files of parts: :func:`compose` has put in what they hold."""
+
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
+        """As the base does, for values alone."""
+        return super().add_class_arguments(*args, **kwargs | {"sub_configs": False})
+
+
 class DrafterCLI(LightningCLI):
     """LightningCLI for :class:`DrafterModule`, with ``--out`` and the run directory's habits."""
 
@@ -354,6 +362,7 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
                 "gradient_clip_val": 0.5,
                 "devices": 1,
             },
+            parser_class=DrafterParser,
             parser_kwargs=PARSER | {"fit": PARSER},
             args=[subcommand, *composed, *rest],
             directory=directory,

@@ -86,21 +86,11 @@ def plan(argv: list[str]) -> int:
     if options.json:
         sys.stdout.write(json.dumps(figures, indent=2) + "\n")
     else:
-        _print_table(figures)
+        table = Table("", "", box=None, show_header=False)
+        for row in _rows(figures):
+            table.add_row(*row)
+        Console(width=None if sys.stdout.isatty() else 150).print(table)
     return 0
-
-
-def _print_table(figures: dict[str, Any]) -> None:
-    table = Table("", "", box=None, show_header=False)
-    memory = figures.pop("memory_bytes_per_process")
-    estimates = figures.pop("on_devices", {})
-    for name, value in _rows(figures):
-        table.add_row(name, value)
-    for part, size in memory.items():
-        table.add_row(f"memory of a process, MB: {part.replace('_', ' ')}", f"{size / MB:,.0f}")
-    for name, value in _rows(estimates):
-        table.add_row(name, value)
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150).print(table)
 
 
 def _add_options(parser: OwnOptions) -> None:
@@ -350,19 +340,9 @@ def _rows(figures: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, st
         name = start + key.replace("_", " ")
         if isinstance(value, Mapping):
             yield from _rows(value, f"{name}: ")
-        elif "bytes" in key and isinstance(value, int | float) and not isinstance(value, bool):
-            megabytes = value / MB
-            digits = ",.3g" if megabytes < 100 else ",.0f"
-            yield name.replace("bytes", "MB"), format(megabytes, digits)
+        elif value is None or isinstance(value, bool | str):
+            yield name, "unknown" if value is None else str(value)
         else:
-            yield name, _shown(value)
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "unknown"
-    if isinstance(value, float):
-        return format(value, ",.3g" if value < 1000 else ",.0f")
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)
+            number = value / MB if "bytes" in name else value
+            digits = "," if isinstance(number, int) else ",.3g" if number < 999 else ",.0f"
+            yield name.replace("bytes", "MB"), format(number, digits)

@@ -23,29 +23,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.data import Batch
 from specdec.embedded import SEED, EmbeddedData
-from specdec.embedded.corpus import Corpus, corpus, train_tokenizer
+from specdec.embedded.corpus import corpus, train_tokenizer
 from specdec.nn.cache import additive
 from specdec.nn.optimizers import AdamW
 from specdec.nn.view import View
-from specdec.training.callbacks import progress_callback as progress_of_fit
+from specdec.training.callbacks import progress_callback
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, newest
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.machine import multiplies_bfloat16, provenance
-from specdec.utils.numbers import (
-    Count,
-    Heads,
-    Intermediate,
-    Layers,
-    NonNegative,
-    Positive,
-    Seed,
-    Share,
-    Side,
-    Tokens,
-    Vocabulary,
-    Width,
-    check_numbers,
-)
 from specdec.utils.reading import read_json, sha256
 
 log = logging.getLogger(__name__)
@@ -89,41 +74,33 @@ class PretrainConfig:
     """
 
     out: Path
-    vocab_size: Vocabulary = 2048
-    hidden_size: Width = 256
-    num_layers: Layers = 12
-    heads: Heads = 4
-    kv_heads: Heads = 2
-    head_dim: Heads = 64
-    intermediate: Intermediate = 704
-    max_position_embeddings: Tokens = 2048
-    seq_len: Tokens = 256
-    batch_size: Side = 4
-    steps: Count = 6_400
-    lr: Positive = 1e-3
-    weight_decay: NonNegative = 0.1
-    warmup: Share = 0.02
-    decay: Share = 0.3
-    bos_scale: Positive = 20.0
-    quiet: NonNegative = 0.4
-    seed: Seed = SEED
+    vocab_size: int = 2048
+    hidden_size: int = 256
+    num_layers: int = 12
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    intermediate: int = 704
+    max_position_embeddings: int = 2048
+    seq_len: int = 256
+    batch_size: int = 4
+    steps: int = 6_400
+    lr: float = 1e-3
+    weight_decay: float = 0.1
+    warmup: float = 0.02
+    decay: float = 0.3
+    bos_scale: float = 20.0
+    quiet: float = 0.4
+    seed: int = SEED
     precision: Literal["auto", "bf16-mixed", "32-true"] = "auto"
-    every_n_train_steps: Count = 500
-
-    def __post_init__(self) -> None:
-        check_numbers(type(self), vars(self))
-        if self.warmup + self.decay > 1:
-            raise ValueError(
-                f"warmup {self.warmup} and decay {self.decay} are shares of the steps: their sum is over 1"
-            )
+    every_n_train_steps: int = 500
 
     @property
     def determinants(self) -> dict[str, Any]:
         """What the weights depend on."""
-        left_out = {"out", "every_n_train_steps"}
-        return {
-            name: value for name, value in dataclasses.asdict(self).items() if name not in left_out
-        }
+        settings = dataclasses.asdict(self)
+        del settings["out"], settings["every_n_train_steps"]
+        return settings
 
 
 class Pretraining(pl.LightningModule):
@@ -178,10 +155,8 @@ class Pretraining(pl.LightningModule):
             self.model.named_parameters(), self.config.lr, weight_decay=self.config.weight_decay
         )
         steps = self.config.steps
-        warmup = self.config.warmup
-        decay = self.config.decay
-        rising = max(1, round(warmup * steps))
-        falling = max(1, round(decay * steps))
+        rising = max(1, round(self.config.warmup * steps))
+        falling = max(1, round(self.config.decay * steps))
         schedule = LambdaLR(
             optimizer, lambda step: min(1.0, (step + 1) / rising, (steps - step) / falling)
         )
@@ -236,20 +211,21 @@ def pretrain(config: PretrainConfig) -> int:
         ValueError: Python has no library sources, or the directory holds something else.
     """
     out = config.out
-    if _is_trained(config):
+    if _is_begun(out / RECORD, config):
         log.info("%s is trained already", out)
         return 0
     work = out.with_name(out.name + ".partial")
-    _claim_work(work, config)
+    if not _is_begun(work / RECORD, config):
+        write_json(work / RECORD, {"config": config.determinants})
     sources = corpus(config.seed)
     texts = [file.text for file in sources.train]
+    characters = sum(map(len, texts))
     log.info("training a tokenizer of %d tokens on %d files", config.vocab_size, len(texts))
     tokenizer = train_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
     data = EmbeddedData(config.seq_len, config.batch_size, config.seed)
     module = Pretraining(config, tokenizer)
-    precision = config.precision
-    if precision == "auto":
-        precision = "bf16-mixed" if multiplies_bfloat16() else "32-true"
+    automatic = "bf16-mixed" if multiplies_bfloat16() else "32-true"
+    precision = automatic if config.precision == "auto" else config.precision
     tokens = config.steps * config.batch_size * config.seq_len
     parameters = module.model.num_parameters()
     log.info(
@@ -260,9 +236,9 @@ def pretrain(config: PretrainConfig) -> int:
             module, datamodule=data, ckpt_path=newest(work / "checkpoints"), weights_only=True
         )
     except SystemExit as error:
-        if error.code == 1:  # what Lightning does after Ctrl-C
-            return 128 + signal.SIGINT
-        raise
+        if error.code != 1:  # what Lightning does after Ctrl-C
+            raise
+        return 128 + signal.SIGINT
     model = module.model.to("cpu", torch.bfloat16).eval()
     with staged_directory(out) as staging:
         tokenizer.save_pretrained(staging)
@@ -273,7 +249,7 @@ def pretrain(config: PretrainConfig) -> int:
             "parameters": parameters,
             "tokens": tokens,
             "precision": precision,
-            "corpus": _about(sources),
+            "corpus": {"files": len(texts), "characters": characters, "sha256": sources.sha256},
             "weights_sha256": sha256(staging / WEIGHTS),
             "held_out_loss": loss,
             "provenance": provenance(seed=config.seed),
@@ -284,40 +260,23 @@ def pretrain(config: PretrainConfig) -> int:
     return 0
 
 
-def _is_trained(config: PretrainConfig) -> bool:
-    """Return whether the model of these settings exists; raise ValueError if its directory holds something else."""
-    out = config.out
-    if not out.exists():
+def _is_begun(record: Path, config: PretrainConfig) -> bool:
+    """Return whether a directory is of these settings; ValueError if it exists and holds something else."""
+    folder = record.parent
+    if not folder.exists():
         return False
-    if not (out / RECORD).is_file() or read_json(out / RECORD)["config"] != config.determinants:
+    if not record.is_file() or read_json(record)["config"] != config.determinants:
         raise ValueError(
-            f"{out} exists already and is no model of these settings: choose another --out"
+            f"{folder} exists already and is of other settings: choose another --out or remove it"
         )
     return True
-
-
-def _about(sources: Corpus) -> dict[str, Any]:
-    """Return what the record says of the corpus."""
-    texts = [file.text for file in sources.train]
-    characters = sum(map(len, texts))
-    return {"files": len(texts), "characters": characters, "sha256": sources.sha256}
-
-
-def _claim_work(work: Path, config: PretrainConfig) -> None:
-    """Mark the directory of a training under way; raise ValueError if it is another one's."""
-    if not (work / RECORD).exists():
-        write_json(work / RECORD, config.determinants)
-    elif read_json(work / RECORD) != config.determinants:
-        raise ValueError(
-            f"{work} holds a training of other settings: choose another --out or remove it"
-        )
 
 
 def _trainer(config: PretrainConfig, work: Path, precision: Any) -> pl.Trainer:
     """The trainer, which keeps its checkpoints and its log in ``work``."""
     return pl.Trainer(
         accelerator="auto", devices=1, precision=precision, max_steps=config.steps, gradient_clip_val=1.0,
-        callbacks=[RunCheckpoint(config.every_n_train_steps), progress_of_fit()], plugins=[AtomicCheckpointIO()],
+        callbacks=[RunCheckpoint(config.every_n_train_steps), progress_callback()], plugins=[AtomicCheckpointIO()],
         logger=CSVLogger(work, name="csv"), default_root_dir=work, log_every_n_steps=50, limit_val_batches=32,
         val_check_interval=config.every_n_train_steps, check_val_every_n_epoch=None, num_sanity_val_steps=0,
         use_distributed_sampler=False, enable_model_summary=False, enable_progress_bar=False,

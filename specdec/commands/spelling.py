@@ -1,11 +1,12 @@
 """Misspelt names of a command line and its config files, found before anything slow is imported.
 
-Options and specdec's and Lightning's classes are known from ``help.json``, classes of a user's module from its source.
-Only what the parser would refuse for certain is refused; whatever is in doubt is left to it.
+Options and specdec's and Lightning's classes are known from ``help.json``. Only what the parser would surely refuse
+is refused; whatever is in doubt, as a class of a user's module, is left to it.
 """
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,30 +14,26 @@ from typing import Any
 
 import yaml
 
-from specdec.commands.known import index, installed_version, known_parts, last_name
-from specdec.commands.sources import names_in, source_of
+from specdec.commands.known import KnownPart, index, installed_version, last_name
 from specdec.utils.config import packaged_path, read_yaml
-from specdec.utils.imports import refusal
 from specdec.utils.text import nearest_name
+from specdec.utils.trust import read_yaml_text
 
 YAML = (".yaml", ".yml", ".json")
+SHARED = "--allow_imports --allow_env --allow_keys --target"  # of many commands
 PART_KEYS = ("class_path", "init_args", "dict_kwargs")
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def check_spelling(
-    command: str, text: str, argv: Sequence[str], packages: Sequence[str], modules: Sequence[str]
-) -> None:
+def check_spelling(commands: Sequence[str], argv: Sequence[str], own_modules: bool) -> None:
     """Raise ValueError, with the likeliest name, for what a command cannot take.
 
     Args:
-        command: its name.
-        text: its help.
+        commands: its name, and that of another whose options it takes too.
         argv: its arguments.
-        packages: those of which values may name classes.
-        modules: the user's own, of which they may too.
+        own_modules: whether values may name classes of the user's own modules.
     """
-    spelling = Spelling(command, text, packages, modules)
+    spelling = Spelling(commands, own_modules)
     options = list(_options(itertools.takewhile(lambda word: word != "--", argv)))
     for option, _ in options:
         spelling.check_option(option)
@@ -64,16 +61,17 @@ class Spelling:
     ``where`` names the config file that a value stands in; it is empty for one of the command line.
     """
 
-    def __init__(
-        self, command: str, text: str, packages: Sequence[str], modules: Sequence[str]
-    ) -> None:
-        self.command = command
-        self.text = text
-        self.allowed = (*packages, *modules)
-        self.modules = modules
-        self.options = {option[2:] for option in re.findall(r"(?<![\w-])--[\w.]+", text)}
-        self.parts = known_parts(text)
-        self.doubt = bool(modules)  # whether a class may be named whose arguments are not known
+    def __init__(self, commands: Sequence[str], own_modules: bool) -> None:
+        self.command = commands[0]
+        self.text = "\n".join([SHARED, *(index()["commands"][name] for name in commands)])
+        self.own_modules = own_modules
+        self.options = {option[2:] for option in re.findall(r"(?<![\w-])--[\w.]+", self.text)}
+        self.parts = {
+            option: KnownPart(**about)
+            for name in commands
+            for option, about in index()["parts"][name].items()
+        }
+        self.doubt = own_modules  # whether a class may be named whose arguments are not known
 
     def check_option(self, option: str) -> None:
         """Refuse an option of the command line that there is not."""
@@ -130,6 +128,13 @@ class Spelling:
                 self._check_keys(option, value, where)
             elif isinstance(value, str) and value.endswith(YAML):
                 self.check_file(value, option)
+            elif (
+                isinstance(value, str)
+                and (where or option != "target")  # which is short for a source
+                and os.path.exists(value)
+                and not os.path.isdir(value)
+            ):
+                read_yaml_text(value)  # the parser reads all of it
 
     def _check_keys(self, option: str, config: Mapping[Any, Any], where: str) -> None:
         start = f"{option}." if option else ""
@@ -173,34 +178,15 @@ class Spelling:
         known = part.free or name in (*part.classes, *part.names)
         if known or not PATH.fullmatch(name) or Path(name).exists():
             return
-        place = f"{option} in {where}" if where else option
         if "." in name:
-            self._check_import(name, place)
-        elif not self.modules and not isinstance(yaml.safe_load(name), bool | None):
+            self.doubt = True
+        elif not self.own_modules and not isinstance(yaml.safe_load(name), bool | None):
             near = nearest_name(name, part.names)
             # whose classes are all known
             if near or all(path.startswith("specdec.") for path in part.classes):
                 near = near or f"choose from {', '.join(part.names)}"
+                place = f"{option} in {where}" if where else option
                 self._refuse(f"{place}: there is no {name}", near, part.classes[0])
-
-    def _check_import(self, path: str, place: str) -> None:
-        """Check a class by its import path: the source of its module says whether it has the name."""
-        self.doubt = True
-        allowed = any(f"{path}.".startswith(f"{name}.") for name in self.allowed)
-        file, name = source_of(path)
-        names = names_in(file) if file and name else None
-        if names is not None and name not in names:
-            module = path[: path.rfind(f".{name}")]
-            classes = [other for other in names if other[:1].isupper()]
-            near = nearest_name(name, classes, f"{module}.") or f"see {file}"
-            if not allowed:
-                near += f" and add --allow_imports {module}, if you trust it"
-            self._refuse(f"{place}: {module} has no {name}", near, path)
-        elif not allowed:
-            line = refusal(f"Importing '{path}' is not allowed; argument {place.split()[0]}")
-            local = [] if file else [script.stem for script in Path().glob("*.py")]
-            near = nearest_name(path.split(".")[0], local)
-            raise ValueError(f"{line}; {near}".removesuffix("; "))
 
     def _refuse_name(self, what: str, option: str, dashes: str = "") -> None:
         """Refuse an option or a key."""

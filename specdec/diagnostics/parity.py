@@ -249,7 +249,7 @@ class _Run:
             StopRequested: a signal came.
         """
         config = self.config
-        serve = vllm_arguments(config.target, self.checkpoint, self.drafts, find_vllm()[0])[1:]
+        serve = vllm_arguments(config.target, self.checkpoint, self.drafts)[1:]
         arguments = [*serve, "--dtype", self.dtype, *config.vllm_args]
         with stop_on_signals(), ProposalEngine.started() as engine:
             name = f"vLLM {engine.version} ({RUNNER})"

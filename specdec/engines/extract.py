@@ -20,7 +20,7 @@ from specdec.commands.fit import Configured, configured
 from specdec.commands.parser import OwnOptions, fit_options
 from specdec.data import TokenData
 from specdec.features.contract import DTYPES, Contract
-from specdec.features.runners import load_for_engine, run_engine
+from specdec.features.runners import EngineSetup
 from specdec.features.source import stored_boundaries
 from specdec.features.store import PackedRow, each_row
 from specdec.features.writer import SHARD_BYTES, CacheWriter, check_beside, merge, part_folder
@@ -46,7 +46,8 @@ def cache(argv: list[str]) -> int:
         raise ValueError(
             "target.parts: specdec cache runs the target's layers: set it to false, or take --engine vllm"
         )
-    target = load_for_engine(options.engine, model.target_source)
+    setup = EngineSetup(options.engine, model.target_source, options.rows, options.vllm_args)
+    target = setup.load()
     data.prepare(target.tokenizer)
     data.check_vocabulary(target.vocab_size)
     # A cache of all rows has the same name whatever number was given.
@@ -69,15 +70,7 @@ def cache(argv: list[str]) -> int:
     layers = sorted({*tapped, *options.layers})
     directory = Path(options.out)
     folder = part_folder(number, parts)
-    with run_engine(
-        options.engine,
-        model.target_source,
-        target,
-        layers,
-        longest,
-        options.rows,
-        options.vllm_args,
-    ) as engine:
+    with setup.run(target, layers, longest) as engine:
         contract = Contract.of(target, data, layers, options.dtype, engine.name, first)
         check_beside(directory, folder, contract)
         sizes = _check_space(directory, folder, sum(tokens_by_key.values()), contract)

@@ -75,7 +75,7 @@ class VllmLaunch:
         """
         drafts = drafter.drafts(self.draft_tokens) if drafter else 0
         port = self.port or free_port(self.host)
-        arguments = vllm_arguments(self.target, drafter, drafts, self.vllm[0])
+        arguments = vllm_arguments(self.target, drafter, drafts)
         arguments += ["--host", self.host, "--port", str(port)]
         if not caching:
             arguments.append("--no-enable-prefix-caching")

@@ -6,7 +6,6 @@ A class goes by the name that the target's ``config.json`` gives.
 from typing import Any
 
 from specdec.export.tensors import Raw
-from specdec.utils.vllm import hands_over_states
 
 THROUGH_TRANSFORMERS = ["--model-impl", "transformers"]
 
@@ -19,8 +18,8 @@ def _conditional(names: str) -> set[str]:
     return {f"{name}ForConditionalGeneration" for name in names.split()}
 
 
-# The classes of vLLM 0.32.0 that hand states to method eagle3, as specdec.utils.vllm.hands_over_states finds them in
-# that version's registry, for text and for images. Where a class does not, vLLM's Transformers backend runs the model.
+# The classes of vLLM 0.32.0 that hand states to method eagle3, as tests/export/vllm_source.py finds them in that
+# version's registry, for text and for images. Where a class does not, vLLM's Transformers backend runs the model.
 EAGLE3_TARGETS = _causal(
     "Afmoe Apertus Cohere2Moe Deepseek DeepseekV2 DeepseekV3 DeepseekV32 DeepseekV4 DeepseekV41 Ernie4_5 Gemma4 "
     "Glm5Next GlmMoeDsa GptOss Granite GraniteSWA IQuestCoder InternLM3 K2Horizon KimiLinear LLaMA Laguna Llama "
@@ -125,18 +124,13 @@ def target_facts(hf_config: Any, architecture: str) -> Raw:
     }
 
 
-def target_flags(architecture: str, method: str, python: str | None = None) -> list[str]:
+def target_flags(architecture: str, method: str) -> list[str]:
     """Return the flags of ``vllm serve`` that a target of this class needs in order to be drafted for.
 
     Args:
         architecture: of the target, as its ``config.json`` names the class.
         method: the drafter's, as engines call it.
-        python: the interpreter whose vLLM will serve. Its source is read, if it can be, in place of the table for
-            vLLM 0.32.0.
     """
     if method == "eagle":
         return THROUGH_TRANSFORMERS if architecture in HEADLESS_TARGETS else []
-    native = hands_over_states(python, architecture) if python else None
-    if native is None:
-        native = architecture in EAGLE3_TARGETS
-    return [] if native else THROUGH_TRANSFORMERS
+    return [] if architecture in EAGLE3_TARGETS else THROUGH_TRANSFORMERS

@@ -19,7 +19,6 @@ from specdec.export.subject import EMBEDDING, Subject
 from specdec.export.switches import SGLANG, SWITCHES, VLLM, lint
 from specdec.export.tensors import Raw, Weights
 from specdec.target import NotServable, TargetSource
-from specdec.utils.vllm import configured_python
 
 VOCABULARY = "vocab.target_ids_D"
 DRAFT_TOKENS = 3  # a pass, where nobody says
@@ -157,9 +156,7 @@ class Format:
         vLLM's second model runner hands every drafter of method eagle3 fused states, whatever its config says.
         """
         drafter = DrafterCheckpoint.of(directory, subject)
-        arguments = vllm_arguments(
-            from_anywhere(target), drafter, draft_tokens, configured_python()
-        )
+        arguments = vllm_arguments(from_anywhere(target), drafter, draft_tokens)
         line = shlex.join(["vllm", *arguments])
         last_state = subject.method == "eagle3" and not subject.config.fusion.mixes
         return f"VLLM_USE_V2_MODEL_RUNNER=0 {line}" if last_state else line
@@ -184,12 +181,10 @@ def vllm_arguments(
     target: TargetSource,
     drafter: DrafterCheckpoint | None = None,
     draft_tokens: int = 0,
-    python: str | None = None,
 ) -> list[str]:
     """Return the arguments of ``vllm`` for a target, alone or with a drafter.
 
     Args:
-        python: the interpreter whose vLLM will serve, which decides the flags that the target's architecture needs.
     """
     arguments = ["serve", target.servable()]
     if drafter is not None:
@@ -206,7 +201,7 @@ def vllm_arguments(
     if target.trust_remote_code:
         arguments.append("--trust-remote-code")
     if drafter is not None:
-        arguments += target_flags(drafter.architecture, drafter.method, python)
+        arguments += target_flags(drafter.architecture, drafter.method)
     return arguments
 
 
@@ -344,7 +339,7 @@ class SpeculatorsFormat(Format):
         self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int
     ) -> str:
         """Return the line that serves the checkpoint, which names target, method and number of drafts itself."""
-        flags = target_flags(subject.architecture, subject.method, configured_python())
+        flags = target_flags(subject.architecture, subject.method)
         return shlex.join(["vllm", "serve", directory, *flags])
 
 

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,16 +20,13 @@ from torch import Tensor
 from specdec.features.contract import Contract
 from specdec.features.runners import (
     Engine,
-    EngineDeadError,
-    EngineName,
-    load_for_engine,
-    run_engine,
+    EngineSetup,
 )
 from specdec.features.store import PackedRow, crc32, raw
 from specdec.features.writer import SHARD_BYTES, CacheWriter
-from specdec.target import TargetSource
 from specdec.utils.cluster import last_line
 from specdec.utils.text import how_many
+from specdec.utils.vllm import VllmEndedError
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +58,10 @@ class WantedRow(NamedTuple):
 class Producer:
     """A copy of the target, in a process of its own. It is loaded at the first call, and again after its death."""
 
-    def __init__(
-        self, engine: EngineName, source: TargetSource, contract: Contract, longest: int, rows: int,
-        more: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        self.engine = engine
-        self.source = source
+    def __init__(self, setup: EngineSetup, contract: Contract, longest: int) -> None:
+        self.setup = setup
         self.contract = contract
-        self._options = longest, rows, more  # of :func:`running`
+        self.longest = longest  # tokens of the longest document's piece
         self._lock = threading.Lock()
         self._open = contextlib.ExitStack()
         self._running: Engine | None = None
@@ -84,7 +77,7 @@ class Producer:
         with self._lock:
             try:
                 states = list(self._loaded().states(rows))
-            except EngineDeadError as error:  # once: rows that end it again end the run
+            except VllmEndedError as error:  # once: rows that end it again end the run
                 log.warning("it starts again: %s", error)
                 self._open.close()
                 self._running = None
@@ -97,10 +90,8 @@ class Producer:
 
     def _loaded(self) -> Engine:
         if self._running is None:
-            target = load_for_engine(self.engine, self.source)
-            opening = run_engine(
-                self.engine, self.source, target, self.contract.layers, *self._options
-            )
+            target = self.setup.load()
+            opening = self.setup.run(target, self.contract.layers, self.longest)
             self._running = self._open.enter_context(opening)
         return self._running
 

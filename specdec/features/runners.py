@@ -7,11 +7,10 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -25,7 +24,7 @@ from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
 from specdec.target import Target, TargetSource
 from specdec.utils.files import scratch_folder
-from specdec.utils.vllm import find_vllm
+from specdec.utils.vllm import VllmChild
 
 INSIDE = Path(__file__).parent / "inside_vllm"
 KNOWN = "0.32.", "0.33."  # versions of one connector, to the byte, which is private to vLLM
@@ -33,10 +32,6 @@ TOKENS = 16384  # of rows that vLLM works out at once
 
 # a row, its boundaries' states (R, N, H) and its final one (R, H)
 RowStates = tuple[PackedRow, Tensor, Tensor]
-
-
-class EngineDeadError(ValueError):
-    """The process that ran the target is gone."""
 
 
 class TransformersEngine:
@@ -71,56 +66,11 @@ class VllmEngine:
     Every piece is a request of its own; the final state is the target's final norm of the last boundary.
     """
 
-    def __init__(
-        self, process: "subprocess.Popen[str]", log: Path, target: Target, layers: Sequence[int]
-    ) -> None:
-        self.process = process
-        self.log = log
+    def __init__(self, child: VllmChild, target: Target, layers: Sequence[int]) -> None:
+        self.child = child
         self.target = target
         self.layers = layers
-        self.name = f"vllm {self._answer()['version']}"
-
-    @classmethod
-    @contextlib.contextmanager
-    def started(
-        cls,
-        source: TargetSource,
-        target: Target,
-        layers: Sequence[int],
-        longest: int,
-        more: Mapping[str, Any],
-    ) -> Iterator[Self]:
-        """vLLM with this target, for pieces of up to ``longest`` tokens and with ``more`` arguments of its engine.
-
-        ValueError if there is none of a known version, it refuses an argument, or it fails.
-        """
-        python = find_vllm()[0]
-        with scratch_folder() as folder:
-            job = {
-                "folder": str(folder),
-                "known": KNOWN,
-                "layers": [*(b for b in layers if b < target.num_layers), target.num_layers],
-                "engine": {
-                    "model": source.servable(), "revision": source.revision,
-                    "trust_remote_code": source.trust_remote_code, "dtype": str(target.dtype).removeprefix("torch."),
-                    "max_model_len": longest + 1,  # and the one token that it has to write
-                    "skip_tokenizer_init": True, "seed": 0,
-                },
-                "more": {"max_num_batched_tokens": max(TOKENS, longest + 1), **more},
-            }  # fmt: skip
-            path = os.pathsep.join(filter(None, [str(INSIDE), os.environ.get("PYTHONPATH", "")]))
-            log = folder / "vllm.log"
-            with log.open("w") as stderr:
-                process = subprocess.Popen(
-                    [python, str(INSIDE / "extract.py"), json.dumps(job)], text=True,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
-                    env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path},
-                )  # fmt: skip
-            try:
-                yield cls(process, log, target, layers)
-            finally:
-                process.kill()
-                process.communicate()
+        self.name = f"vllm {child.version}"
 
     def states(self, rows: Iterable[PackedRow]) -> Iterator[RowStates]:
         """Many rows at a time."""
@@ -135,11 +85,8 @@ class VllmEngine:
 
     def _group(self, rows: list[PackedRow]) -> Iterator[RowStates]:
         pieces = [ids_M for row in rows for ids_M in row.pieces()]
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the missing answer tells why
-            self.process.stdin.write(json.dumps([ids_M.tolist() for ids_M in pieces]) + "\n")
-            self.process.stdin.flush()
-        files = iter(zip(pieces, self._answer(), strict=True))
+        answer = self.child.ask([ids_M.tolist() for ids_M in pieces])
+        files = iter(zip(pieces, answer, strict=True))
         for row in rows:
             states = [self._piece(*next(files)) for _ in row.pieces()]
             aux_RNH, final_RH = (torch.cat(columns) for columns in zip(*states, strict=True))
@@ -163,53 +110,62 @@ class VllmEngine:
             final_MH = self.target.final_norm(states[:, -1].to(self.target.device)).cpu()
         return states[:, : len(self.layers)], final_MH
 
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            lines = [
-                line for line in self.log.read_text(errors="replace").splitlines() if line.strip()
-            ]
-            raise EngineDeadError(f"vLLM ended: {' | '.join(lines[-5:])}")
-        answer = json.loads(line)
-        if isinstance(answer, dict) and "refused" in answer:
-            raise ValueError(f"--engine vllm: {answer['refused']}")
-        return answer
-
 
 Engine = TransformersEngine | VllmEngine
 EngineName = Literal["transformers", "vllm"]
 
 
-def load_for_engine(engine: EngineName, source: TargetSource) -> Target:
-    """What an engine needs of the target in this process: with vLLM, its final norm, its tokenizer and who it is.
-
-    Raises:
-        ValueError: the target cannot be had, or not by this engine.
-    """
-    if engine == "vllm":
-        source.servable()
-        return dataclasses.replace(source, device_map=None, parts=True).load()
-    target = source.load("cuda" if torch.cuda.is_available() else "cpu")
-    target.prove()
-    return target
-
-
-@contextlib.contextmanager
-def run_engine(
-    engine: EngineName, source: TargetSource, target: Target, layers: Sequence[int], longest: int, rows: int,
-    more: Mapping[str, Any],
-) -> Iterator[Engine]:  # fmt: skip
-    """An engine for the :func:`loaded` target and boundaries.
+@dataclass(frozen=True)
+class EngineSetup:
+    """What runs a target.
 
     Args:
-        longest: tokens of the longest document's piece.
+        source: the target.
         rows: of one forward of transformers; vLLM makes its batches itself.
         more: arguments of vLLM's engine.
     """
-    if engine == "transformers":
-        with matmul_backend() as products:  # as in training
-            yield TransformersEngine(target, layers, products, rows)
-        return
-    with VllmEngine.started(source, target, layers, longest, more) as vllm:
-        yield vllm
+
+    engine: EngineName
+    source: TargetSource
+    rows: int
+    more: Mapping[str, Any]
+
+    def load(self) -> Target:
+        """What an engine needs of the target in this process: with vLLM, its final norm, its tokenizer and who it is.
+
+        Raises:
+            ValueError: the target cannot be had, or not by this engine.
+        """
+        if self.engine == "vllm":
+            self.source.servable()
+            return dataclasses.replace(self.source, device_map=None, parts=True).load()
+        target = self.source.load("cuda" if torch.cuda.is_available() else "cpu")
+        target.prove()
+        return target
+
+    @contextlib.contextmanager
+    def run(self, target: Target, layers: Sequence[int], longest: int) -> Iterator[Engine]:
+        """An engine for the loaded target, boundaries, and documents' pieces of up to ``longest`` tokens.
+
+        ValueError if there is no vLLM of a known version, it refuses an argument, or it fails.
+        """
+        if self.engine == "transformers":
+            with matmul_backend() as products:  # as in training
+                yield TransformersEngine(target, layers, products, self.rows)
+            return
+        source = self.source
+        with scratch_folder() as folder:
+            job = {
+                "folder": str(folder),
+                "known": KNOWN,
+                "layers": [*(b for b in layers if b < target.num_layers), target.num_layers],
+                "engine": {
+                    "model": source.servable(), "revision": source.revision,
+                    "trust_remote_code": source.trust_remote_code, "dtype": str(target.dtype).removeprefix("torch."),
+                    "max_model_len": longest + 1,  # and the one token that it has to write
+                    "skip_tokenizer_init": True, "seed": 0,
+                },
+                "more": {"max_num_batched_tokens": max(TOKENS, longest + 1), **self.more},
+            }  # fmt: skip
+            with VllmChild.started(INSIDE / "extract.py", json.dumps(job)) as child:
+                yield VllmEngine(child, target, layers)

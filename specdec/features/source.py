@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdec.data import Batch, TokenData
 from specdec.features.contract import DTYPES, Contract, described
-from specdec.features.store import FeatureStore, PackedRow, each_row, packed_rows
+from specdec.features.store import FeatureStore, PackedRow, each_row
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 from specdec.target.rounding import compare_boundary, median_error, own_states
@@ -218,17 +218,16 @@ class RowSource(FeatureSource):
 
     def prefetch(self, batch: Batch) -> None:
         """Have the thread read it."""
-        rows = packed_rows(batch)
-        if (keys := _keys(rows)) not in self._prefetched:
-            self._prefetched[keys] = self._thread.submit(self._read, rows, batch.ids_BT.shape[1])
+        if (keys := _keys(batch)) not in self._prefetched:
+            self._prefetched[keys] = self._thread.submit(self._read, batch)
 
     def wait(self, batch: Batch) -> None:
         """Wait until it is read."""
-        wait([reading] if (reading := self._prefetched.get(_keys(packed_rows(batch)))) else [])
+        wait([reading] if (reading := self._prefetched.get(_keys(batch))) else [])
 
     def cancel(self, batch: Batch) -> None:
         """Do not read it, or not keep it."""
-        if reading := self._prefetched.pop(_keys(packed_rows(batch)), None):
+        if reading := self._prefetched.pop(_keys(batch), None):
             reading.cancel()
 
     def __call__(
@@ -239,9 +238,8 @@ class RowSource(FeatureSource):
             raise ValueError(
                 f"{self.where}: opened for boundaries {list(self.layers)}, not {list(layers)}"
             )
-        rows = packed_rows(batch)
-        ahead = self._prefetched.pop(_keys(rows), None)
-        columns = self._read(rows, batch.ids_BT.shape[1]) if ahead is None else ahead.result()
+        ahead = self._prefetched.pop(_keys(batch), None)
+        columns = self._read(batch) if ahead is None else ahead.result()
         on_device = [column.to(target.device, non_blocking=True) for column in columns]
         aux_BTNH, final_BTH = self.contract.decode(on_device, self.dtype)
         if len(self.taps) < len(self.layers):  # the last boundary, after the final norm
@@ -254,18 +252,13 @@ class RowSource(FeatureSource):
         self._thread = ThreadPoolExecutor(1, "features")  # starts none before it is needed
         self._prefetched.clear()
 
-    def _read(self, rows: Sequence[PackedRow], T: int) -> list[Tensor]:
+    def _read(self, batch: Batch) -> list[Tensor]:
+        pinned = torch.cuda.is_available()
         columns = [
-            torch.zeros(
-                len(rows),
-                T,
-                *column.shape,
-                dtype=column.dtype,
-                pin_memory=torch.cuda.is_available(),
-            )
+            torch.zeros(*batch.ids_BT.shape, *column.shape, dtype=column.dtype, pin_memory=pinned)
             for column in self.contract.columns(len(self.layers)).values()
         ]
-        for n, row in enumerate(rows):
+        for n, row in enumerate(each_row(batch)):
             if row.tokens:
                 self.copy(row, *(column[n] for column in columns))
         return columns
@@ -284,7 +277,7 @@ class CachedSource(RowSource):
     def prefetch(self, batch: Batch) -> None:
         """Have the thread read it, unless it is the one behind a run's last, which a cache of the first rows need not
         have."""
-        if all(map(self.store.holds, packed_rows(batch))):
+        if all(map(self.store.holds, each_row(batch))):
             super().prefetch(batch)
 
     def copy(self, row: PackedRow, *columns_T: Tensor) -> None:
@@ -326,5 +319,5 @@ def spot_check(
         )
 
 
-def _keys(rows: Sequence[PackedRow]) -> tuple[bytes, ...]:
-    return tuple(row.key for row in rows)
+def _keys(batch: Batch) -> tuple[bytes, ...]:
+    return tuple(row.key for row in each_row(batch))

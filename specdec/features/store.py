@@ -50,13 +50,8 @@ class PackedRow(NamedTuple):
         return self.ids_R.split(sizes.tolist())
 
 
-def packed_rows(batch: Batch) -> list[PackedRow]:
-    """The rows of a batch on any device."""
-    return [*each_row(batch)]
-
-
 def each_row(batch: Batch) -> Iterator[PackedRow]:
-    """The same, one by one: all rows of the data need not be in memory twice."""
+    """The rows of a batch on any device, one by one: all rows of the data need not be in memory twice."""
     for ids_T, documents_T in zip(batch.ids_BT.cpu(), batch.documents_BT.cpu(), strict=True):
         R = int((documents_T >= 0).sum())
         ids_R = ids_T[:R].long().contiguous()
@@ -250,27 +245,21 @@ class FeatureStore:
         if not row.tokens:
             return
         self.check(row)
-        place = self._places[row.key]
-        R = row.tokens
-        path = place.path
-        stored = self.contract.columns()
-        in_order = [*taps] == [*range(len(self.contract.layers))]  # all boundaries: no copy
-        by_boundary = [name.startswith("aux") for name in stored]
-        buffers = [
-            there.new_empty(R, *column.shape)
-            if some and not (in_order and there.shape[1:] == column.shape)
-            else there[:R]
-            for there, column, some in zip(columns, stored.values(), by_boundary, strict=True)
-        ]
+        path, starts, checksum = self._places[row.key]
+        buffers = self.contract.empty(row.tokens)
         with explained(path), path.open("rb", buffering=0) as file:
-            for start, column in zip(place.starts, buffers, strict=True):
+            for start, buffer in zip(starts, buffers, strict=True):
                 file.seek(start)
-                if column.numel() and file.readinto(raw(column).data) != column.nbytes:
+                if buffer.numel() and file.readinto(raw(buffer).data) != buffer.nbytes:
                     raise ValueError(f"{path}: it is cut off: {REMEDY}")
-        if crc32(*buffers) != place.crc32:
+        if crc32(*buffers) != checksum:
             raise ValueError(
                 f"{path}: a row's CRC-32 is not the one that was written with it: {REMEDY}"
             )
-        for there, column in zip(columns, buffers, strict=True):
-            for n, tap in enumerate(taps if there.data_ptr() != column.data_ptr() else ()):
-                there[:R, n] = column[:, tap]
+        for name, column, buffer in zip(self.contract.columns(), columns, buffers, strict=True):
+            there = column[: row.tokens]
+            if name.startswith("final"):
+                there.copy_(buffer)
+            else:
+                for n, tap in enumerate(taps):
+                    there[:, n] = buffer[:, tap]

@@ -35,7 +35,7 @@ from specdec.features.producers import (
     Tee,
     unpack,
 )
-from specdec.features.runners import EngineName
+from specdec.features.runners import EngineName, EngineSetup
 from specdec.features.source import (
     Features,
     FeatureSource,
@@ -43,7 +43,7 @@ from specdec.features.source import (
     spot_check,
     stored_boundaries,
 )
-from specdec.features.store import PackedRow, each_row, packed_rows
+from specdec.features.store import PackedRow, each_row
 from specdec.target import Target, TargetOutput, TargetSource
 from specdec.utils.cluster import AUTH, join, last_line
 from specdec.utils.numbers import Count, NonNegative, Side, check_numbers
@@ -185,9 +185,12 @@ class StreamedSource(RowSource):
         longest, keys = self._rows_to_make()
         names = [f"producer-{number}" for number in range(features.producers)]
         source = self._source_of_producers(self.target.origin)
-        arguments = features.engine, source, contract, longest, features.rows, features.vllm_args
+        setup = EngineSetup(features.engine, source, features.rows, features.vllm_args)
         options = self._producer_options()
-        producers = [actors.start_actor(Producer, name, *arguments, **options) for name in names]
+        producers = [
+            actors.start_actor(Producer, name, setup, contract, longest, **options)
+            for name in names
+        ]
         log.info(
             "waiting for %s of %s", how_many(features.producers, "producer"), self.target.source
         )
@@ -290,7 +293,7 @@ class StreamedSource(RowSource):
         """Ask for its rows, and have the thread take them as they come."""
         self._start_again()
         number = next(self._batches)
-        for row in packed_rows(batch):
+        for row in each_row(batch):
             if row.tokens:
                 with self._lock:
                     self._asked[row.key].append((number, self._ask(row, number)))
@@ -299,7 +302,7 @@ class StreamedSource(RowSource):
     def cancel(self, batch: Batch) -> None:
         """Let go of its rows, and make those that are not begun no more."""
         super().cancel(batch)
-        for row in packed_rows(batch):
+        for row in each_row(batch):
             with self._lock:
                 if asked := self._asked.get(row.key):
                     self._ray.cancel(asked.pop()[1], recursive=False)

@@ -8,6 +8,7 @@ until the worker, the supervisor and the command are all gone, so that no job is
 
 import contextlib
 import datetime
+import json
 import os
 import shlex
 import shutil
@@ -131,7 +132,9 @@ def specdec_job(
 
 def write_config(study: Path, job: Job) -> None:
     """Write ``jobs/KEY/config.yaml``."""
-    text = yaml.safe_dump(dict(job.config), sort_keys=False, allow_unicode=True)
+    # without aliases, which no config has
+    plain = json.loads(json.dumps(dict(job.config)))
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     folder = study / JOBS / job.key
     (folder / SUMS).unlink(missing_ok=True)
     write_text(folder / CONFIG, text)

@@ -6,6 +6,7 @@ import datetime
 import functools
 import inspect
 import itertools
+import json
 import os
 import re
 import sys
@@ -17,7 +18,9 @@ from omegaconf import OmegaConf
 
 from specdec.utils.imports import guard_parsers
 from specdec.utils.locks import claim_of, is_held
-from specdec.utils.trust import check_reach, check_yaml_size, load_yaml, read_yaml_text, redacted
+from specdec.utils.trust import check_reach, load_yaml, parse_yaml, read_yaml_text, redacted
+
+MOST_PARTS = 64  # files that one config names
 
 
 def packaged_path(path: str) -> str:
@@ -28,33 +31,44 @@ def packaged_path(path: str) -> str:
     return next((str(place) for place in places if place.exists()), path)
 
 
-def read_yaml(path: str) -> dict[str, Any]:
-    """A config file, references unresolved; ValueError, with the line, if it is missing, not YAML or not a mapping, or
-    says what only the command line may."""
+def read_yaml(path: str, files: list[str] | None = None) -> dict[str, Any]:
+    """A config file with what parts' files hold in their place, references unresolved.
+
+    Args:
+        files: of this config, that were read before.
+
+    Raises:
+        ValueError: it is missing, not YAML or not a mapping, says what only the command line may, or has too many
+            parts.
+    """
 
     def load(text: str) -> Any:
-        return OmegaConf.to_container(OmegaConf.create(text)) if check_yaml_size(text) else None
+        is_mapping = isinstance(parse_yaml(text), dict | None)
+        return OmegaConf.to_container(OmegaConf.create(text)) if is_mapping else None
 
     config = load_yaml(read_yaml_text(path), path, load)
     if not isinstance(config, dict):
         raise ValueError(f"{path}: a config file must be a mapping of keys")
     check_reach(config, path)
-    return _located(config, Path(path).parent)
+    return _with_parts(config, Path(path).parent, [] if files is None else files)
 
 
-def _located(value: Any, folder: Path) -> Any:
-    """The same with parts' files by their whole paths; each lies in this folder, the working folder or the package."""
+def _with_parts(value: Any, folder: Path, files: list[str]) -> Any:
+    """The same with what parts' files hold; each lies in this folder, the working folder or the package."""
     if isinstance(value, dict):
-        return {key: _located(child, folder) for key, child in value.items()}
+        return {key: _with_parts(child, folder, files) for key, child in value.items()}
     if isinstance(value, list):
-        return [_located(child, folder) for child in value]
+        return [_with_parts(child, folder, files) for child in value]
     if not isinstance(value, str) or not value.endswith((".yaml", ".yml")):
         return value
     places = (folder / value, Path(packaged_path(value)))
-    path = next((str(place.resolve()) for place in places if place.exists()), value)
-    if path != value or Path(value).exists():
-        load_yaml(read_yaml_text(path), path)  # before the parser reads it
-    return path
+    path = next((str(place) for place in places if place.exists()), None)
+    if path is None:
+        return value
+    files.append(path)
+    if len(files) > MOST_PARTS:
+        raise ValueError(f"{path}: more than {MOST_PARTS} files of parts, in each other or beside")
+    return read_yaml(path, files)
 
 
 def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -64,11 +78,12 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     if a file cannot be read.
     """
     config, rest = merge_config(args)
-    parts = [word.rpartition("=") for word in rest]
-    # a part's file by its whole path: a bare mine.yaml would also be the name of something in a module
-    return config, [
-        name + equals + _located(packaged_path(value), Path()) for name, equals, value in parts
-    ]
+    words = []
+    for word in rest:
+        name, equals, value = word.rpartition("=")
+        part = _with_parts(value, Path(), [])
+        words.append(word if part is value else name + equals + json.dumps(part))
+    return config, words
 
 
 def merge_config(args: list[str]) -> tuple[dict[str, Any], list[str]]:

@@ -6,9 +6,10 @@ checked before it is called. To a type checker, a config file and the parser the
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,13 @@ class Range:
     above: bool = False
 
     def __repr__(self) -> str:
-        return f"{'>' if self.above else '>='} {self.least}" + (
-            f", <= {self.most}" if self.most < 2**20 else ""
-        )  # others are no one's concern
+        most = f", <= {self.most}" if self.most < 2**20 else ""  # others are no one's concern
+        return f"{'>' if self.above else '>='} {self.least}{most}"
 
-    def wanted(self, value: float) -> str | None:
-        """The bound that a number is beyond, in words; None if it is within both."""
+    def wanted(self, value: Any, kind: type[float]) -> str | None:
+        """What should stand in place of a value, in words; None if it is a number of this kind and range."""
+        if isinstance(value, bool) or not isinstance(value, int | kind):
+            return "a whole number" if kind is int else "a number"
         if value > self.most or value == math.inf:
             return f"at most {self.most:,}" if self.most < math.inf else "finite"
         if value > self.least or (value == self.least and not self.above):
@@ -79,29 +81,22 @@ def _hints(annotated: Callable[..., Any]) -> dict[str, Any]:
 
 def _fault(hint: Any, value: Any) -> str | None:
     """What is wrong with a value, or one that it holds, by its annotation; None if nothing is."""
-    arms = (hint,) if get_origin(hint) is Annotated else (hint, *get_args(hint))
-    ranges = [
-        (arm.__origin__, annotation)
-        for arm in arms
-        if get_origin(arm) is Annotated
-        for annotation in arm.__metadata__
-    ]
-    ranges = [(kind, annotation) for kind, annotation in ranges if isinstance(annotation, Range)]
-    if not ranges or get_origin(hint) in (list, dict):
-        inner = [get_args(arm)[-1] for arm in arms if get_origin(arm) in (list, dict)]
-        children: Iterable[Any] = ()
-        if isinstance(value, dict):
-            children = value.values()
-        elif isinstance(value, list | tuple):
-            children = value
-        faults = (_fault(child_hint, child) for child in children for child_hint in inner)
-        return next(filter(None, faults), None)
-    words = [word for arm in arms if get_origin(arm) is Literal for word in get_args(arm)]
-    if value in words or isinstance(value, tuple(arm for arm in arms if isinstance(arm, type))):
+    words: list[str] = []
+    wanted: list[str] = []
+    for arm in get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]:
+        kind = get_origin(arm)
+        if kind in (list, dict) and isinstance(value, list | tuple | dict):
+            children = value.values() if isinstance(value, dict) else value
+            faults = (_fault(get_args(arm)[-1], child) for child in children)
+            return next(filter(None, faults), None)
+        if kind is Literal:
+            words += get_args(arm)
+        elif kind is Annotated and isinstance(bounds := arm.__metadata__[0], Range):
+            if (what := bounds.wanted(value, arm.__origin__)) is None:
+                return None
+            wanted.append(what)
+        elif isinstance(arm, type) and isinstance(value, arm):
+            return None
+    if not wanted or value in words:
         return None
-    whole = all(kind is int for kind, _ in ranges)
-    if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
-        wanted = ["a whole number" if whole else "a number"]
-    elif None in (wanted := [bounds.wanted(value) for _, bounds in ranges]):
-        return None
-    return f"must be {' or '.join(dict.fromkeys(map(str, (*words, *wanted))))}, not {value!r:.60}"
+    return f"must be {' or '.join(dict.fromkeys([*words, *wanted]))}, not {value!r:.60}"

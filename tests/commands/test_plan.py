@@ -193,7 +193,7 @@ def test_what_it_cannot_say_is_one_line(
 def test_the_table(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--world=2", *base]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["processes", "2"] and "memory of a process, MB: total" in lines[-1]
+    assert lines[0].split() == ["processes", "2"] and "memory MB per process: total" in lines[-1]
 
 
 K2 = {  # Kimi-K2's sizes

@@ -116,12 +116,6 @@ def test_the_embedding_of_bos_is_long(tokenizer: Any) -> None:
     assert long > 8 * float(rows_VH.norm(dim=1).median())
 
 
-@pytest.mark.parametrize(("setting", "value"), [("steps", 0), ("warmup", 0.8)])
-def test_wrong_settings_are_refused(setting: str, value: float) -> None:
-    with pytest.raises(ValueError, match=setting):
-        recipe("model", **{setting: value})
-
-
 def test_the_seed_is_the_splits() -> None:
     config = PretrainConfig(out=Path("model"))
     assert config.seed == SEED

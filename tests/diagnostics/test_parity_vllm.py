@@ -122,7 +122,7 @@ def test_what_vllm_refuses_is_told(
     (fake_proposals / "answer.json").write_text('{"refused": "ValueError: no room"}')
     assert main([*line, *ENGINE]) == 2
     seen = capsys.readouterr()
-    assert "vLLM 0.0.fake refuses: ValueError: no room" in seen.err.splitlines()[-1]
+    assert "vLLM refuses: ValueError: no room" in seen.err.splitlines()[-1]
     assert "training and export" in seen.out  # what was compared before is shown
 
 

@@ -98,9 +98,9 @@ def test_a_python_without_a_known_vllm_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("{tensor_parallel_size: 2}", "vLLM ended: the model does not load, in 2"),
-        ("{}", "vLLM ended: the model does not load, in None"),
-        ('{"unheard": 1}', "--engine vllm: unexpected argument 'unheard'"),
+        ("{tensor_parallel_size: 2}", "vLLM ended by itself: the model does not load, in 2"),
+        ("{}", "vLLM ended by itself: the model does not load, in None"),
+        ('{"unheard": 1}', "vLLM refuses: unexpected argument 'unheard'"),
     ],
 )
 def test_vllm_takes_more_arguments(

@@ -11,11 +11,11 @@ import torch
 
 from specdec.engines.proposals import (
     INSIDE,
-    EngineRefusedError,
     ProposalEngine,
     RecordedAnswer,
     RecordedPass,
 )
+from specdec.utils.vllm import VllmRefusedError
 from tests.engines.conftest import fake_proposals
 
 __all__ = ["fake_proposals"]
@@ -28,7 +28,7 @@ def test_an_answer_has_its_passes(fake_proposals: Path) -> None:
     with ProposalEngine.started() as engine:
         assert engine.version == "0.0.fake"
         answers = engine.ask(["target", "--flag"], [[1, 2], [3]], 2)
-        process = engine.process
+        process = engine.child.process
     first = RecordedAnswer([1, 2], [9, 8], [RecordedPass(2, 9, [4, 5])])
     assert answers == [first, RecordedAnswer([3], [7], [])]
     (job,) = json.loads((fake_proposals / "jobs.json").read_text())
@@ -40,9 +40,7 @@ def test_what_vllm_refuses_is_an_error_and_another_may_follow(fake_proposals: Pa
     (fake_proposals / "answer.json").write_text('{"refused": "ValueError: no such model"}')
     with ProposalEngine.started() as engine:
         for _ in range(2):
-            with pytest.raises(
-                EngineRefusedError, match=r"vLLM 0.0.fake refuses: ValueError: no such model"
-            ):
+            with pytest.raises(VllmRefusedError, match="vLLM refuses: ValueError: no such model"):
                 engine.ask(["target"], [[1]], 1)
 
 

@@ -37,8 +37,9 @@ from specdec.export.switches import (
     dropped,
     lint,
 )
-from specdec.utils.vllm import configured_python, hands_over_states, installed
+from specdec.utils.vllm import find_vllm
 from tests.export.made import made_drafter
+from tests.export.vllm_source import hands_over_states, installed
 from tests.tiny import LAYERS, biased, presets, tiny_config, tiny_target, variants
 
 EAGLE1, EAGLE3, DFLASH = presets()["eagle1"], presets()["eagle3"], variants()["dflash"]
@@ -339,8 +340,7 @@ def test_kimis_class_is_named_as_sglang_knows_it_where_it_drafts_the_same() -> N
 
 @pytest.mark.vllm
 def test_the_classes_are_those_of_the_vllm_that_the_table_names() -> None:
-    python = configured_python()
-    assert python is not None
+    python = find_vllm()[0]
     place = installed(python)
     assert place is not None
     if not VLLM.endswith(place.version.partition("+")[0]):

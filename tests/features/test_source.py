@@ -162,7 +162,9 @@ def test_what_is_prefetched_is_read_once(
     data.reader = source
     read: list[int] = []
     inner = source._read  # type: ignore[attr-defined]
-    monkeypatch.setattr(source, "_read", lambda rows, T: read.append(len(rows)) or inner(rows, T))
+    monkeypatch.setattr(
+        source, "_read", lambda batch: read.append(len(batch.ids_BT)) or inner(batch)
+    )
     for batch in data.train_dataloader():
         source(target, batch, LAYERS, False)
     assert len(read) > 2 and sum(read) == len(data.splits.train.ids_BT)

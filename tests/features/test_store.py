@@ -14,7 +14,7 @@ from specdec.data import Batch
 from specdec.engines.extract import stored_rows
 from specdec.features.contract import described
 from specdec.features.runners import TransformersEngine
-from specdec.features.store import FeatureStore, PackedRow, packed_rows
+from specdec.features.store import FeatureStore, PackedRow, each_row
 from specdec.features.writer import CacheWriter
 from specdec.target import Target
 from tests.features.made import Texts, contract_of, fill
@@ -28,7 +28,7 @@ def use(cache: Path) -> None:
     data = Texts()
     data.prepare(None)
     store = FeatureStore(cache, described(data))
-    for row in packed_rows(data.splits.train) + packed_rows(data.splits.validation):
+    for row in [*each_row(data.splits.train), *each_row(data.splits.validation)]:
         aux = torch.zeros(len(row.ids_R), 3, 32)
         store.read(row, [0, 1, 2], aux, torch.zeros(len(row.ids_R), 32))
 
@@ -164,7 +164,7 @@ def test_a_cache_of_something_else_is_not_gone_on_with(
 
 
 def row(ids: list[int], documents: list[int]) -> PackedRow:
-    (found,) = packed_rows(
+    (found,) = each_row(
         Batch(
             torch.tensor([ids]),
             torch.ones(1, len(ids), dtype=torch.bool),
@@ -188,7 +188,7 @@ def test_a_shard_that_changes_while_a_cache_is_used_is_refused_by_name(
     """Cut off, gone, or another's: none of it is a SIGBUS, which no Python could catch."""
     cache, data = copied(), Texts()
     data.prepare(None)
-    store, rows = FeatureStore(cache, described(data)), packed_rows(data.splits.train)
+    store, rows = FeatureStore(cache, described(data)), [*each_row(data.splits.train)]
     shard = cache / "shard-00000.safetensors"
     whole = shard.read_bytes()
 
@@ -239,7 +239,7 @@ def test_rows_are_read_as_they_were_written(
     keys = [bytes(key) for one in stored for key in one["keys"].numpy()]
     sizes = torch.cat([one["sizes_E"] for one in stored]).tolist()
     places = dict(zip(keys, zip(aux.split(sizes), final.split(sizes), strict=True), strict=True))
-    for row in packed_rows(data.splits.train):
+    for row in each_row(data.splits.train):
         R, T = row.tokens, row.tokens + 3
         found, end = torch.zeros(T, len(taps) + columns, 32), torch.zeros(T, 32)
         store.read(row, taps, found, end)

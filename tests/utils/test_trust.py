@@ -50,7 +50,7 @@ WRONG = {
     "many digits": ("a: " + "9" * 5000, "digits"),
     "an object": ("a: !!python/object/apply:os.system [ls]", "constructor"),
     "two documents": ("a: 1\n---\nb: 2", "document"),
-    "a loop": ("a: &a [*a]", "without end"),
+    "a loop": ("a: &a [*a]", "aliases"),
     "too large": ("a: 1 # " + "x" * 2**20, "no YAML of over"),
 }
 
@@ -94,13 +94,10 @@ def test_a_file_without_end_is_not_read(
     assert len([line for line in capsys.readouterr().err.splitlines() if "error: " in line]) == 1
 
 
-def test_aliases_and_references_of_a_real_config_are_read(tmp_path: Path) -> None:
+def test_references_of_a_real_config_are_read(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text(
-        "a: &a {x: 1.0e-3, y: [1, 2]}\nb: *a\nc: {<<: *a, z: '${a.x}'}\nd: '${a.x}-${b.x}'\n"
-    )
-    found = read_yaml(str(path))
-    assert found["c"] == {"x": 1e-3, "y": [1, 2], "z": "${a.x}"} and found["b"] == found["a"]
+    path.write_text("a: &a {x: 1.0e-3, y: [1, 2]}\nd: '${a.x}-${a.y}'\n")
+    assert read_yaml(str(path)) == {"a": {"x": 1e-3, "y": [1, 2]}, "d": "${a.x}-${a.y}"}
     assert load_yaml("[" * (DEEPEST - 1) + "]" * (DEEPEST - 1), "x")
 
 

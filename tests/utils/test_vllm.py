@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec.utils.vllm import VARIABLE, configured_python, hands_over_states, installed
+from specdec.utils.vllm import VARIABLE, find_vllm
+from tests.export.vllm_source import hands_over_states, installed
 
 SOURCES = {
     "__init__.py": "raise RuntimeError('vLLM must not be imported')",
@@ -98,9 +99,7 @@ def test_what_is_installed(python: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert installed(bare) is None and hands_over_states(bare, "LlamaForCausalLM") is None
     assert installed("/bin/true") is None
     monkeypatch.setenv(VARIABLE, python)
-    assert configured_python() == python
+    assert find_vllm()[0] == python
     monkeypatch.setenv(VARIABLE, bare)
     with pytest.raises(ValueError, match="this Python has no vLLM"):
-        configured_python()
-    monkeypatch.delenv(VARIABLE)
-    assert configured_python() is None
+        find_vllm()
