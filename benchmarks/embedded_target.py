@@ -5,7 +5,7 @@
 The options are those of :class:`specdec.commands.pretraining.PretrainConfig`: with the defaults, and this Python's
 library, it is the target that comes with the package, in about an hour on one core. The directory holds the model, its
 record ``pretrain.json``, its card and ``answers.jsonl``, the text that drafters are trained on. After an interruption
-the same command goes on.
+the same command resumes.
 """
 
 import itertools

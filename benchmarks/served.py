@@ -6,7 +6,7 @@ before training or by the export, with its reason; all else is a finding. Most d
 depend on the whole context and on every weight; some know their target's law, so that drafts are accepted. A second
 table has a design for each switch of the engine matrix, a third one designs whose heads, head sizes, layers, boundaries
 and vocabularies are drawn at random.
-What is finished is kept beside ``--out`` until all is, so that the same command goes on.
+What is finished is kept beside ``--out`` until all is, so that the same command resumes.
 
 ``SPECDEC_VLLM_PYTHON=... python -m benchmarks.served --out benchmarks/results/served_<hardware>_<yyyymm>.md``
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The recipe of docs/recipe.md with three generations of drafters for a chat model, trained on its own answers, measured,
-# exported and served, and studied. What is done is kept: the same command goes on after an interruption.
+# exported and served, and studied. What is done is kept: the same command resumes after an interruption.
 # usage: examples/recipe.sh TARGET GSM8K PROMPTS     Results are in runs/recipe; $SPECDEC_VLLM_PYTHON is a Python that has vLLM.
 #   TARGET   directory of the chat model, as SmolLM2-135M-Instruct
 #   GSM8K    train.jsonl of https://github.com/openai/grade-school-math

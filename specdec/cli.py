@@ -23,69 +23,72 @@ HELP = Path(__file__).with_name("help.json")
 COMMANDS = {
     "quickstart": (
         "specdec.commands.quickstart:quickstart",
-        "train and evaluate an EAGLE-3.1 drafter on the embedded target",
+        "train and evaluate an EAGLE-3.1 drafter for the bundled target",
     ),
     "fit": ("specdec.commands.fit:run_fit", "train a drafter (LightningCLI)"),
     "doctor": (
         "specdec.diagnostics.doctor:doctor",
-        "the faults of a set-up, or its data, before it is trained",
+        "check model, data and config before training",
     ),
     "plan": (
         "specdec.commands.plan:plan",
-        "memory and steps of a fit on many devices, worked out in one process",
+        "estimate memory, time and hardware for a training run",
     ),
     "cache": (
         "specdec.engines.extract:cache",
-        "store the target's features of a run's data for training",
+        "compute the target's hidden states once, for many runs",
     ),
     "evaluate": (
         "specdec.evaluation.run:evaluate_command",
-        "acceptance length and speed of a drafter",
+        "measure a drafter's acceptance length and speed",
     ),
     "compare": (
         "specdec.evaluation.compare:compare",
-        "whether two evaluations differ by more than chance",
+        "test whether two evaluations differ significantly",
     ),
     "table": (
         "specdec.evaluation.table:suite_table",
-        "evaluations of several drafters as papers print them",
+        "make a table of several drafters, as papers print it",
     ),
     "robustness": (
         "specdec.diagnostics.robustness:robustness",
-        "what a drafter keeps of its acceptance on unusual input",
+        "measure acceptance under other templates, prompts and noise",
     ),
     "drift": (
         "specdec.diagnostics.drift:drift",
-        "where acceptance is lost; attention, state and acceptance by draft step",
+        "find where acceptance is lost, by draft step",
     ),
     "tune": (
         "specdec.evaluation.tune:tune",
-        "the fastest draft shape on this machine, for each batch size",
+        "find the fastest draft shape for each batch size",
     ),
     "export": (
         "specdec.export.write:export",
-        "a drafter as a checkpoint that vLLM or SGLang serves",
+        "write a drafter as a checkpoint for vLLM or SGLang",
     ),
     "parity": (
         "specdec.diagnostics.parity:parity",
-        "whether training, decoding and the export, as vLLM reads it, agree",
+        "compare training, decoding, the export and a real vLLM",
     ),
-    "import": ("specdec.export.read:import_command", "a published EAGLE checkpoint as a drafter"),
+    "import": (
+        "specdec.export.read:import_command",
+        "read a published EAGLE checkpoint or an MTP module",
+    ),
     "push": (
         "specdec.export.push:push",
-        "a drafter or an export, with its card, to the Hugging Face Hub",
+        "publish a drafter with its model card on the Hugging Face Hub",
     ),
     "serve": (
         "specdec.engines.serve:serve",
-        "a target in vLLM with a drafter, until Ctrl-C; --bench measures it",
+        "serve a target with a drafter in vLLM; --bench measures it",
     ),
     "regenerate": (
         "specdec.engines.regenerate:regenerate",
-        "a data set's answers, written by the target itself",
+        "let the target write the answers of a data set",
     ),
     "sweep": (
         "specdec.studies.sweep:sweep",
-        "a study: every arm trained, measured and compared, each once",
+        "run a study: train, measure and compare every arm",
     ),
 }
 GROUPS = {
@@ -112,7 +115,7 @@ def usage() -> str:
         + "\n\n".join(groups)
         + "\n\nspecdec COMMAND --help says more; specdec --version prints the version.\n"
         "specdec COMMAND --allow_imports MODULE lets a config name your own components;\n"
-        "--allow_env NAME lets it read a variable, --allow_keys KEY say what else only the command line may."
+        "--allow_env NAME lets it read that environment variable, and --allow_keys KEY set that restricted key."
     )
 
 
@@ -185,7 +188,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _Outliving(io.FileIO):
-    """A standard stream: once nobody reads it, or its terminal is gone, what is written vanishes and nothing fails."""
+    """A standard stream: once its reader is gone, or its terminal is gone, what is written vanishes and nothing
+    fails."""
 
     def write(self, data: Any) -> int:
         try:
@@ -221,7 +225,7 @@ class StderrLines(logging.Handler):
 
 
 def is_further_process() -> bool:
-    """Whether a launcher started this process beside the first of its job."""
+    """Whether a launcher started this process as a further one of its job."""
     return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 

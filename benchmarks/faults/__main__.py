@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.faults --out benchmarks/results/faults_<hardware>_<yyyymm>.md``
 
-What is finished is kept beside ``--out`` until all is, so that the same command goes on.
+What is finished is kept beside ``--out`` until all is, so that the same command resumes.
 """
 
 import argparse

@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -206,7 +206,7 @@ class DrafterCLI(LightningCLI):
             raise ValueError(f"trainer: Lightning refuses it: {error}") from error
 
     def after_fit(self) -> None:
-        """Say what the run has left, and the commands that go on with it."""
+        """Say what the run has left, and the commands that come next."""
         if self.trainer.is_global_zero:
             prompts = write_prompts(self.out, self.datamodule, self.model)
             log_next_steps(self.out, self.trainer, self.model.target_source, prompts)
@@ -216,7 +216,7 @@ class DrafterCLI(LightningCLI):
         config = self.config.fit
         ckpt_path = config.get("ckpt_path")
         if ckpt_path == AUTO and config.out is None:
-            raise ValueError("--ckpt_path auto goes on with the run in --out: give --out RUN")
+            raise ValueError("--ckpt_path auto resumes the run in --out: give --out RUN")
         resumes = ckpt_path == AUTO
         if ckpt_path is not None and config.out is not None:
             resumes = resumes or Path(config.out).resolve() in Path(ckpt_path).resolve().parents
@@ -252,7 +252,7 @@ class DrafterCLI(LightningCLI):
         ):
             log.info("%s is done: nothing is left to train", out)
             raise SystemExit(0)
-        log.info("going on from %s", begin)
+        log.info("resuming from %s", begin)
         return out
 
     def _saved(self) -> dict[str, Any]:
@@ -298,8 +298,11 @@ class Configured(DrafterCLI):
         return self._saved()
 
 
-def run_fit(subcommand: str, args: list[str]) -> int:
+def run_fit(subcommand: str, args: list[str], resume: Sequence[str] = ()) -> int:
     """Run ``fit``; the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+
+    Args:
+        resume: the command to print if training is interrupted; by default ``specdec fit`` with the run's config.
 
     Raises:
         ValueError: the configuration or the data is wrong; the message says where.
@@ -315,11 +318,11 @@ def run_fit(subcommand: str, args: list[str]) -> int:
             with directory:
                 configured(DrafterCLI, subcommand, args, directory)
         except (SIGTERMException, StopRequested):
-            _tell_how_to_go_on(directory)
+            _log_how_to_resume(directory, resume)
             return 128 + (signals or [signal.SIGTERM])[0]
         except SystemExit as error:
             if error.code == 1:  # what Lightning does after Ctrl-C
-                _tell_how_to_go_on(directory)
+                _log_how_to_resume(directory, resume)
                 return 128 + signal.SIGINT
             return error.code if isinstance(error.code, int) else 0
         except OSError as error:  # a logger's names no file
@@ -331,12 +334,12 @@ def run_fit(subcommand: str, args: list[str]) -> int:
     return 0
 
 
-def _tell_how_to_go_on(directory: RunDirectory) -> None:
+def _log_how_to_resume(directory: RunDirectory, command: Sequence[str]) -> None:
     config = None if directory.path is None else directory.path / "config.yaml"
     if config is not None and config.exists():
         permissions = flags_for(load_yaml(read_yaml_text(config), config))
-        command = ["specdec", "fit", *permissions, "--config", str(config), "--ckpt_path", AUTO]
-        log.info("interrupted; this goes on: %s", shlex.join(command))
+        default = ["specdec", "fit", *permissions, "--config", str(config), "--ckpt_path", AUTO]
+        log.info("Interrupted. To resume: %s", shlex.join(command or default))
 
 
 def configured(kind: type[CLI], subcommand: str, args: list[str], directory: RunDirectory) -> CLI:

@@ -1,4 +1,4 @@
-"""What ``specdec fit`` says at its end: what the run has left, and the commands that go on with it."""
+"""What ``specdec fit`` says at its end: what the run has left, and the commands that come next."""
 
 import contextlib
 import dataclasses

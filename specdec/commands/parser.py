@@ -25,7 +25,7 @@ from specdec.utils.numbers import check_numbers
 
 
 class OwnOptions(argparse.ArgumentParser):
-    """Of a command that takes the options of ``fit`` beside its own; ValueError for what is wrong, and no usage."""
+    """Of a command that takes the options of ``fit`` and its own; ValueError for what is wrong, and no usage."""
 
     def __init__(self, command: str, description: str | None, epilog: str) -> None:
         super().__init__(

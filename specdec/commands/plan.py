@@ -126,7 +126,7 @@ def plan_run(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, An
 
     ``train_rows`` are the packed rows of the training data, or why they are not known; memory is in bytes, of a process
     as configured, and in all of one that has the target in parts, or whole. ``flops_per_token`` counts products, a
-    multiplication and an addition as two. ``on_gpus``: the loss is worked out in the pieces that a GPU is given.
+    multiplication and an addition as two. ``on_gpus``: the loss is computed in the pieces that a GPU gets.
     """
     options = cli.config.fit.trainer
     data = cli.datamodule
@@ -218,7 +218,7 @@ def exchanged(
     drafter: Drafter, frozen: int, frozen_embed: int, trained_in: Precision, world: int, nodes: int, batches: int,
     sharded: bool,
 ) -> float:  # fmt: skip
-    """Bytes that a process sends in a step of so many batches, around rings.
+    """Bytes that a process sends in a step of this many batches, around rings.
 
     DDP sums gradients and spreads the sums. FSDP2 gathers the weights of a node's shards and sums gradients to shards
     for every batch, and several nodes sum those.
@@ -295,7 +295,7 @@ def _tables(model: Any) -> tuple[Any, Any]:
 def on_devices(
     figures: Mapping[str, Any], device: Device, network: float, target_bytes: float
 ) -> dict[str, Any]:
-    """Time and traffic of the planned run by where its features come from: worked out in the step, read from a cache,
+    """Time and traffic of the planned run by where its features come from: computed in the step, read from a cache,
     or streamed.
 
     Args:

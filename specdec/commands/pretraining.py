@@ -70,7 +70,7 @@ class PretrainConfig:
             at a token comes to add nothing there, which it can by resting on <s>, as heads of long-trained models do.
         seed: of the split of the corpus, the initial weights and the order of rows.
         precision: bf16-mixed, 32-true, or auto: the first where this CPU multiplies bfloat16 in hardware.
-        every_n_train_steps: steps between checkpoints, with which an interrupted run goes on.
+        every_n_train_steps: steps between checkpoints, from which an interrupted run resumes.
     """
 
     out: Path
@@ -201,7 +201,7 @@ def llama(config: PretrainConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaFo
 def pretrain(config: PretrainConfig) -> int:
     """Train a small Llama on the Python standard library's sources, on one process.
 
-    An interrupted run goes on where it was. The directory appears when it is whole: bfloat16 weights, tokenizer and
+    An interrupted run resumes where it was. The directory appears when it is whole: bfloat16 weights, tokenizer and
     :data:`RECORD`.
 
     Returns:

@@ -39,9 +39,8 @@ COMPILES = 100
 
 
 def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) -> int:
-    """Train an EAGLE-3.1 drafter for a small target, decode held-out prompts with it, and say what came of it.
-
-    An interrupted run goes on where it was; what is there already of an earlier one is used again.
+    """Train an EAGLE-3.1 drafter for a small target, decode held-out prompts with it, and print the results. An
+    interrupted run resumes where it was; what is there already of an earlier one is used again.
 
     Example: specdec quickstart --out runs/quickstart
 
@@ -78,7 +77,9 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
     stages.announce("training the drafter, EAGLE-3.1", TRAINS, is_trained)
     if not is_trained:
         (out / CLAIM).touch()  # by which fit knows the directory for a run's
-        if status := fit("fit", [*fit_args, "--ckpt_path", "auto"]):
+        again = ["specdec", "quickstart", "--out", str(out), "--seed", str(seed)]
+        again += ["--full", "true"] * full
+        if status := fit("fit", [*fit_args, "--ckpt_path", "auto"], again):
             return status
     metrics = _measure_drafter(target, out, full, stages)
     print_results(metrics, console)
@@ -165,7 +166,7 @@ def _commands(source: str, out: Path, seed: int, compile: bool) -> tuple[list[st
 
 def show_answer(source: TargetSource, out: Path, console: Console) -> None:
     """Decode a prompt with a chain, the one with the longest answer that does not loop, and print it as it comes:
-    accepted drafts in green, the target's own tokens plain; drafts in brackets where there are no colours."""
+    accepted drafts in green, the target's own tokens plain; drafts in brackets without colors."""
     target, drafter, *_ = load_pair(source, out / "drafter")
     chain, *_ = read_answers(out / EVALUATION / ANSWERS, len(SHAPES))
     longest = max(chain, key=lambda answer: (not answer.loops, answer.tokens))

@@ -29,7 +29,7 @@ HEADINGS = (
     "Identical outputs",
 )  # fmt: skip
 CAPTION = (
-    "latencies: median and 95th percentile over requests; by position: share of passes that accepted so many drafts; "
+    "latencies: median and 95th percentile over requests; by position: share of passes that accepted this many drafts; "
     "x: times the same requests without the drafter"
 )
 
@@ -120,7 +120,7 @@ def as_text(prompts: Sequence[list[int]], tokenizer: Any) -> tuple[list[str], bo
 def _bench_command(
     launch: VllmLaunch, url: str, options: BenchOptions, data: Path, prompts: int, users: int, add_special_tokens: bool
 ) -> list[str]:  # fmt: skip
-    """Return the command that measures a server under so many users at a time."""
+    """Return the command that measures a server under this many users at a time."""
     body = {"add_special_tokens": add_special_tokens, "repetition_penalty": 1.0}
     return [
         *launch.vllm, "bench", "serve", "--base-url", url, "--model", launch.target.directory(),

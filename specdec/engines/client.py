@@ -33,7 +33,7 @@ class RequestError(ValueError):
 
 
 class Endpoint:
-    """A server by its URL, with or without the final ``/v1``; its key, if it wants one, is in ``$VLLM_API_KEY``.
+    """A server by its URL, with or without the final ``/v1``; its key, if it needs one, is in ``$VLLM_API_KEY``.
 
     An answer may take ``timeout`` seconds, however it comes. Nothing that it sends is believed: an answer has a largest
     size, and is checked before it is returned.
@@ -76,7 +76,7 @@ class Endpoint:
         return name
 
     def check_alive(self) -> None:
-        """Raise RequestError if nobody answers at all; a refusal is an answer."""
+        """Raise RequestError without any answer; a refusal is an answer."""
         try:
             self.text("/v1/models")
         except RequestError as error:

@@ -1,6 +1,6 @@
 """A row that the target answers: what is said before each of its answers, and where its conversation has to end.
 
-A conversation goes on with what the row says next as long as that still fits: a tool's recorded result belongs behind
+A conversation continues with what the row says next as long as that still fits: a tool's recorded result belongs behind
 the call that it answers. The target's own call is therefore compared with the row's.
 """
 
@@ -256,9 +256,9 @@ class Dialogue:
 
     @staticmethod
     def _tokens(answer: TurnAnswer) -> dict[str, Any]:
-        """Return the fields that training reads beside the words: token ids, and that an answer is not whole.
+        """Return the fields that training reads in addition to the words: token ids, and that an answer is not whole.
 
-        Without ids nobody can tell the tokens of half an answer or of a broken call: those are not trained on.
+        Without ids it is impossible to tell the tokens of half an answer or of a broken call: those are not trained on.
         """
         fields: dict[str, Any] = {"finish_reason": LENGTH} if answer.finish == LENGTH else {}
         if answer.prompt_token_ids is not None and answer.token_ids is not None:

@@ -1,8 +1,8 @@
 """``specdec cache``: the target's features of a run's data, stored for training.
 
-The options are those of specdec fit and some of its own: specdec cache --config RUN.yaml --out DIR stores what
-specdec fit --config RUN.yaml --model.features Cached --model.features.directory DIR reads. Killed or interrupted, the
-same command goes on after the last whole shard.
+The options are those of specdec fit and a few more: specdec cache --config RUN.yaml --out DIR stores what
+specdec fit --config RUN.yaml --model.features Cached --model.features.directory DIR reads. Killed or interrupted,
+the same command resumes after the last complete shard.
 
 Example: specdec cache --config RUN.yaml --out features
 """
@@ -131,19 +131,19 @@ def parse_options(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, T
         "--out",
         required=True,
         metavar="DIR",
-        help="the cache's directory; one that is not finished goes on",
+        help="the cache's directory; an unfinished one is resumed",
     )
     add(
         "--layers",
         type=int,
         nargs="+",
         default=[],
-        help="boundaries to store beside the drafter's own",
+        help="boundaries to store in addition to the drafter's",
     )
     add(
         "--first_rows",
         type=int,
-        help="store the training rows that an epoch draws first, so many; by default all",
+        help="store only this many training rows, those that an epoch draws first; by default all",
     )
     add("--part", type=part, default=(0, 1), metavar="I/N", help="store every N-th row, from the I-th on: N machines "
          "that share a disk, or one after another, make one cache; the last to end writes its index")  # fmt: skip
@@ -181,7 +181,7 @@ def stored_rows(
     """Yield the rows of training and of validation, each once.
 
     Args:
-        first: only so many rows of training, those drawn first.
+        first: only this many rows of training, those drawn first.
         number: from 0; only every ``parts``-th row is given, from this one on.
     """
     keys: set[bytes] = set()

@@ -47,7 +47,7 @@ class ProposalEngine:
     def ask(
         self, serve: Sequence[str], prompts: Sequence[list[int]], tokens: int
     ) -> list[RecordedAnswer]:
-        """Generate so many tokens greedily for every prompt, all asked at once.
+        """Generate this many tokens greedily for every prompt, all asked at once.
 
         Args:
             serve: the arguments of ``vllm serve``, the target first.

@@ -34,7 +34,7 @@ MOST_FAILED = 0.1  # of the rows, for the exit status 0
 def regenerate(config: RegenerateConfig) -> int:
     """Let the target write the answers of a data set, in this process or behind a server that runs at --url.
 
-    The same command goes on with a run that ended early. A server's key is read from $VLLM_API_KEY. The exit status is
+    The same command resumes a run that ended early. A server's key is read from $VLLM_API_KEY. The exit status is
     1 if no row was made, or more than a tenth of them failed.
 
     Example: specdec regenerate --target Qwen/Qwen3-4B --data chats.jsonl --out own.jsonl --device cuda
@@ -48,7 +48,7 @@ def regenerate(config: RegenerateConfig) -> int:
             raise ValueError(
                 f"{file} exists already, without {path.name}: choose another --out or remove it first"
             )
-    hint = f"what is done is kept in {path}: the same command goes on"
+    hint = f"what is done is kept in {path}: the same command resumes"
     try:
         with stop_on_signals():
             answering, identity = _answering(config)

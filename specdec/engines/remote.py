@@ -1,6 +1,7 @@
 """The target behind a server: many requests at a time, what OpenAI's API says of an answer, and the same as we have it.
 
-vLLM gives the tokens of prompt and answer beside its own reading of them; other servers give that reading alone.
+vLLM gives the tokens of prompt and answer in addition to its own reading of them; other servers give that reading
+alone.
 """
 
 import itertools
@@ -37,7 +38,7 @@ class Remote:
     """The target behind an OpenAI-compatible server, by its name there.
 
     Raises:
-        ValueError: it is a vLLM, and its chat template has no switch for ``--thinking``; or nobody answers.
+        ValueError: it is a vLLM, and its chat template has no switch for ``--thinking``; or there is no answer.
     """
 
     def __init__(self, endpoint: Endpoint, model: str, config: RegenerateConfig) -> None:
@@ -50,7 +51,7 @@ class Remote:
             self._check_switch()
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
-        """Ask all that is left to ask, in any order; each dialogue has its answer. ValueError if nobody answers."""
+        """Ask all that is left to ask, in any order; each dialogue has its answer. ValueError without an answer."""
         rows = [row for row in dialogues if not row.done]
         over = threading.Event()
         if self.config.engine == "vllm" and any(row.tools for row in rows):

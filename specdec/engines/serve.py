@@ -57,7 +57,7 @@ def serve(
         concurrency: users at a time, of --bench
         max_new_tokens: new tokens per answer, of --bench
         temperature: 0 for greedy decoding, of --bench
-        ignore_eos: go on behind the end of a text, of --bench
+        ignore_eos: continue after the end of a text, of --bench
         out: directory for the results of --bench; it must not exist yet
         vllm_args: flags for vllm serve: give them after --
     """

@@ -1,6 +1,6 @@
 """A vLLM server for a target, with a drafter or alone, as a child process that ends with its ``with`` block.
 
-vLLM wants an environment of its own where it runs without a GPU, so it is run, never imported.
+vLLM needs a separate environment where it runs without a GPU, so it is run, never imported.
 """
 
 import contextlib
@@ -230,7 +230,7 @@ def healthy(url: str) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.create_server((host, 0)) as listener:
         return int(listener.getsockname()[1])
 

@@ -326,6 +326,6 @@ def document_prompts(
         raise ValueError(
             f"no validation document can be made a prompt: texts of at least {2 * SHORTEST} tokens are needed, or "
             f"conversations whose first answer begins within {room} tokens, which is what the target's positions leave "
-            "beside acceptance.max_new_tokens"
+            "next to acceptance.max_new_tokens"
         )
     return out

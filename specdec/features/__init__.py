@@ -1,4 +1,4 @@
-"""The target's features for training: worked out in the step, streamed from other processes, or read from a cache."""
+"""The target's features for training: computed in the step, streamed from other processes, or read from a cache."""
 
 from specdec.features.source import Cached, Features, FeatureSource, OnTheFly
 from specdec.features.streamed import Streamed

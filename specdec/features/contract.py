@@ -73,7 +73,7 @@ class Contract:
         )  # fmt: skip
 
     def columns(self, boundaries: int | None = None) -> dict[str, "Column"]:
-        """What there is of every token: its states at all boundaries, or so many, and its final one; scales, too."""
+        """What there is of every token: its states at all boundaries, or this many, and its final one; scales, too."""
         N = len(self.layers) if boundaries is None else boundaries
         H = self.hidden_size
         dtype = DTYPES[self.dtype]
@@ -139,7 +139,7 @@ class Contract:
         return "; ".join(f"{key} was {to_text(a)}, is {to_text(b)}" for key, a, b in changes)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able data; ``Contract(**data)`` is the inverse, but for the tuple of layers."""
+        """JSON-able data; ``Contract(**data)`` is the inverse, except for the tuple of layers."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
 

@@ -56,7 +56,7 @@ class WantedRow(NamedTuple):
 
 
 class Producer:
-    """A copy of the target, in a process of its own. It is loaded at the first call, and again after its death."""
+    """A copy of the target, in a separate process. It is loaded at the first call, and again after its death."""
 
     def __init__(self, setup: EngineSetup, contract: Contract, longest: int) -> None:
         self.setup = setup
@@ -100,7 +100,7 @@ class RowQueue:
     """Which rows are wanted, and which producer works at which.
 
     Args:
-        producers: names of theirs.
+        producers: their names.
         rows: that each takes at once.
         tee: the name of what stores them, too.
     """
@@ -149,7 +149,7 @@ class RowQueue:
             task.add_done_callback(self._work.discard)
 
     def _next_rows(self) -> list[WantedRow]:
-        """Take the first rows that a producer is to make at once, without those that nobody waits for any more."""
+        """Take the first rows that a producer is to make at once, without those that are no longer needed."""
         rows: list[WantedRow] = []
         while self._wanted and len(rows) < self.rows:
             row = heapq.heappop(self._wanted)

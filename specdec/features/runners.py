@@ -63,7 +63,7 @@ class TransformersEngine:
 class VllmEngine:
     """vLLM in its own environment, which gets token ids through its standard input and answers with names of files.
 
-    Every piece is a request of its own; the final state is the target's final norm of the last boundary.
+    Every piece is a separate request; the final state is the target's final norm of the last boundary.
     """
 
     def __init__(self, child: VllmChild, target: Target, layers: Sequence[int]) -> None:

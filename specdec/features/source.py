@@ -78,8 +78,8 @@ class OnTheFly(Features, FeatureSource):
     """The target runs in the training step, without gradient.
 
     Args:
-        rows: rows that it reads together: those of the ``batch``, or so many. One makes a row's features independent
-            of the rows beside it whatever the kernels do, hence those of a cache to the last bit.
+        rows: rows that it reads together: those of the ``batch``, or this many. One makes a row's features independent
+            of the rows next to it whatever the kernels do, and so equal to those of a cache to the last bit.
     """
 
     rows: Side | Literal["batch"] = "batch"

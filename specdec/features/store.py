@@ -1,7 +1,7 @@
 """A cache of features on disk: its shards of whole rows, their index and checksums, and its reader.
 
 Features are kept of packed rows. A row is found by its key, a hash of its ids and of where its documents begin: to the
-last bit the features depend on the whole row, since kernels sum in an order of their own for every shape.
+last bit the features depend on the whole row, since kernels sum in another order for every shape.
 
 Legend: R tokens of a row before its padding, P tokens of a shard, N stored boundaries, H hidden, E rows of a shard.
 """
@@ -29,7 +29,7 @@ from specdec.utils.text import how_many
 FORMAT = "specdec-features-6"
 INDEX = "index.json"  # written last: a folder without it is no cache yet
 UNFINISHED = "building.json"  # the index of what is written so far
-REMEDY = "run the same specdec cache command again, which makes it anew"
+REMEDY = "run the same specdec cache command again, which makes it again"
 
 
 class PackedRow(NamedTuple):

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Streamed(Features):
-    """The target runs in processes of its own, on this machine or on others of a Ray cluster, a few batches ahead.
+    """The target runs in separate processes, on this machine or on others of a Ray cluster, a few batches ahead.
 
     A row's states are those of ``OnTheFly(rows=1)`` to the last bit where a producer runs on the same hardware with as
     many threads. A producer or the queue that dies is started again, and its rows are made again.
@@ -105,7 +105,7 @@ class Streamed(Features):
     def open(
         self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool
     ) -> FeatureSource:
-        """Start the producers, and compare one row of theirs with the target where it is whole.
+        """Start the producers, and compare one of their rows with the target where it is whole.
 
         Raises:
             ValueError: Ray is not there, or has no room for them; or they have another target or other numbers.
@@ -283,7 +283,7 @@ class StreamedSource(RowSource):
         return identity, engine
 
     def _check(self) -> None:
-        """Compare a row of theirs with the target."""
+        """Compare one of their rows with the target."""
         row = next(row for row in each_row(self.data.splits.validation) if row.tokens)
         columns = self.contract.empty(row.tokens)
         self.copy(row, *columns)

@@ -80,7 +80,7 @@ class CacheWriter:
     a thread while the next one gathers.
 
     Args:
-        directory: where; it may hold whole shards of the same contract, from which it goes on.
+        directory: where; it may hold whole shards of the same contract, from which it resumes.
         shard_bytes: a shard's size at most, unless a single row is larger.
 
     Raises:
@@ -130,7 +130,7 @@ class CacheWriter:
             self.shards.append(entry)
         if self.shards:
             log.info(
-                "%s: goes on after %s", self.directory, how_many(len(self.shards), "whole shard")
+                "%s: resumes after %s", self.directory, how_many(len(self.shards), "whole shard")
             )
 
     def add(self, row: PackedRow, aux_RNH: Tensor, final_RH: Tensor) -> None:

@@ -67,7 +67,9 @@ def _with_parts(value: Any, folder: Path, files: list[str]) -> Any:
         return value
     files.append(path)
     if len(files) > MOST_PARTS:
-        raise ValueError(f"{path}: more than {MOST_PARTS} files of parts, in each other or beside")
+        raise ValueError(
+            f"{path}: more than {MOST_PARTS} files of parts, in each other or next to each other"
+        )
     return read_yaml(path, files)
 
 
@@ -166,7 +168,7 @@ _PLACES: dict[str, str] = {}  # specdec's modules in which names were found
 def hyperparameters(value: Any, name: str = "") -> Any:
     """A config, or a module's arguments, as plain data for loggers.
 
-    A part's arguments stand beside its ``class_path``, so that a logger that flattens says ``optimizer/lr``. What is a
+    A part's arguments stand next to its ``class_path``, so that a logger that flattens says ``optimizer/lr``. What is a
     secret by its ``name``, or stands before the host in an address, is three stars.
     """
     if isinstance(value, str) and value:

@@ -110,10 +110,10 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def staged(path: Path | str) -> Iterator[Path]:
-    """A temporary file beside ``path`` that takes its place when the block ends well, and vanishes otherwise.
+    """A temporary file next to ``path`` that takes its place when the block ends well, and vanishes otherwise.
 
-    It has the same name in a folder of its own, lies on the same file system, is synced to disk before it is renamed,
-    and the folder after it. What killed processes have left beside ``path`` is removed. ValueError if the disk is
+    It has the same name in a separate folder, lies on the same file system, is synced to disk before it is renamed,
+    and the folder after it. What killed processes have left next to ``path`` is removed. ValueError if the disk is
     full, or ``path`` may not be written; ``path`` is as it was then.
     """
     path = Path(path)
@@ -199,7 +199,7 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def write_sums(directory: Path, *patterns: str) -> None:
-    """List a directory's files of these names, or all, with their hashes, but for sub-directories, names with a dot
+    """List a directory's files of these names, or all, with their hashes, except sub-directories, names with a dot
     first, and documents."""
     write_text(directory / SUMS, "".join(_sums(directory, *patterns)))
 

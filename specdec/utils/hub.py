@@ -8,7 +8,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 STATUS = {
-    401: "the Hub does not take this token, or wants one: log in anew with hf auth login, or set HF_TOKEN",
+    401: "the Hub does not accept this token, or needs one: log in again with hf auth login, or set HF_TOKEN",
     403: "this token may not do that: take one with the right to write there",
     404: "there is no such repository or revision, or this token may not see it",
     409: "it is being changed by somebody else: try again",

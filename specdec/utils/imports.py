@@ -1,8 +1,8 @@
 """Which modules a config may name classes of.
 
-A ``class_path`` imports a module and calls what it finds there, and configs are passed around. So jsonargparse is told
-to import nothing that a value names, except from what trains a drafter here and from modules that the user vouches
-for on the command line or in the environment, never in a config. It looks at every name before it imports it, and
+A ``class_path`` imports a module and calls what it finds there, and configs are passed around. So jsonargparse must
+import nothing that a value names, except from what trains a drafter here and from modules that the user vouches for
+on the command line or in the environment, never in a config. It looks at every name before it imports it, and
 afterwards at where the thing was defined, so that ``specdec.utils.files.os.system`` is refused like ``os.system``.
 """
 

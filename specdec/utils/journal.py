@@ -1,4 +1,4 @@
-"""A journal: JSON lines that survive a kill, so that long work goes on where it was.
+"""A journal: JSON lines that survive a kill, so that long work resumes where it was.
 
 The first line says what the work is; every later one is something that was finished. A last line that a kill cut short
 is dropped when the journal is opened again. Every line carries the CRC-32 of its own content, so that a changed bit is
@@ -128,7 +128,7 @@ def whole_lines(path: Path, content: bytes, parsed: Callable[[bytes], Line | Non
         if (value := parsed(line)) is None:
             raise ValueError(
                 f"{path}, line {number}: damaged, or of an earlier specdec: its checksum is not its content's: remove "
-                "the line, or begin anew"
+                "the line, or start again"
             )
         values.append(value)
     return values

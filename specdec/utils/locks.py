@@ -32,7 +32,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def lock_now(stream: IO, shared: bool = False) -> bool:
-    """Whether the lock of an open file could be had without waiting, ``shared`` beside others that ask for no more.
+    """Whether the lock of an open file could be had without waiting, ``shared`` next to others that ask for no more.
 
     It lasts until this process, and all that have inherited the open file, have closed it or ended. OSError if the file
     system has no locks.
@@ -45,13 +45,13 @@ def lock_now(stream: IO, shared: bool = False) -> bool:
 
 
 def claim_of(path: Path) -> Path:
-    """The claim of a directory that is yet to be made: a file beside it."""
+    """The claim of a directory that is yet to be made: a file next to it."""
     return path.with_name(f".{path.name}.claimed")
 
 
 def take_claim(path: Path, patience: float = 0.0) -> TextIO | None:
     """Claim what the file ``path`` stands for: an open file whose lock ends with the last process that has inherited
-    it. None: a living process has it, after so many seconds too, or the folder is gone."""
+    it. None: a living process has it, after this many seconds too, or the folder is gone."""
     end = time.monotonic() + patience
     while True:
         with explained(path.parent):

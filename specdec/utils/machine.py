@@ -29,7 +29,7 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
     Returns:
         ``date`` (UTC, ISO 8601), ``command`` (as typed, without secrets), ``seed``, ``python``, ``platform``, ``cpu``,
         ``cores`` (that this process may use), ``torch_threads`` and ``gpus`` (None where torch, or CUDA, is not used),
-        ``versions``, ``git_commit`` and ``git_dirty`` (None: the package does not lie in a git checkout of its own, or
+        ``versions``, ``git_commit`` and ``git_dirty`` (None: the package does not lie in its own git checkout, or
         git cannot be run; untracked files count as dirty).
     """
     commit, dirty = _git(Path(__file__).resolve().parents[2])

@@ -22,10 +22,10 @@ def stop_on_signals(patience: int = 0, ctrl_c: bool = True) -> Iterator[list[int
     thread, else they do what they did. Where SIGHUP is ignored, as under ``nohup``, it stays so.
 
     While another handler of SIGTERM stands before the one of here, as Lightning's does while it trains, nothing is
-    raised: that one ends the work, and is told of SIGHUP as of SIGTERM.
+    raised: that one ends the work, and hears of SIGHUP as of SIGTERM.
 
     Args:
-        patience: so many signals do not raise; 1 is for libraries that do not let an exception through.
+        patience: this many signals do not raise; 1 is for libraries that do not let an exception through.
         ctrl_c: of SIGINT too, which otherwise stays a KeyboardInterrupt.
     """
     signals: list[int] = []

@@ -1,8 +1,8 @@
-"""Runs a command in a process group of its own, and ends all of it once standard input ends.
+"""Runs a command in a separate process group, and ends all of it once standard input ends.
 
 Whoever started this closes its end to stop the command; if it is killed, the kernel closes it, so that no server and no
-training is left alone with the machine's memory. What is written there first is another grace. A script of its own, of
-the standard library alone: ``python supervise.py GRACE COMMAND ...``.
+training is left alone with the machine's memory. What is written there first is another grace. A separate script
+that uses only the standard library: ``python supervise.py GRACE COMMAND ...``.
 """
 
 import contextlib

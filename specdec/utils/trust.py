@@ -228,7 +228,7 @@ def _environment(name: str, *default: Any) -> Any:
 
 def _made(*given: Any) -> Any:
     raise ValueError(
-        "${oc.create:...} and ${oc.decode:...} make values of text that nobody has checked: remove it"
+        "${oc.create:...} and ${oc.decode:...} make values of unchecked text: remove it"
     )
 
 

@@ -28,7 +28,7 @@ def find_vllm(given: str | None = None) -> list[str]:
     what, name = ("--vllm", given) if given else (VARIABLE, os.environ.get(VARIABLE))
     if not name:
         if importlib.util.find_spec("vllm") is None:
-            raise ValueError(f"vLLM is not installed beside specdec: {HOW}")
+            raise ValueError(f"vLLM is not installed in the environment of specdec: {HOW}")
         return [sys.executable, "-m", MODULE]
     path = shutil.which(name)
     if path is None:

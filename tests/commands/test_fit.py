@@ -507,7 +507,9 @@ def test_an_interrupted_run_can_be_resumed(
         rest = process.stderr.read()
         assert process.wait(timeout=200) == status, rest
     assert "Traceback" not in rest
-    assert f"this goes on: specdec fit --config {out}/config.yaml --ckpt_path auto" in rest
+    assert (
+        f"Interrupted. To resume: specdec fit --config {out}/config.yaml --ckpt_path auto" in rest
+    )
     assert not (out / "DONE.json").exists()
     saved = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     steps = saved["global_step"]

@@ -126,6 +126,21 @@ def test_it_goes_on_where_it_was_stopped(small_world: Path) -> None:
     assert (out / "evaluation" / "metrics.json").is_file()
 
 
+def test_an_interrupted_training_names_the_command_that_resumes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = []
+
+    def interrupted(subcommand: str, args: list[str], resume: list[str]) -> int:
+        commands.append(resume)
+        return 130
+
+    monkeypatch.setattr("specdec.commands.quickstart.fit", interrupted)
+    out = tmp_path / "run"
+    assert main(["quickstart", "--out", str(out), "--seed", "3"]) == 130
+    assert commands == [["specdec", "quickstart", "--out", str(out), "--seed", "3"]]
+
+
 @pytest.mark.parametrize("held", [{"precious": "work"}, {"quickstart.json": "{}"}])
 def test_somebody_elses_directory_is_left_alone(
     small_world: Path, held: dict[str, str], capsys: pytest.CaptureFixture[str]

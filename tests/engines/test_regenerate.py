@@ -270,7 +270,7 @@ def test_a_stopped_run_keeps_what_is_done(
     end(lambda: len(lines(journal)) > 5, number)
     assert main([*argv, "--out", str(out)]) == status
     assert capsys.readouterr().err.endswith(
-        f"what is done is kept in {journal}: the same command goes on\n"
+        f"what is done is kept in {journal}: the same command resumes\n"
     )
     assert not out.exists() and len(lines(journal)) > 5
     server.delay, before = 0.0, len(server.seen)
@@ -286,7 +286,7 @@ def test_a_server_that_is_gone_costs_nothing(
     out, more = tmp_path / "out.jsonl", ["--model", "the-target"]
     server.failures, server.away = {f"a {n}": ["cut"] * 99 for n in range(5, 30)}, True
     assert main([*argv, "--out", str(out), *more]) == 2
-    assert "the same command goes on" in capsys.readouterr().err and not out.exists()
+    assert "the same command resumes" in capsys.readouterr().err and not out.exists()
     server.failures, server.away = {}, False
     assert main([*argv, "--out", str(out)]) == 0
     assert len(lines(out)) == 30

@@ -192,4 +192,4 @@ def test_what_is_no_evaluation_is_refused(make: Make, capsys: pytest.CaptureFixt
     assert "answers.jsonl: no such file" in capsys.readouterr().err
     Path(run, "metrics.json").write_text("{}")
     assert main(["compare", run, run]) == 2
-    assert "not of specdec evaluate, for want of 'results'" in capsys.readouterr().err
+    assert "not written by specdec evaluate, without 'results'" in capsys.readouterr().err

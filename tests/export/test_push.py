@@ -229,7 +229,7 @@ def test_a_dry_run_prints_the_card_and_asks_nobody(
             "GET",
             "/api/models/",
             401,
-            "log in anew with hf auth login, or set HF_TOKEN (status 401)",
+            "log in again with hf auth login, or set HF_TOKEN (status 401)",
         ),
         ("POST", "/api/repos/create", 403, "this token may not do that"),
         (

@@ -93,7 +93,7 @@ def test_one_command_begins_and_goes_on(
             with pytest.raises(DeadError):
                 run_fit("fit", auto)
         begin = (
-            f"going on from {out}/checkpoints/step-{found}.ckpt"
+            f"resuming from {out}/checkpoints/step-{found}.ckpt"
             if found
             else f"{out}: no checkpoint yet"
         )
@@ -105,7 +105,7 @@ def test_one_command_begins_and_goes_on(
     (left := out / "checkpoints" / ".tmp-0123456789ab").mkdir()
     (left / ".lock").touch()
     assert run_fit("fit", auto) == 0
-    assert f"going on from {out}/checkpoints/step-4.ckpt" in caplog.text
+    assert f"resuming from {out}/checkpoints/step-4.ckpt" in caplog.text
     assert same(whole, out) and checkpoints(out) == checkpoints(whole) == [
         "last.ckpt",
         "step-4.ckpt",
