@@ -26,6 +26,8 @@ COMMANDS = {
         "train and evaluate an EAGLE-3.1 drafter for the bundled target",
     ),
     "fit": ("specdec.commands.fit:run_fit", "train a drafter (LightningCLI)"),
+    "presets": ("specdec.commands.presets:presets", "list the configs that come with specdec"),
+    "cp": ("specdec.commands.presets:cp", "copy a config that comes with specdec, to edit it"),
     "doctor": (
         "specdec.diagnostics.doctor:doctor",
         "check model, data and config before training",
@@ -92,7 +94,7 @@ COMMANDS = {
     ),
 }
 GROUPS = {
-    "train": ("quickstart", "fit", "doctor", "plan"),
+    "train": ("quickstart", "fit", "presets", "cp", "doctor", "plan"),
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "table", "tune"),
     "diagnose": ("drift", "robustness", "parity"),
@@ -100,6 +102,7 @@ GROUPS = {
     "study": ("sweep",),
 }
 SHARED = ("fit",)
+LIGHT = ("presets", "cp")  # need neither torch nor lightning
 OF_FIT = ("doctor", "plan", "cache")  # take the options of fit too
 
 
@@ -167,7 +170,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with stop_on_signals(ctrl_c=False) as signals:
             check_names(name, args)
-            if "torch" not in sys.modules and not is_further_process():
+            is_slow = name not in LIGHT and "torch" not in sys.modules
+            if is_slow and not is_further_process():
                 sys.stderr.write(f"specdec {name}: loading torch, lightning and transformers\n")
             return run_command(name, args)
     except (ValueError, OSError) as error:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from specdec.commands.known import KnownPart, index, installed_version, last_name
-from specdec.utils.config import packaged_path, read_yaml
+from specdec.utils.config import PRESETS, packaged_path, preset_file, preset_names, read_yaml
 from specdec.utils.text import nearest_name
 from specdec.utils.trust import read_yaml_text
 
@@ -52,7 +52,7 @@ def _options(argv: Iterable[str]) -> Iterator[tuple[str, str]]:
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         if word.startswith("--") or word.split("=")[0] == "-c":
             option, equals, value = word.lstrip("-").partition("=")
-            yield option.removesuffix("+"), value if equals else following
+            yield option.removesuffix("+"), preset_file(option, value if equals else following)
 
 
 class Spelling:
@@ -128,6 +128,10 @@ class Spelling:
                 self._check_keys(option, value, where)
             elif isinstance(value, str) and value.endswith(YAML):
                 self.check_file(value, option)
+            elif option in PRESETS and isinstance(value, str) and value.isidentifier():
+                names = preset_names(option)
+                near = nearest_name(value, names) or f"choose from {', '.join(names)}"
+                self._refuse(f"{option}: there is no {value}", near, "specdec")
             elif (
                 isinstance(value, str)
                 and (where or option != "target")  # which is short for a source

@@ -21,6 +21,8 @@ from specdec.utils.locks import claim_of, is_held
 from specdec.utils.trust import check_reach, load_yaml, parse_yaml, read_yaml_text, redacted
 
 MOST_PARTS = 64  # files that one config names
+PRESETS = {"model.drafter": "conf/drafter", "model.optimizer": "conf/optimizer"}
+"""The options that take a shipped config by its name, and where those lie."""
 
 
 def packaged_path(path: str) -> str:
@@ -29,6 +31,19 @@ def packaged_path(path: str) -> str:
         return path
     places = [base / path for base in Path(__file__).parents[1:3]]
     return next((str(place) for place in places if place.exists()), path)
+
+
+def preset_names(option: str) -> list[str]:
+    """Return the names of shipped configs that an option takes."""
+    return sorted(file.stem for file in Path(packaged_path(PRESETS[option])).glob("*.yaml"))
+
+
+def preset_file(option: str, value: Any) -> Any:
+    """Return the file of the shipped config that a value names, as ``eagle3`` for ``model.drafter``; else the value."""
+    if option not in PRESETS or not isinstance(value, str) or not value.isidentifier():
+        return value
+    file = f"{PRESETS[option]}/{value}.yaml"
+    return file if Path(packaged_path(file)).is_file() else value
 
 
 def read_yaml(path: str, files: list[str] | None = None) -> dict[str, Any]:
@@ -53,12 +68,16 @@ def read_yaml(path: str, files: list[str] | None = None) -> dict[str, Any]:
     return _with_parts(config, Path(path).parent, [] if files is None else files)
 
 
-def _with_parts(value: Any, folder: Path, files: list[str]) -> Any:
+def _with_parts(value: Any, folder: Path, files: list[str], option: str = "") -> Any:
     """The same with what parts' files hold; each lies in this folder, the working folder or the package."""
     if isinstance(value, dict):
-        return {key: _with_parts(child, folder, files) for key, child in value.items()}
+        below = f"{option}." if option else ""
+        return {
+            key: _with_parts(child, folder, files, f"{below}{key}") for key, child in value.items()
+        }
     if isinstance(value, list):
         return [_with_parts(child, folder, files) for child in value]
+    value = preset_file(option, value)
     if not isinstance(value, str) or not value.endswith((".yaml", ".yml")):
         return value
     places = (folder / value, Path(packaged_path(value)))
@@ -81,10 +100,13 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     """
     config, rest = merge_config(args)
     words = []
+    option = ""
     for word in rest:
         name, equals, value = word.rpartition("=")
-        part = _with_parts(value, Path(), [])
+        option = name.lstrip("-") or option
+        part = _with_parts(value, Path(), [], option)
         words.append(word if part is value else name + equals + json.dumps(part))
+        option = word.lstrip("-") if word.startswith("--") else ""
     return config, words
 
 
