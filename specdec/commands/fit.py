@@ -53,6 +53,7 @@ from specdec.utils.trust import flags_for, load_yaml, parse_yaml, read_yaml_text
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
 AUTO = "auto"  # for --ckpt_path
+LAST = "last"  # Lightning's word for the same
 LOGGERS = [
     {
         "class_path": f"lightning.pytorch.loggers.{kind}",
@@ -196,7 +197,8 @@ class DrafterCLI(LightningCLI):
         key = torch.initial_seed() if seed is False else seed
         record = RunRecord(out, key, self.saved, provenance(seed=seed))
         callbacks = [*_listed(trainer.callbacks), record, Throughput()]
-        if trainer.enable_progress_bar is not False:
+        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        if trainer.enable_progress_bar is not False and not has_bar:
             callbacks.append(progress_callback())
             kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
         try:
@@ -215,6 +217,8 @@ class DrafterCLI(LightningCLI):
         """The run directory, and the checkpoint with which it begins."""
         config = self.config.fit
         ckpt_path = config.get("ckpt_path")
+        if ckpt_path == LAST:
+            ckpt_path = AUTO
         if ckpt_path == AUTO and config.out is None:
             raise ValueError("--ckpt_path auto resumes the run in --out: give --out RUN")
         resumes = ckpt_path == AUTO

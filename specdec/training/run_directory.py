@@ -31,6 +31,11 @@ NUMBERLESS = (
     "trainer.barebones", "trainer.detect_anomaly", "trainer.default_root_dir", "trainer.max_time",
 )  # fmt: skip
 """How the names begin of all settings that cannot change a trained number; every other one counts as one that can."""
+WATCHERS = {
+    "DeviceStatsMonitor", "LearningRateMonitor", "ModelCheckpoint", "ModelSummary", "RichModelSummary",
+    "RichProgressBar", "ThroughputMonitor", "TQDMProgressBar",
+}  # fmt: skip
+"""Lightning's callbacks that only watch a run, so that a resumed run may have others."""
 # in the order in which Lightning asks
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
@@ -153,6 +158,15 @@ def changes_numbers(key: str) -> bool:
     return not key.startswith(NUMBERLESS)
 
 
+def without_watchers(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config without the callbacks that only watch the run; None and no callbacks are the same."""
+    trainer = config.get("trainer") or {}
+    callbacks = trainer.get("callbacks") or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    training = [part for part in callbacks if part["class_path"].rpartition(".")[2] not in WATCHERS]
+    return config | {"trainer": trainer | {"callbacks": training or None}}
+
+
 def changed_settings(checkpoint: Path, now: dict[str, Any], allowed: Sequence[str]) -> list[str]:
     """The settings that differ between the config that a checkpoint was trained under and the present one.
 
@@ -161,8 +175,8 @@ def changed_settings(checkpoint: Path, now: dict[str, Any], allowed: Sequence[st
     trained_under = read_training_checkpoint(checkpoint).get(CONFIG)
     if not isinstance(trained_under, dict):
         raise ValueError(f"{checkpoint}: it holds no config: it was not written by specdec fit")
-    saved_config = normalize_config(trained_under)
-    present_config = normalize_config(now)
+    saved_config = without_watchers(normalize_config(trained_under))
+    present_config = without_watchers(normalize_config(now))
     known = {*difference_keys(saved_config), *difference_keys(present_config)}
     if unknown := [key for key in allowed if key not in known]:
         raise ValueError(f"--allow_changes {unknown[0]!r}: no setting has that name")

@@ -104,7 +104,10 @@ def test_one_command_begins_and_goes_on(
     # by a killed save, whose lock nobody holds
     (left := out / "checkpoints" / ".tmp-0123456789ab").mkdir()
     (left / ".lock").touch()
-    assert run_fit("fit", auto) == 0
+    # callbacks that only watch may be added, and Lightning's word for the newest checkpoint is taken
+    watched = ["--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks+=RichProgressBar"]
+    watched += ["--trainer.enable_progress_bar=true"]
+    assert run_fit("fit", [*base, f"--out={out}", "--ckpt_path=last", *watched]) == 0
     assert f"resuming from {out}/checkpoints/step-4.ckpt" in caplog.text
     assert same(whole, out) and checkpoints(out) == checkpoints(whole) == [
         "last.ckpt",
