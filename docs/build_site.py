@@ -26,6 +26,7 @@ FIRST = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "CODE_OF_CONDUCT.md",
     "docs/**/*.md",
     "docs/*.ipynb",
     "docs/site.css",
