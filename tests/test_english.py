@@ -1,5 +1,6 @@
-"""Pages are in plain American English: known idioms, long sentences and hidden actors fail."""
+"""Pages, messages and docstrings are in plain American English: idioms, long sentences and hidden actors fail."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "docs" / "studies" / "README.md",
 ]  # fmt: skip
+CODE = sorted((ROOT / "specdec").rglob("*.py"))
 
 MAX_WORDS = 35  # of a sentence
 MAX_PASSIVES = 22  # in 1,000 words, of those that do not say who acts
@@ -101,3 +103,43 @@ def test_a_page_says_who_acts(page: Path) -> None:
     hidden = [match[0] for match in PASSIVE.finditer(text)]
     rate = 1000 * len(hidden) / max(1, word_count(text))
     assert rate <= MAX_PASSIVES, f"{page_name(page)}: {rate:.0f} in 1,000 words: {hidden}"
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings and messages of a file, with their lines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+
+
+def test_no_docstring_or_message_has_an_idiom() -> None:
+    idioms = [
+        f"{page_name(path)}:{line}: {match[0]!r}: say {better}"
+        for path in CODE
+        for line, text in texts_of(path)
+        for pattern, better in IDIOMS.items()
+        for match in re.finditer(pattern, re.sub(r"``?[^`]+``?", "CODE", text), re.IGNORECASE)
+    ]
+    assert not idioms, f"{len(idioms)}:\n" + "\n".join(idioms)
+
+
+@pytest.mark.parametrize(
+    "idiom",
+    [
+        "It runs in a process of its own.", "A loss of yours is a class.", "It is built anew.", "The run goes on.",
+        "They are not told apart.", "Others are refused by name.", "It stands beside the file.", "It wants a number.",
+        "Equal but for rounding.", "It is held against the model.", "All come of one call.", "The engine is told.",
+        "It takes so many rows.", "Nobody reads it.", "It hardly matters.", "It is worked out once.",
+        "The normalised state.", "The colour of a line.",
+    ],
+)  # fmt: skip
+def test_planted_idioms_are_found(idiom: str) -> None:
+    assert any(re.search(pattern, idiom, re.IGNORECASE) for pattern in IDIOMS)
+
+
+def test_planted_sentences_are_found() -> None:
+    page = "A short one. " + "word " * 36 + "ends.\n\n| a table of " + "cell " * 40 + "|\n"
+    assert [word_count(s) for s in sentences(prose(page)) if word_count(s) > MAX_WORDS] == [37]
+    assert PASSIVE.search("The file is written.") and not PASSIVE.search(
+        "The file is written by fit."
+    )
