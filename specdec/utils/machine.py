@@ -32,7 +32,7 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
         ``versions``, ``git_commit`` and ``git_dirty`` (None: the package does not lie in its own git checkout, or
         git cannot be run; untracked files count as dirty).
     """
-    commit, dirty = _git(Path(__file__).resolve().parents[2])
+    commit, dirty = _loaded_code()
     torch = sys.modules.get("torch")  # imported by somebody, or not at all
     in_use = torch is not None and torch.cuda.is_initialized()
     return {
@@ -51,6 +51,12 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
         "git_commit": commit,
         "git_dirty": dirty,
     }
+
+
+@functools.cache
+def _loaded_code() -> tuple[str | None, bool | None]:
+    """Commit and dirty flag of the code that this process has loaded, read once: what changes later does not run."""
+    return _git(Path(__file__).resolve().parents[2])
 
 
 @functools.cache

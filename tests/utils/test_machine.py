@@ -135,7 +135,9 @@ def test_git_may_be_missing_or_stuck(
 
     monkeypatch.setattr(subprocess, "run", fail)
     assert module._git(tmp_path) == (None, None)
+    module._loaded_code.cache_clear()
     facts = provenance()
+    module._loaded_code.cache_clear()
     assert (facts["git_commit"], facts["git_dirty"]) == (None, None)
 
 
