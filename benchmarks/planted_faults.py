@@ -25,10 +25,11 @@ from specdec.diagnostics.parity_files import Files, read_files
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
 from specdec.diagnostics.planted import FAULTS, Outcome, planted, write_files
 from specdec.drafter import Drafter
-from specdec.engines.proposals import EngineRefusedError, ProposalEngine
+from specdec.engines.proposals import ProposalEngine
 from specdec.export import export_drafter, subject_of
 from specdec.export.formats import DrafterCheckpoint, vllm_arguments
 from specdec.target import Target, TargetSource
+from specdec.utils.vllm import VllmRefusedError
 from tests import perfect
 
 FAMILY, NOISE = "Llama", 0.3
@@ -110,7 +111,7 @@ def plantings(target: Target, kind: str, engine: ProposalEngine, folder: Path) -
             try:
                 comparison = serve_planted(engine, target, drafter, changed, place)
                 results.append(Planting(fault, design, kind, comparison, None))
-            except EngineRefusedError as error:
+            except VllmRefusedError as error:
                 results.append(Planting(fault, design, kind, None, str(error)))
             harness.tell(str(results[-1].row()))
             break

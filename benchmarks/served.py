@@ -36,12 +36,13 @@ from specdec.diagnostics.loud import loud_drafter, loud_spec
 from specdec.diagnostics.parity_files import read_files
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
 from specdec.drafter import Drafter, DrafterSpec, LastLayer, MaskBlock
-from specdec.engines.proposals import EngineRefusedError, ProposalEngine
+from specdec.engines.proposals import ProposalEngine
 from specdec.export import FORMATS, NotServable, export_drafter, subject_of
 from specdec.target import Target, TargetSource
 from specdec.training.building import check_shapes, config_for
 from specdec.utils.files import write_json
 from specdec.utils.text import how_many
+from specdec.utils.vllm import VllmRefusedError
 from tests import perfect
 
 TOKENS, DRAFTS, NOISE = 48, 3, 0.3
@@ -207,7 +208,7 @@ def run_cell(cell: Cell, target: Target, engine: ProposalEngine, scratch: Path) 
             PROMPTS,
             TOKENS,
         )
-    except EngineRefusedError as error:
+    except VllmRefusedError as error:
         return about | {"verdict": "LINE FAILED", "reason": str(error)}
     files = read_files(export.directory) if cell.column.kind == "loud" else None
     comparison = compare_proposals(

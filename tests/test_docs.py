@@ -311,7 +311,7 @@ def test_the_runners_up_are_accepted(parts: Callable[[str], ModuleType]) -> None
 def test_no_shape_of_a_module_that_nobody_vouched_for(text: str, written: Write) -> None:
     written("Draft shape")
     with pytest.raises(
-        ValueError, match=r"of your own, as my_parts\.Mine:depth=3, with --allow_imports"
+        ValueError, match=r"your own DraftShape, as my_parts\.Mine:depth=3, with --allow_imports"
     ):
         parse_shape(text)
     assert "my_parts" not in sys.modules

@@ -95,7 +95,7 @@ def _fault(hint: Any, value: Any) -> str | None:
             if (what := bounds.wanted(value, arm.__origin__)) is None:
                 return None
             wanted.append(what)
-        elif isinstance(arm, type) and isinstance(value, arm):
+        elif arm is Any or (isinstance(arm, type) and isinstance(value, arm)):
             return None
     if not wanted or value in words:
         return None

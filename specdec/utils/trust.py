@@ -121,7 +121,9 @@ def check_yaml_size(text: str) -> None:
     depth = 0
     for event in yaml.parse(text, LOADER):
         if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"*{event.anchor} repeats &{event.anchor}: aliases are not read")
+            raise ValueError(
+                f"*{event.anchor} repeats &{event.anchor}: specdec reads no aliases: write the value out"
+            )
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth >= DEEPEST:

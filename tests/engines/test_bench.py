@@ -152,7 +152,7 @@ def test_nothing_is_left_of_what_failed(
         ([*drafter, "--concurrency", "0"], "must be at least 1"),
         ([], "drafter"),
         ([*drafter, "--", "--port", "1"], "--port after --"),
-        (["--drafter", str(tmp_path)], "no such file"),
+        (["--drafter", str(tmp_path / "none")], "no such drafter directory"),
     ):
         assert main([*argv, *wrong]) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]

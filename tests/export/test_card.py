@@ -221,7 +221,7 @@ def test_a_run_tells_how_it_was_trained(
         with pytest.raises(ValueError, match="chosen_by is not as specdec fit writes it"):
             trained(best)
     moved = (run / "drafter").rename(tmp_path / "elsewhere")
-    assert "not recorded beside it" in pushed(moved, capsys).text
+    assert "record of its training is missing" in pushed(moved, capsys).text
 
 
 def test_a_run_its_evaluation_and_its_export_say_the_same(

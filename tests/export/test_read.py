@@ -511,7 +511,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     ),
     "integers": (
         lambda c, t: t.update({"fc.weight": torch.ones(H, 3 * H, dtype=torch.int8)}),
-        "only unquantised",
+        "only unquantized",
     ),
     "twice": (lambda c, t: t.update({"layers.0.hidden_norm.weight": torch.ones(H)}), "twice"),
     "mixed layers": (lambda c, t: c.update(layer_types=["a", "b"]), "one kind for all layers"),

@@ -128,7 +128,7 @@ TABLES: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "a name in lines": (lambda t: t.update({"a\nb": torch.zeros(1)}), "not a table of tensors"),
     "no name": (lambda t: t.update({3: torch.zeros(1)}), "not a table of tensors"),  # type: ignore[dict-item]
     "a float8": (lambda t: t.update({"norm.weight": t["norm.weight"].to(torch.float8_e5m2)}), "without norm.weight_sc"),
-    "complex": (lambda t: t.update({"norm.weight": t["norm.weight"].cfloat()}), "only unquantised ones"),
+    "complex": (lambda t: t.update({"norm.weight": t["norm.weight"].cfloat()}), "only unquantized ones"),
     "a map of one number": (lambda t: t.update(t2d=torch.tensor(True)), r"t2d is torch\.bool of shape \[\], wanted"),
     "a map of floats": (lambda t: t.update(t2d=t["t2d"].float()), r"t2d is torch\.float32"),
     "an infinity": (lambda t: t["fc.weight"][3, 4].fill_(-torch.inf), "the weights fc.weight are not all finite"),

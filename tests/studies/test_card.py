@@ -216,7 +216,7 @@ def test_what_is_declared_at_a_draft_step_is_drawn_by_step(
 def test_primary_contrasts_come_first_and_what_is_not_told_apart_is_one_table(card: Path) -> None:
     found, text = numbers(card), (card / "card.md").read_text()
     parts = dict(part.partition("\n")[::2] for part in text.split("\n## ")[1:])
-    assert next(iter(parts)) == "Primary contrasts" and "](#not-told-apart)" in text
+    assert next(iter(parts)) == "Primary contrasts" and "](#not-significant)" in text
     assert (
         f"| acceptance length, {SHAPES[1]} | norm: on - off (K=1) | +" in parts["Primary contrasts"]
     )

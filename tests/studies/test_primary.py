@@ -74,7 +74,10 @@ def test_a_contrast_is_against_the_baseline_s_levels_unless_it_says_so(write: Wr
             outcome("acceptance_length", expect="more"),
             "primary: expect: must be higher or lower, not more",
         ),
-        (outcome("acceptance_length") * 2, "acceptance_length, fc_norm: on - off stands twice"),
+        (
+            [*outcome("acceptance_length"), *outcome("acceptance_length")],
+            "acceptance_length, fc_norm: on - off stands twice",
+        ),
     ],
 )
 def test_a_wrong_primary_contrast_is_refused_in_one_line(
