@@ -116,7 +116,7 @@ class OneHot(Rule):
 
     In distribution it is the rule for drafters without probabilities of vLLM, and of EAGLE for trees: try children in
     turn, accept c with probability p(c), else strike c from p and renormalize. That accepts the k-th child, and at last
-    draws an x that is no child, with the same probability p(c_k), p(x) as one draw from p: the renormalisations cancel.
+    draws an x that is no child, with the same probability p(c_k), p(x) as one draw from p: the renormalizations cancel.
 
     It reads ``exponential_BLV`` alone; L must be at least the number of levels of the deepest tree.
     """

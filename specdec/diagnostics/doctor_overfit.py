@@ -31,7 +31,7 @@ PROMPT = 32  # tokens
 ANSWER = 64  # tokens
 PROMPTS = 4  # the one is taken whose answer tells most
 EVERY = 5  # steps between decodings
-LEARNT = 0.98  # share of the drafts that are right in training; then decoding must show it
+LEARNED = 0.98  # share of the drafts that are right in training; then decoding must show it
 TRIES = 4  # decodings of a sample that training has right, before the two are told apart
 PATIENCE = 200  # steps without progress: in drafts, or by a hundredth of the loss
 
@@ -46,7 +46,7 @@ class _Sample(NamedTuple):
     known: list[bool]  # which of the answer's tokens the draft vocabulary has
 
 
-class _Learnt(NamedTuple):
+class _Learned(NamedTuple):
     """The state of a sample at the end of training on it."""
 
     accepted: int  # drafts, by decoding
@@ -81,29 +81,29 @@ def overfit(setup: SetUp) -> Findings:
         why += ": such drafts are accepted, or refused, whatever is wrong"
         yield unchecked(what, why, sample.telling)
         return
-    learnt = _learn(setup, sample)
-    share = learnt.accepted / max(learnt.accepted + learnt.refused, 1)
-    if learnt.parted < ANSWER / 4:
+    learned = _learn(setup, sample)
+    share = learned.accepted / max(learned.accepted + learned.refused, 1)
+    if learned.parted < ANSWER / 4:
         why = (
-            f"rounding: decoded in a chain, the answer is another from its token {learnt.parted} on; choose a wider "
+            f"rounding: decoded in a chain, the answer is another from its token {learned.parted} on; choose a wider "
             "dtype"
         )
         yield unchecked(what, why, share)
         return
     fault = ""
-    if (learnt.right >= LEARNT and share < LEARNT) or share < learnt.right / 2 > 0.25:
+    if (learned.right >= LEARNED and share < LEARNED) or share < learned.right / 2 > 0.25:
         fault = "what training has right, decoding has not: see parity"
-    elif learnt.idle >= PATIENCE:
+    elif learned.idle >= PATIENCE:
         fault = "learning stopped by itself before the sample was learned: a part is missing, or cut off from learning"
-    counts = learnt.counts
-    if learnt.refused and not fault:
+    counts = learned.counts
+    if learned.refused and not fault:
         why = f"the time was over ({setup.seconds:g} s): {counts}; give --seconds more"
         yield unchecked(what, why, share)
     else:
         yield judged(what, share, ">=", 1, f"{counts}. {fault}", counts)
 
 
-def _learn(setup: SetUp, sample: _Sample) -> _Learnt:
+def _learn(setup: SetUp, sample: _Sample) -> _Learned:
     """Train on a sample until decoding accepts every draft, nothing improves any more, or the time is over."""
     begin = time.monotonic()
     drafter = setup.drafter.train()
@@ -131,11 +131,11 @@ def _learn(setup: SetUp, sample: _Sample) -> _Learnt:
         late = time.monotonic() - begin >= setup.seconds
         losses.append(loss)
         ended = late or idle >= PATIENCE
-        if ended or (right >= LEARNT and len(losses) % EVERY == 0):
-            learnt = _Learnt(*_decode(setup, sample), right, losses, idle)
-            tries += right >= LEARNT
-            if ended or not learnt.refused or tries == TRIES:
-                return learnt
+        if ended or (right >= LEARNED and len(losses) % EVERY == 0):
+            learned = _Learned(*_decode(setup, sample), right, losses, idle)
+            tries += right >= LEARNED
+            if ended or not learned.refused or tries == TRIES:
+                return learned
         optimizer.zero_grad()
         fabric.backward(out.loss)
         optimizer.step()

@@ -157,7 +157,7 @@ def _rms(x: Tensor) -> Tensor:
 
 
 def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
-    """Return the regions of chains' key slots, (A, M, S), 1 or 0, in the order of :data:`ATTENTION`  except entropy.
+    """Return the regions of chains' key slots, (A, M, S), 1 or 0, in the order of :data:`ATTENTION` except entropy.
 
     The first five are disjoint and cover all that a chain sees. The first ``text`` slots are the text's rows; behind
     them stand the chains', level by level; a chain's level 0 is the row of its anchor.

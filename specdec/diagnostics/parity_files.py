@@ -123,7 +123,7 @@ def _checked_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> dict[
             raise Misread(f"{name} holds NaN or infinities")
         checked[name] = value
     if missing := next((name for name in wanted if name not in checked), None):
-        left = "at ones" if "norm" in missing else "uninitialised"
+        left = "at ones" if "norm" in missing else "uninitialized"
         if missing == MAP:
             left = "at the first tokens"
         raise Misread(f"it lacks {missing}, which the engine leaves {left} without a word")

@@ -285,7 +285,7 @@ def _prompts(source: CorpusFile, length: int, tokenizer: Any) -> list[dict[str, 
     for line, function in functions(source.text):
         ids = tokenizer.encode(function, verbose=False)
         text = tokenizer.decode(ids[:length], skip_special_tokens=True)
-        # text cut between two tokens may be tokenised otherwise, and text cut inside a character is spoilt
+        # text cut between two tokens may be tokenized otherwise, and text cut inside a character is spoilt
         if (
             len(ids) >= 2 * length
             and function.startswith(text)

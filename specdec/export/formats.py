@@ -182,10 +182,7 @@ def vllm_arguments(
     drafter: DrafterCheckpoint | None = None,
     draft_tokens: int = 0,
 ) -> list[str]:
-    """Return the arguments of ``vllm`` for a target, alone or with a drafter.
-
-    Args:
-    """
+    """Return the arguments of ``vllm`` for a target, alone or with a drafter."""
     arguments = ["serve", target.servable()]
     if drafter is not None:
         speculative: Raw = {

@@ -338,7 +338,7 @@ def _layers(tensors: Weights, stated: Any) -> Any:
 
 
 def _biases(tensors: Weights, stated: Any) -> Any:
-    """Return ``attention_bias``, which ``stated``  decides except for the bias on the output.
+    """Return ``attention_bias``, which ``stated`` decides except for the bias on the output.
 
     Raises:
         ValueError: the file has biases that the config does not switch on.

@@ -240,7 +240,8 @@ SWITCHES = (
            both="its ids are of layers' outputs: the embeddings have none"),
     # any
     Switch("hidden_size other than the target's", lambda s: s.config.hidden_size != s.config.target_hidden_size,
-    ran=True), Switch("a trained token embedding",
+           ran=True),
+    Switch("a trained token embedding",
            lambda s: s.own_embedding and s.config.hidden_size == s.config.target_hidden_size,
            sglang="it puts the target's embedding in its place"),
     Switch("num_layers above 1, with method eagle", _eagle(lambda c: c.num_layers > 1), ran=True),

@@ -68,7 +68,7 @@ def weighted(figures: Sequence[Linear], weights: Sequence[float]) -> Linear:
 
 
 class SeedError(NamedTuple):
-    """The mean square of arms by seeds, of this many arms: what a contrast with weights of sum of squares 1 varies."""
+    """The variance over seeds of a contrast whose squared weights sum to 1, from ``arms`` arms."""
 
     mean_square: float
     df: int
@@ -242,7 +242,7 @@ def detectable(contrast_estimate: Estimate, tests: int = 1) -> tuple[float, floa
     The error of a study is itself estimated: the range is that of the error, 95 %, from the chi-square distribution.
 
     Args:
-        tests: a test among this many, each at 0.05 over their number, as Holm's correction asks of the first.
+        tests: how many tests share the error of 0.05, as in the first step of Holm's correction.
     """
     error = contrast_estimate.error
     df = contrast_estimate.df

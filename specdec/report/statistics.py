@@ -66,7 +66,7 @@ def interval(sums_PF: Array, of: Statistic = ratio, bounds: Range = ANY) -> Inte
     """A statistic of all prompts' sums with its 95 % interval; None without a prompt.
 
     The interval is Student's t with P - 1 degrees of freedom; the standard error is the jackknife's (Tukey 1958; Efron
-    1982, https://doi.org/10.1137/1.9781611970319), to first order that of the linearised statistic. A bootstrap takes
+    1982, https://doi.org/10.1137/1.9781611970319), to first order that of the linearized statistic. A bootstrap takes
     the spread of few prompts for the truth: ``benchmarks/coverage.py`` has both. There is no interval
     where the statistic is not defined without one of the prompts.
     """
@@ -84,8 +84,7 @@ def interval(sums_PF: Array, of: Statistic = ratio, bounds: Range = ANY) -> Inte
 
 
 def bounded(mean: float, half: float, bounds: Range) -> Interval:
-    """The interval of this many to both sides that ends at what is possible, or at the mean where rounding has put it
-    beyond."""
+    """Return the interval from mean - half to mean + half, cut at the bounds; it always holds the mean."""
     low = max(mean - half, bounds[0])
     high = min(mean + half, bounds[1])
     return Interval(mean, min(low, mean), max(high, mean))

@@ -151,10 +151,13 @@ def _seeds(content: Mapping[str, Any], allow_few_seeds: bool) -> tuple[int, ...]
     return tuple(seeds)
 
 
+STUDYS_OWN = ("drafter", "out", "target", "target.source")
+
+
 def _measures(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     measures = {measure: content[measure] for measure in MEASURES if measure in content}
     for measure, arguments in measures.items():
-        if misplaced := [*arguments.keys() & {"drafter", "out", "target", "target.source"}]:
+        if misplaced := [key for key in arguments if key in STUDYS_OWN]:
             raise ValueError(f"{measure}: {misplaced[0]} is the study's to give: remove it")
         check_settings(arguments, measure)
     return measures

@@ -228,9 +228,12 @@ def _wait(
         status = supervisor.wait(GRACE + PATIENCE)
         if status < 0:  # the supervisor itself was killed
             _end_session(supervisor.pid)
-        result = JobResult("stopped") if stopped else _failure(folder, status)
         if folder.is_done():
             result = JobResult("done")
+        elif stopped:
+            result = JobResult("stopped")
+        else:
+            result = _failure(folder, status)
         seconds = round(time.monotonic() - start, 3)
         journal.append({"end": result.end, "seconds": seconds, "message": result.message})
     return result

@@ -143,7 +143,7 @@ def ends_all(trainer: pl.Trainer, exception: BaseException) -> bool:
 class RunCheckpoint(Checkpoint):
     """Saves a run between two optimizer steps, and ends it there.
 
-    ``step-N.ckpt`` and ``last.ckpt`` are written every this many steps, ``last.ckpt`` too when training ends or is
+    ``step-N.ckpt`` and ``last.ckpt`` are written every N steps, ``last.ckpt`` too when training ends or is
     interrupted. Ctrl-C, SIGTERM and what other callbacks end a run by wait for the optimizer step under way; Ctrl-C
     after either signal ends the run at once. With several processes no signal is held back, as one might leave before
     a step in which the others wait for it: Lightning handles them. What is kept is decided by what lies in the folder,
