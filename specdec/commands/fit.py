@@ -76,14 +76,6 @@ def one_parser() -> Iterator[None]:
         SHARED.pop()
 
 
-class DrafterParser(LightningArgumentParser):
-    """Lightning's, which reads no files of parts: :func:`compose` has put in what they hold."""
-
-    def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
-        """As the base does, for values alone."""
-        return super().add_class_arguments(*args, **kwargs | {"sub_configs": False})
-
-
 class DrafterCLI(LightningCLI):
     """LightningCLI for :class:`DrafterModule`, with ``--out`` and the run directory's habits."""
 
@@ -220,7 +212,7 @@ class DrafterCLI(LightningCLI):
         if ckpt_path == LAST:
             ckpt_path = AUTO
         if ckpt_path == AUTO and config.out is None:
-            raise ValueError("--ckpt_path auto resumes the run in --out: give --out RUN")
+            raise ValueError("--ckpt_path auto (or last) resumes the run in --out: give --out RUN")
         resumes = ckpt_path == AUTO
         if ckpt_path is not None and config.out is not None:
             resumes = resumes or Path(config.out).resolve() in Path(ckpt_path).resolve().parents
@@ -369,7 +361,6 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
                 "gradient_clip_val": 0.5,
                 "devices": 1,
             },
-            parser_class=DrafterParser,
             parser_kwargs=PARSER | {"fit": PARSER},
             args=[subcommand, *composed, *rest],
             directory=directory,

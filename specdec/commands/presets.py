@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from specdec.utils.config import packaged_path
+from specdec.utils.config import SHIPPED
 from specdec.utils.text import nearest_name
 
 KINDS = {
@@ -22,7 +22,7 @@ def preset_files() -> dict[str, Path]:
     """Return the configs that come with specdec, by kind and name, as ``drafter/eagle3``."""
     files = {}
     for kind in KINDS:
-        for file in sorted(Path(packaged_path(f"conf/{kind}")).glob("*.yaml")):
+        for file in sorted((SHIPPED / kind).glob("*.yaml")):
             files[f"{kind}/{file.stem}"] = file
     return files
 

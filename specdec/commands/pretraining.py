@@ -265,7 +265,7 @@ def _is_begun(record: Path, config: PretrainConfig) -> bool:
     folder = record.parent
     if not folder.exists():
         return False
-    if not record.is_file() or read_json(record)["config"] != config.determinants:
+    if not record.is_file() or read_json(record).get("config") != config.determinants:
         raise ValueError(
             f"{folder} exists already and is of other settings: choose another --out or remove it"
         )

@@ -71,7 +71,7 @@ class Shapes:
         turns: as of :func:`specdec.data.turns.rows_of`.
         often: conversations of a shape, with the last of which it is learned.
         checked: the next ones, which are made both ways.
-        every: of all others, one in this many is made both ways.
+        every: of all others, one in ``every`` is made both ways.
     """
 
     def __init__(

@@ -182,7 +182,7 @@ class TokenData(pl.LightningDataModule):
         return Batch(*(column[first] for column in self.splits.train))
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return the loader of training rows, shuffled again in each epoch.
+        """Return the loader of training rows, newly shuffled in each epoch.
 
         To overfit on the first rows, they come in order, again and again.
         """

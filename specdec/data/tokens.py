@@ -337,7 +337,7 @@ def cached(
 
 
 def _counted(documents: Iterable[EncodedDocument], advance: Advance) -> Iterator[EncodedDocument]:
-    """The documents; ``advance`` receives each conversation that they bring."""
+    """The documents; ``advance`` receives how many more conversations they bring."""
     conversations = 0
     for document in documents:
         if (more := document.conversation + 1 - conversations) > 0:

@@ -76,7 +76,7 @@ class Endpoint:
         return name
 
     def check_alive(self) -> None:
-        """Raise RequestError without any answer; a refusal is an answer."""
+        """Raise RequestError if there is no answer at all; a refusal is an answer."""
         try:
             self.text("/v1/models")
         except RequestError as error:

@@ -68,6 +68,6 @@ class LatentAttention(Attention):
 
 
 def apart(x: Tensor) -> Tensor:
-    """Reorders adjacent pairs into halves, as :func:`apply_rope`  needs them; the products of queries and keys stay
+    """Reorders adjacent pairs into halves, as :func:`apply_rope` needs them; the products of queries and keys stay
     the same."""
     return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

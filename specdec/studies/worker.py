@@ -8,7 +8,6 @@ until the worker, the supervisor and the command are all gone, so that no job is
 
 import contextlib
 import datetime
-import json
 import os
 import shlex
 import shutil
@@ -132,9 +131,7 @@ def specdec_job(
 
 def write_config(study: Path, job: Job) -> None:
     """Write ``jobs/KEY/config.yaml``."""
-    # without aliases, which no config has
-    plain = json.loads(json.dumps(dict(job.config)))
-    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(dict(job.config), sort_keys=False, allow_unicode=True)
     folder = study / JOBS / job.key
     (folder / SUMS).unlink(missing_ok=True)
     write_text(folder / CONFIG, text)

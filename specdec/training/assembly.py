@@ -61,6 +61,7 @@ class BuildsDrafter(pl.LightningModule):
         self.train_head = train_head and self.spec.head == "own"
         self.attention = attention
         self.compile_parts = compile_parts
+        self.is_loaded = False  # by load_from_checkpoint
         # drafter and objective, from :meth:`configure_model` on
         self.train_step: TrainStep | None = None
         self._matmul_backend = contextlib.ExitStack()
@@ -156,6 +157,11 @@ class BuildsDrafter(pl.LightningModule):
 
         Without a trainer there is no data: ``load_from_checkpoint`` builds the drafter of the checkpoint.
         """
+        if self.is_loaded and self.has_trainer:
+            raise ValueError(
+                "a module from load_from_checkpoint is for use, not for training: resume with trainer.fit(module, "
+                "datamodule, ckpt_path=FILE) and a new module, or start a new run with start=FromDrafter(DIRECTORY)"
+            )
         if self.train_step is None and self.has_trainer:
             data = self._data
             device = self.trainer.strategy.root_device

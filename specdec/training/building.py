@@ -306,7 +306,10 @@ def stored_config(checkpoint: dict[str, Any]) -> dict[str, Any]:
 def drafter_of_checkpoint(checkpoint: dict[str, Any]) -> Drafter:
     """Return a drafter of a checkpoint's design and draft vocabulary; its weights are still random."""
     config = DrafterConfig.from_json(stored_config(checkpoint), "the checkpoint")
-    return Drafter(config, checkpoint["state_dict"][TARGET_IDS])
+    ids_D = checkpoint["state_dict"].get(TARGET_IDS)
+    if ids_D is None:
+        raise ValueError(f"the checkpoint is damaged: it has no {TARGET_IDS}")
+    return Drafter(config, ids_D)
 
 
 def check_checkpoint(checkpoint: dict[str, Any], drafter: Drafter) -> None:

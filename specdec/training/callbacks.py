@@ -209,7 +209,7 @@ def _chosen_by(directory: Path) -> dict[str, Any] | None:
     """Return what a run's best drafter was chosen by; None where there is none, ValueError if it is damaged."""
     if not directory.exists():
         return None
-    remedy = f"remove {directory}: the best one is chosen again from here on"
+    remedy = f"remove {directory}: a new best one is chosen from here on"
     check_sums(directory, remedy)
     stored = read_json(directory / "config.json")
     chosen = stored.get(CHOSEN_BY) if isinstance(stored, dict) else None

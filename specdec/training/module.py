@@ -83,7 +83,7 @@ class DrafterModule(BuildsDrafter):
         loss: compares draft and target at every supervised slot.
         ttt_steps: unroll steps K; 1 is EAGLE-1's teacher forcing.
         step_weights: what the steps of a slot weigh: by depth alone, or by how well those before were drafted.
-        step_keep: share of a step's slots that the next one keeps, drawn again for every batch (conditional drop,
+        step_keep: share of a step's slots that the next one keeps, newly drawn for every batch (conditional drop,
             https://arxiv.org/abs/2504.18583; P-EAGLE: 0.7); never less than a fifth of all, or than this share if that
             is less; 1 keeps all.
         in_vocab: train only where the draft vocabulary has the target's most likely token, as EAGLE-3 does.
@@ -339,12 +339,13 @@ class DrafterModule(BuildsDrafter):
         if drafter is None:
             drafter = drafter_of_checkpoint(checkpoint)
             self.spec = drafter.config.design()
-            self.train_step = TrainStep(drafter, self.objective)
+            self.train_step = TrainStep(drafter.requires_grad_(False), self.objective)
+            self.is_loaded = True
             if self.target_source == TargetSource():
                 trained_for = drafter.config.target
                 revision = trained_for.get("revision")
                 self.target_source = TargetSource(
-                    str(trained_for["source"]), None if revision is None else str(revision)
+                    str(trained_for.get("source")), None if revision is None else str(revision)
                 )
         check_checkpoint(checkpoint, drafter)
 

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from specdec.training.checkpoint import read_training_checkpoint
-from specdec.utils.config import difference_keys, differences, normalize_config, run_names, to_text
+from specdec.utils.config import (
+    difference_keys,
+    differences,
+    is_part,
+    normalize_config,
+    run_names,
+    to_text,
+)
 from specdec.utils.files import remove_abandoned, write_sums
 from specdec.utils.locks import claim_message, is_held, release_claim, take_claim
 from specdec.utils.reading import explained
@@ -160,11 +167,21 @@ def changes_numbers(key: str) -> bool:
 
 def without_watchers(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config without the callbacks that only watch the run; None and no callbacks are the same."""
-    trainer = config.get("trainer") or {}
+    trainer = config.get("trainer")
+    if not isinstance(trainer, dict):
+        return config
     callbacks = trainer.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-    training = [part for part in callbacks if part["class_path"].rpartition(".")[2] not in WATCHERS]
-    return config | {"trainer": trainer | {"callbacks": training or None}}
+    others = [
+        part for part in callbacks if not (is_part(part) and only_watches(part["class_path"]))
+    ]
+    return config | {"trainer": trainer | {"callbacks": others or None}}
+
+
+def only_watches(class_path: object) -> bool:
+    """Return whether a class, by its import path, is one of Lightning's callbacks that only watch a run."""
+    package, _, name = str(class_path).rpartition(".")
+    return package.startswith(("lightning.", "pytorch_lightning.")) and name in WATCHERS
 
 
 def changed_settings(checkpoint: Path, now: dict[str, Any], allowed: Sequence[str]) -> list[str]:

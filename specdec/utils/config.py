@@ -6,7 +6,6 @@ import datetime
 import functools
 import inspect
 import itertools
-import json
 import os
 import re
 import sys
@@ -18,11 +17,24 @@ from omegaconf import OmegaConf
 
 from specdec.utils.imports import guard_parsers
 from specdec.utils.locks import claim_of, is_held
-from specdec.utils.trust import check_reach, load_yaml, parse_yaml, read_yaml_text, redacted
+from specdec.utils.trust import check_reach, check_yaml_size, load_yaml, read_yaml_text, redacted
 
-MOST_PARTS = 64  # files that one config names
-PRESETS = {"model.drafter": "conf/drafter", "model.optimizer": "conf/optimizer"}
-"""The options that take a shipped config by its name, and where those lie."""
+PRESETS = {"model.drafter": "drafter", "model.optimizer": "optimizer"}
+"""The options that take a shipped config by its name, and the folders of these."""
+SHIPPED = next(base / "conf" for base in Path(__file__).parents[1:3] if (base / "conf").is_dir())
+
+
+def preset_names(option: str) -> list[str]:
+    """Return the names of shipped configs that an option takes."""
+    return sorted(file.stem for file in (SHIPPED / PRESETS[option]).glob("*.yaml"))
+
+
+def preset_file(option: str, value: Any) -> Any:
+    """Return the shipped config that a value names, as ``eagle3`` for ``model.drafter``; any other value as it is."""
+    option = option.removesuffix("+")
+    if option not in PRESETS or not isinstance(value, str) or value not in preset_names(option):
+        return value
+    return str(SHIPPED / PRESETS[option] / f"{value}.yaml")
 
 
 def packaged_path(path: str) -> str:
@@ -33,63 +45,35 @@ def packaged_path(path: str) -> str:
     return next((str(place) for place in places if place.exists()), path)
 
 
-def preset_names(option: str) -> list[str]:
-    """Return the names of shipped configs that an option takes."""
-    return sorted(file.stem for file in Path(packaged_path(PRESETS[option])).glob("*.yaml"))
-
-
-def preset_file(option: str, value: Any) -> Any:
-    """Return the file of the shipped config that a value names, as ``eagle3`` for ``model.drafter``; else the value."""
-    if option not in PRESETS or not isinstance(value, str) or not value.isidentifier():
-        return value
-    file = f"{PRESETS[option]}/{value}.yaml"
-    return file if Path(packaged_path(file)).is_file() else value
-
-
-def read_yaml(path: str, files: list[str] | None = None) -> dict[str, Any]:
-    """A config file with what parts' files hold in their place, references unresolved.
-
-    Args:
-        files: of this config, that were read before.
-
-    Raises:
-        ValueError: it is missing, not YAML or not a mapping, says what only the command line may, or has too many
-            parts.
-    """
+def read_yaml(path: str) -> dict[str, Any]:
+    """A config file, references unresolved; ValueError, with the line, if it is missing, not YAML or not a mapping, or
+    says what only the command line may."""
 
     def load(text: str) -> Any:
-        is_mapping = isinstance(parse_yaml(text), dict | None)
-        return OmegaConf.to_container(OmegaConf.create(text)) if is_mapping else None
+        return OmegaConf.to_container(OmegaConf.create(text)) if check_yaml_size(text) else None
 
     config = load_yaml(read_yaml_text(path), path, load)
     if not isinstance(config, dict):
         raise ValueError(f"{path}: a config file must be a mapping of keys")
     check_reach(config, path)
-    return _with_parts(config, Path(path).parent, [] if files is None else files)
+    return _located(config, Path(path).parent)
 
 
-def _with_parts(value: Any, folder: Path, files: list[str], option: str = "") -> Any:
-    """The same with what parts' files hold; each lies in this folder, the working folder or the package."""
+def _located(value: Any, folder: Path, option: str = "") -> Any:
+    """The same with parts' files by their whole paths; each lies in this folder, the working folder or the package."""
     if isinstance(value, dict):
-        below = f"{option}." if option else ""
-        return {
-            key: _with_parts(child, folder, files, f"{below}{key}") for key, child in value.items()
-        }
+        start = f"{option}." if option else ""
+        return {key: _located(child, folder, f"{start}{key}") for key, child in value.items()}
     if isinstance(value, list):
-        return [_with_parts(child, folder, files) for child in value]
+        return [_located(child, folder) for child in value]
     value = preset_file(option, value)
     if not isinstance(value, str) or not value.endswith((".yaml", ".yml")):
         return value
     places = (folder / value, Path(packaged_path(value)))
-    path = next((str(place) for place in places if place.exists()), None)
-    if path is None:
-        return value
-    files.append(path)
-    if len(files) > MOST_PARTS:
-        raise ValueError(
-            f"{path}: more than {MOST_PARTS} files of parts, in each other or next to each other"
-        )
-    return read_yaml(path, files)
+    path = next((str(place.resolve()) for place in places if place.exists()), value)
+    if path != value or Path(value).exists():
+        load_yaml(read_yaml_text(path), path)  # before the parser reads it
+    return path
 
 
 def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -100,13 +84,13 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     """
     config, rest = merge_config(args)
     words = []
-    option = ""
+    behind = ""  # the option before a word, whose value the word may be
     for word in rest:
         name, equals, value = word.rpartition("=")
-        option = name.lstrip("-") or option
-        part = _with_parts(value, Path(), [], option)
-        words.append(word if part is value else name + equals + json.dumps(part))
-        option = word.lstrip("-") if word.startswith("--") else ""
+        # a part's file by its whole path: a bare mine.yaml would also be the name of something in a module
+        path = _located(packaged_path(value), Path(), name.lstrip("-") or behind)
+        words.append(name + equals + path)
+        behind = word.lstrip("-") if word.startswith("--") else ""
     return config, words
 
 

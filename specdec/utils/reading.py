@@ -80,7 +80,7 @@ def sha256(path: Path | str) -> str:
 
 
 def check_sum(path: Path | str) -> None:
-    """ValueError if :data:`SUMS` in a file's folder, or ``FILE.sha256``  next to it, lists another hash for it."""
+    """ValueError if :data:`SUMS` in a file's folder, or ``FILE.sha256`` next to it, lists another hash for it."""
     path = Path(path)
     place = path.with_name(SUMS)
     beside = path.with_name(f"{path.name}.sha256")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jsonargparse
 import yaml
 from jsonargparse import ArgumentParser, get_loader, set_loader
 from omegaconf import OmegaConf
@@ -23,9 +24,11 @@ from omegaconf.errors import OmegaConfBaseException
 from specdec.utils.reading import check_sum, explained, regular
 
 MOST_YAML = 2**20
+MOST_NODES = 100_000
 DEEPEST = 32
-MOST_REFERENCES = 32
-"""Bytes of a YAML file; collections in each other; and references ``${...}``, which can repeat each other."""
+MOST_COPIES = 100_000
+"""Bytes of a YAML file; values in it, aliases counted as what they repeat; collections in each other; and what
+``${...}`` may multiply."""
 REACH = {
     "trust_remote_code": "it runs code of the model's repository",
     "vllm": "it is run",
@@ -111,23 +114,50 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, LOADER)  # noqa: S506  a safe one
 
 
-def check_yaml_size(text: str) -> None:
-    """Raise ValueError for a YAML text that is larger or deeper than any config, or repeats itself; YAMLError for no
-    YAML."""
+def check_yaml_size(text: str) -> bool:
+    """Return whether a YAML text is a mapping, or empty.
+
+    Raises:
+        ValueError: it holds more values, or deeper ones, than any config.
+        yaml.YAMLError: it is no YAML.
+    """
+    plain = False
     if len(text) > MOST_YAML:
         raise ValueError(f"{len(text):,} letters, and no more than {MOST_YAML:,} are read")
-    if text.count("${") > MOST_REFERENCES:
-        raise ValueError(f"more than {MOST_REFERENCES} references ${{...}} could repeat each other")
-    depth = 0
+    # of anchors; and how often ${...} may repeat anything at most
+    sizes = dict[str, int]()
+    copies = 1
+    open_: list[list[Any]] = [[None, 0, 0]]  # collections: anchor, size, values with references
     for event in yaml.parse(text, LOADER):
+        size = 0
         if isinstance(event, yaml.AliasEvent):
-            raise ValueError(
-                f"*{event.anchor} repeats &{event.anchor}: specdec reads no aliases: write the value out"
-            )
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth >= DEEPEST:
+            size = sizes.get(str(event.anchor), 1)
+            if event.anchor in [anchor for anchor, *_ in open_]:
+                raise ValueError(f"*{event.anchor} stands within &{event.anchor}, without end")
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+            references = event.value.count("${")
+            copies *= max(references, 1)
+            open_[-1][2] += bool(references)
+            sizes |= {event.anchor: 1} if event.anchor else {}
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_.append([event.anchor, 1, 0])
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size, references = open_.pop()
+            sizes |= {anchor: size} if anchor else {}
+            open_[-1][2] += references
+            copies *= max(references, 1) if len(open_) > 1 else 1
+        plain = plain or (
+            len(open_) == 1 and bool(size) and not isinstance(event, yaml.MappingEndEvent)
+        )
+        open_[-1][1] += size
+        if open_[-1][1] > MOST_NODES:
+            raise ValueError(f"more than {MOST_NODES:,} values, those that aliases repeat included")
+        if len(open_) > DEEPEST:
             raise ValueError(f"more than {DEEPEST - 1} collections in each other")
+        if copies > MOST_COPIES:
+            raise ValueError("its ${...} could repeat each other without measure")
+    return not plain
 
 
 def check_reach(value: Any, name: Path | str) -> None:
@@ -235,8 +265,11 @@ def _made(*given: Any) -> Any:
 
 
 def guard_yaml() -> None:
-    """Let jsonargparse measure its values, refuse in mappings what only the command line may say, and resolve
-    ``${...}`` as a file may."""
+    """Let jsonargparse read its files through :func:`read_yaml_text` and its values through :func:`load_yaml`, refuse
+    in them what only the command line may say, and resolve ``${...}`` as a file may; a value of an option's own is no
+    mapping, and free."""
+    # jsonargparse has no other place where a file is seen before all of it is in memory
+    jsonargparse.Path.read_text = lambda self: _read_part(self.absolute)  # type: ignore[method-assign]
     for mode in MODES:
         set_loader(mode, _checked(_loader(mode)), (yaml.YAMLError,))
     for name, resolver in {"oc.env": _environment, "oc.create": _made, "oc.decode": _made}.items():
@@ -255,14 +288,30 @@ def writing() -> Iterator[None]:
         guard_yaml()
 
 
+def _holds_mapping(value: Any) -> bool:
+    """Whether it says something of options or parts: a mapping, or a list with one."""
+    values = value if isinstance(value, list) else [value]
+    return any(isinstance(child, Mapping) for child in values)
+
+
+def _read_part(path: str) -> str:
+    """Return the text of a file that jsonargparse takes for a part's.
+
+    It tries every file that stands where a part may, those of training texts too. YAMLError if the file holds no
+    options: then jsonargparse leaves the path as it is.
+    """
+    text = read_yaml_text(path)
+    check_yaml_size(text)
+    if not _holds_mapping(parse_yaml(text)):
+        raise yaml.YAMLError(f"{path}: it holds no mapping of keys")
+    return text
+
+
 def _checked(load: Callable[[str], Any]) -> Callable[[str], Any]:
     def loader(text: str) -> Any:
         check_yaml_size(text)
         value = load(text)
-        # what says something of options or parts: a mapping, or a list with one
-        if any(
-            isinstance(child, Mapping) for child in (value if isinstance(value, list) else [value])
-        ):
+        if _holds_mapping(value):
             check_reach(value, "config")
         return value
 

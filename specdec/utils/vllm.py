@@ -78,7 +78,7 @@ class VllmChild:
                 yield cls(process, log)
             finally:
                 # its workers too, which are of its session
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
 
@@ -93,7 +93,7 @@ class VllmChild:
     def _answer(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        if not line:
+        if not line.endswith("\n"):  # it ended, perhaps within a line
             lines = filter(str.strip, self.log.read_text(errors="replace").splitlines())
             raise VllmEndedError(f"vLLM ended by itself: {' | '.join([*lines][-TAIL:])}")
         answer = json.loads(line)

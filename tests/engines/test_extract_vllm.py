@@ -91,7 +91,7 @@ def test_a_python_without_a_known_vllm_is_refused(tmp_path: Path) -> None:
         [sys.executable, INSIDE / "extract.py", job], capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout)["refused"].startswith(
-        "it needs vLLM 0.1.x or 0.2.x, and this Python has "
+        "specdec needs vLLM 0.1.x or 0.2.x, and this Python has "
     )
 
 

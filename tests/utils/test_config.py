@@ -35,21 +35,14 @@ def test_flags_pass_through(tmp_path: Path) -> None:
 def test_a_part_file_beside_the_config_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path / "part.yaml", "a: 1")
+    part = write(tmp_path / "part.yaml", "a: 1")
     file = write(
         tmp_path / "main.yaml", "model: {drafter: part.yaml, other: conf/drafter/eagle3.yaml}"
     )
     monkeypatch.chdir("/")
     config = compose(["--config", file])[0]
-    assert config["model"]["drafter"] == {"a": 1}
-    assert "fusion" in config["model"]["other"]
-
-
-def test_files_that_name_each_other_end(tmp_path: Path) -> None:
-    one = write(tmp_path / "one.yaml", "a: [two.yaml, two.yaml]")
-    write(tmp_path / "two.yaml", "a: [one.yaml, one.yaml]")
-    with pytest.raises(ValueError, match="more than 64 files"):
-        compose(["--config", one])
+    assert config["model"]["drafter"] == part
+    assert Path(config["model"]["other"]).is_file()
 
 
 def test_shipped_configs_are_found_from_anywhere(
@@ -77,11 +70,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         compose(["--config", str(tmp_path / "nowhere.yaml")])
 
 
-def test_a_part_file_is_given_by_what_it_holds(
+def test_a_bare_part_file_is_given_by_its_whole_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path / "part.yaml", "a: 1")
+    part = write(tmp_path / "part.yaml", "a: 1")
     monkeypatch.chdir(tmp_path)
-    assert compose(["--model.drafter", "part.yaml"])[1] == ["--model.drafter", '{"a": 1}']
-    assert compose(["--model.drafter=part.yaml"])[1] == ['--model.drafter={"a": 1}']
+    assert compose(["--model.drafter", "part.yaml"])[1] == ["--model.drafter", part]
+    assert compose(["--model.drafter=part.yaml"])[1] == [f"--model.drafter={part}"]
     assert compose(["--model.drafter", "none.yaml"])[1] == ["--model.drafter", "none.yaml"]

@@ -57,11 +57,11 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("args", "path"),
     [
-        (["--model.drafter.fusion", "users.Mine"], "users.Mine (model.drafter.fusion)"),
-        (["--model.drafter.fusion={class_path: users.Mine}"], "users.Mine (model.drafter.fusion)"),
+        (["--model.drafter.fusion", "users.Mine"], "users.Mine (model.drafter"),
+        (["--model.drafter.fusion={class_path: users.Mine}"], "users.Mine (model.drafter"),
         (["--model.loss=users.MyLoss"], "users.MyLoss (model.loss)"),
-        (["--model.drafter", "short.yaml"], "users.Mine (model.drafter)"),
-        (["--config", "run.yaml"], "users.Mine (model.drafter.fusion)"),
+        (["--model.drafter", "short.yaml"], "users.Mine (model.drafter"),
+        (["--config", "run.yaml"], "users.Mine (model.drafter"),
         (["--config", "list.yaml"], "users.MyLoss (model.loss)"),
         (["--trainer.callbacks+=users.Mine"], "users.Mine"),
         (["--data.help", "users.Mine"], "users.Mine"),

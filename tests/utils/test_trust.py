@@ -50,7 +50,7 @@ WRONG = {
     "many digits": ("a: " + "9" * 5000, "digits"),
     "an object": ("a: !!python/object/apply:os.system [ls]", "constructor"),
     "two documents": ("a: 1\n---\nb: 2", "document"),
-    "a loop": ("a: &a [*a]", "aliases"),
+    "a loop": ("a: &a [*a]", "without end"),
     "too large": ("a: 1 # " + "x" * 2**20, "no YAML of over"),
 }
 
@@ -94,10 +94,25 @@ def test_a_file_without_end_is_not_read(
     assert len([line for line in capsys.readouterr().err.splitlines() if "error: " in line]) == 1
 
 
-def test_references_of_a_real_config_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["model", "model.target", "data", "config", "trainer.callbacks"])
+def test_no_key_of_a_config_makes_the_parser_read_a_pipe(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    config = tmp_path / "c.yaml"
+    config.write_text(f'"{key}": {pipe}\n')
+    assert main(["fit", "--config", str(config)]) == 2
+    assert "pipe or device" in capsys.readouterr().err
+
+
+def test_aliases_and_references_of_a_real_config_are_read(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("a: &a {x: 1.0e-3, y: [1, 2]}\nd: '${a.x}-${a.y}'\n")
-    assert read_yaml(str(path)) == {"a": {"x": 1e-3, "y": [1, 2]}, "d": "${a.x}-${a.y}"}
+    path.write_text(
+        "a: &a {x: 1.0e-3, y: [1, 2]}\nb: *a\nc: {<<: *a, z: '${a.x}'}\nd: '${a.x}-${b.x}'\n"
+    )
+    found = read_yaml(str(path))
+    assert found["c"] == {"x": 1e-3, "y": [1, 2], "z": "${a.x}"} and found["b"] == found["a"]
     assert load_yaml("[" * (DEEPEST - 1) + "]" * (DEEPEST - 1), "x")
 
 

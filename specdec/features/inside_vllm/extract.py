@@ -31,7 +31,7 @@ def answer_rows() -> None:
     # nothing of another version is known to be right
     if not installed.startswith(tuple(job["known"])):
         known = " or ".join(f"{version}x" for version in job["known"])
-        answer({"refused": f"it needs vLLM {known}, and this Python has {installed}"})
+        answer({"refused": f"specdec needs vLLM {known}, and this Python has {installed}"})
         return
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
