@@ -282,6 +282,7 @@ def test_a_run_directory_is_never_overwritten(
     assert [path.name for path in out.iterdir()] == ["precious"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_config_is_refused(
     base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

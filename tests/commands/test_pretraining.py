@@ -60,6 +60,7 @@ def test_the_recipe_trains_a_model_and_writes_its_record() -> None:
         pretrain(recipe("model", seed=1))
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -85,6 +85,7 @@ def test_every_proposal_is_compared(
     assert report["engine"]["differences"][0]["margin"] is None
 
 
+@pytest.mark.slow
 def test_few_proposals_are_no_verdict(
     line: list[str],
     target_directory: Path,
@@ -104,6 +105,7 @@ def test_few_proposals_are_no_verdict(
     assert not report["holds"] and not report["engine"]["holds"] and report["engine"]["no_verdict"]
 
 
+@pytest.mark.slow
 def test_a_design_is_made_and_checked(
     target_directory: Path, fake_proposals: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,7 @@ def test_every_condition_is_lossless(chat: ChatPair, calls: list[dict[str, Any]]
         )
 
 
+@pytest.mark.slow
 def test_noise_hurts_what_is_read_whatever_the_batch() -> None:
     one = copycat()
     texts = [

@@ -7,6 +7,7 @@ from specdec.embedded.corpus import Corpus, corpus
 from tests.embedded.conftest import use_library
 
 
+@pytest.mark.slow
 def test_real_library_splits_by_file() -> None:
     parts = corpus(0)
     train, held_out = ({source.path for source in part} for part in parts)

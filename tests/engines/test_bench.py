@@ -86,6 +86,7 @@ def test_with_and_without_a_drafter(
     assert "left out 1 of 5 prompts (void)" in caplog.text
 
 
+@pytest.mark.slow
 def test_several_numbers_of_drafts_and_the_schedule(
     argv: list[str], drafter_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +119,7 @@ def test_several_numbers_of_drafts_and_the_schedule(
     )
 
 
+@pytest.mark.slow
 def test_answers_that_differ_are_counted(
     argv: list[str],
     drafter_directory: Path,
@@ -141,6 +143,7 @@ def test_the_server_is_asked_what_specdec_would_ask(caplog: pytest.LogCaptureFix
     assert "1 of 3 prompts are other tokens" in caplog.text
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_what_failed(
     argv: list[str], drafter_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

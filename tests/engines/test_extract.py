@@ -92,6 +92,7 @@ def test_a_cache_trains_as_the_target_does(config: list[str], tmp_path: Path) ->
     assert {path: path.stat().st_mtime_ns for path in out.glob("shard-*")} == before
 
 
+@pytest.mark.slow
 def test_a_cache_may_hold_the_rows_that_a_run_draws(
     config: list[str], text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -234,6 +235,7 @@ def test_parts_make_one_cache(config: list[str], tmp_path: Path) -> None:
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_parts_are_of_one_cache(config: list[str], tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "parts"
     assert main(["cache", *config, "--out", str(whole)]) == 0

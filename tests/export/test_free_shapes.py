@@ -46,6 +46,7 @@ def comes_back(drafter: Drafter, target: Target, format: str) -> None:
     assert not contradictions(drafter.config, back.config) and same_state(drafter, back)
 
 
+@pytest.mark.slow
 @given(
     heads=st.just("target") | NUMBERS,
     groups=st.just("target") | NUMBERS,

@@ -178,6 +178,7 @@ def served(spec: DrafterSpec, format: str, *, biased: bool, embedding: bool) -> 
     return narrower or not embedding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_random_legal_combinations(format: str, tmp_path: Path) -> None:
     counts = {True: 0, False: 0}

@@ -129,6 +129,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc")
 def test_pages_are_not_taken_anew() -> None:
     """Four times 64 MB are 65,536 pages of 4 kB; blocks so large are never kept unasked."""

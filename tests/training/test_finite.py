@@ -93,6 +93,7 @@ def test_a_learning_rate_that_is_far_too_high(
         )
 
 
+@pytest.mark.slow
 def test_the_last_sound_checkpoint_stays_and_goes_on(
     base: list[str],
     tmp_path: Path,

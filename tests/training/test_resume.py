@@ -147,6 +147,7 @@ def test_after_an_error_within_a_step_no_batch_is_lost(
     assert same(whole, out)
 
 
+@pytest.mark.slow
 def test_a_scheduler_of_torch_goes_on_to_the_last_bit(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
