@@ -152,7 +152,7 @@ TENSORS = {  # preset, change, what is told
         drops("norm.weight"),
         "lacks norm.weight, which the engine leaves at ones",
     ),
-    "no matrix": ("eagle3", drops(O_PROJ), "o_proj.weight, which the engine leaves uninitialised"),
+    "no matrix": ("eagle3", drops(O_PROJ), "o_proj.weight, which the engine leaves uninitialized"),
     "no head": (
         "eagle3",
         drops("lm_head.weight"),
