@@ -192,8 +192,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _Outliving(io.FileIO):
-    """A standard stream: once its reader is gone, or its terminal is gone, what is written vanishes and nothing
-    fails."""
+    """A standard stream: once its reader or its terminal is gone, what is written vanishes and nothing fails."""
 
     def write(self, data: Any) -> int:
         try:

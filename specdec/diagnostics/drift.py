@@ -25,6 +25,7 @@ from specdec.diagnostics.waterfall import (
     waterfall_table,
     waterfall_verdict,
 )
+from specdec.drafter.io import located
 from specdec.evaluation.benchmark import cpu_matmul_backend
 from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
 from specdec.evaluation.prompts import first_turns
@@ -86,7 +87,7 @@ def drift(config: DriftConfig) -> int:
     Example: specdec drift --target Qwen/Qwen3-4B --drafter runs/a/drafter --prompts mt_bench.jsonl --limit 40
     """
     trained_depths = [
-        depth_of_training(Path(name), config.trained_depth) for name in config.drafter
+        depth_of_training(located(name), config.trained_depth) for name in config.drafter
     ]
     with staged_directory(config.place("drift")) as folder:
         prompts = config.load_prompts()

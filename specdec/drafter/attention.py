@@ -90,8 +90,8 @@ class GQA(AttentionKind):
 class MLA(AttentionKind):
     """Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434): the drafters of Kimi K2.
 
-    As many heads as the target. Each key is a part of its own head and a rotated part that all heads share. Keys and
-    values are cached as heads, not as the latent that they are made of.
+    As many heads as the target. A head's key has its own part and a rotated part that all heads share. Keys and values
+    are cached as heads, not as the latent that they are made of.
 
     Args:
         q_lora_rank: width of the queries' latent; 0 for queries straight from the input.

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from specdec.drafter.attention import GQA, AttentionKind, HeadSizes
@@ -14,7 +13,7 @@ from specdec.drafter.norms import Norm, Norms
 from specdec.drafting import DraftingMode, PostNorm, Recurrence
 from specdec.nn.parts import Part, part_from_json, part_to_json
 from specdec.nn.rope import frequencies, rope_parameters
-from specdec.utils.config import packaged_path, read_yaml
+from specdec.utils.config import preset_file, preset_names, read_yaml
 from specdec.utils.numbers import (
     Heads,
     Intermediate,
@@ -114,13 +113,10 @@ class DrafterSpec:
         Raises:
             ValueError: there is none of this name.
         """
-        path = Path(packaged_path(f"conf/drafter/{name}.yaml"))
-        if not path.is_file():
-            known = sorted(
-                preset.stem for preset in Path(packaged_path("conf/drafter")).glob("*.yaml")
-            )
+        known = preset_names("model.drafter")
+        if name not in known:
             raise ValueError(f"no preset {name!r} of a drafter: choose from {', '.join(known)}")
-        return cls.read(str(path))
+        return cls.read(preset_file("model.drafter", name))
 
     @classmethod
     def read(cls, path: str) -> Self:
