@@ -14,7 +14,7 @@ _NAMES = {
         "Drafter DrafterConfig DrafterSpec load_drafter save_drafter Concat LastLayer ScalarMix Narrow Wide Norms "
         "PostNorm PreNorm MaskConstant GQA MLA"
     ),
-    "specdec.data": "Batch ChatData TextData TokenData",
+    "specdec.data": "Batch ChatData TextData TokenData TokenizedData",
     "specdec.embedded.corpus": "EmbeddedData held_out_prompts",
     "specdec.nn.view": "View",
     "specdec.nn.optimizers": "MuonAdamW",
@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.data import ChatData as ChatData
     from specdec.data import TextData as TextData
     from specdec.data import TokenData as TokenData
+    from specdec.data import TokenizedData as TokenizedData
     from specdec.decoding import Chain as Chain
     from specdec.decoding import Chunk as Chunk
     from specdec.decoding import DynamicTree as DynamicTree

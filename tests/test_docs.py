@@ -74,21 +74,20 @@ def written(
     }
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "def add_3(a, b):"}) + "\n")
+    lines = "".join(f"def add_{n}(a, b): return a + b + {n}\n" for n in range(40))
+    (tmp_path / "lines.txt").write_text(lines)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "drafter").symlink_to(drafter_directory)
-    more = {
-        "fit": ["--config", "small.yaml"],
-        "evaluate": [
-            "--target",
-            str(target_directory),
-            "--max_new_tokens",
-            "8",
-            "--compile",
-            "off",
-            "--out",
-            "out",
-        ],
-    }
+    evaluate = [
+        "--target",
+        str(target_directory),
+        "--max_new_tokens",
+        "8",
+        "--compile",
+        "off",
+        "--out",
+        "out",
+    ]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         sys, "path", [path for path in sys.path if not Path(path, "my_parts.py").exists()]
@@ -103,7 +102,11 @@ def written(
         Path("my_parts.py").write_text(code)
         words = [shlex.split(line) for line in shell.replace("\\\n", "").splitlines()]
         assert all(line[0] == "specdec" for line in words)
-        return [[*line[1:], *more[line[1]]] for line in words]
+        # the page's own options win over small.yaml
+        fits = [
+            [*line[1:2], "--config", "small.yaml", *line[2:]] for line in words if line[1] == "fit"
+        ]
+        return [*fits, *([*line[1:], *evaluate] for line in words if line[1] == "evaluate")]
 
     yield write
     sys.modules.pop("my_parts", None)
@@ -123,7 +126,15 @@ def parts(written: Write, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Mo
 
 
 def test_every_base_has_an_example() -> None:
-    assert list(SECTIONS) == [*DRAFTER[:-1], "Loss", "Noise", "Schedule", "Features", "Draft shape"]
+    assert list(SECTIONS) == [
+        *DRAFTER[:-1],
+        "Loss",
+        "Noise",
+        "Schedule",
+        "Features",
+        "Data",
+        "Draft shape",
+    ]
     linked = re.findall(r"\(#([\w-]+)\)", PAGE.read_text())
     assert linked == [section.lower().replace(" ", "-") for section in SECTIONS]
 

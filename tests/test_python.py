@@ -11,7 +11,7 @@ import pytest
 import torch
 from nbclient import NotebookClient
 from torch.utils.data import DataLoader
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from specdec import (
     DrafterModule,
@@ -116,6 +116,36 @@ def test_lightnings_own_checkpoint_goes_on(
     assert all(torch.equal(tensor, three[name]) for name, tensor in one.items())
     text = SpeculativeDecoder(loaded.target, loaded.drafter).generate("def", 9).text
     assert text == SpeculativeDecoder(module.target, module.drafter).generate("def", 9).text
+    # a trainer measures it, as the module that it was saved from
+    measured = [
+        trainer(tmp_path, logger=False, enable_checkpointing=False).test(
+            tested, datamodule=data(text_file), verbose=False
+        )
+        for tested in (module, loaded)
+    ]
+    assert measured[0] == measured[1] and measured[0][0]["test/loss"] > 0
+    with pytest.raises(ValueError, match="for use, not for training"):
+        trainer(tmp_path, max_steps=1).fit(loaded, datamodule=data(text_file))
+
+
+def test_a_loaded_module_is_not_measured_with_another_target(
+    target_directory: Path, text_file: Path, tmp_path: Path
+) -> None:
+    module = DrafterModule(str(target_directory), SMALL, ttt_steps=2)
+    run = trainer(
+        tmp_path, max_steps=1, limit_val_batches=0, enable_checkpointing=False, logger=False
+    )
+    run.fit(module, datamodule=data(text_file))
+    run.save_checkpoint(path := tmp_path / "one.ckpt")
+    other = tmp_path / "other"
+    model = LlamaForCausalLM.from_pretrained(target_directory)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    model.save_pretrained(other)
+    AutoTokenizer.from_pretrained(target_directory).save_pretrained(other)
+    loaded = DrafterModule.load_from_checkpoint(path, target=str(other))
+    with pytest.raises(ValueError, match="the checkpoint's drafter was trained for"):
+        trainer(tmp_path, logger=False).test(loaded, datamodule=data(text_file))
 
 
 @pytest.mark.parametrize(
@@ -151,9 +181,9 @@ def test_what_cannot_be_is_refused_at_once(
         (
             {},
             None,
-            r"needs a data module of specdec's .*trainer\.fit\(module, datamodule=ChatData\(train=\.\.\.\)\)",
+            r"needs one of specdec's data modules.*trainer\.fit\(module, datamodule=ChatData\(train=FILE\)\)",
         ),
-        ({}, DataLoader([0]), "needs a data module of specdec's"),  # type: ignore[arg-type]
+        ({}, DataLoader([0]), r"datamodule=TokenizedData\(YOURS\)"),  # type: ignore[arg-type]
         (
             {"max_steps": -1, "max_epochs": -1},
             {},
@@ -251,6 +281,7 @@ def test_the_page_does_what_it_says(folder: Path, capsys: pytest.CaptureFixture[
         "max_steps=2000": "max_steps=2",
         "max_new_tokens=64": "max_new_tokens=8",
         '.jsonl")': '.jsonl", seq_len=128)',
+        "seq_len=2048": "seq_len=128",
     }
     names: dict[str, Any] = {}
     *code, own = blocks()

@@ -4,5 +4,6 @@ from specdec.data.loader import Batch, Document
 from specdec.data.mixes import MixSource
 from specdec.data.module import ChatData, TextData
 from specdec.data.token_data import TokenData
+from specdec.data.tokenized import TokenizedData
 
-__all__ = ["Batch", "ChatData", "Document", "MixSource", "TextData", "TokenData"]
+__all__ = ["Batch", "ChatData", "Document", "MixSource", "TextData", "TokenData", "TokenizedData"]

@@ -195,6 +195,10 @@ class TokenData(pl.LightningDataModule):
             self.splits.validation, shuffle=False, sections=list(self.validation_sections.values())
         )
 
+    def test_dataloader(self) -> ResumableLoader:
+        """Return the loader of validation rows: to test, give ``Trainer.test`` data whose ``val`` is the test set."""
+        return self.val_dataloader()
+
     def validation_source(self, batch: int) -> str | None:
         """Return the name of the source whose rows the validation batch of that number has, on every process.
 

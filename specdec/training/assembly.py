@@ -123,8 +123,9 @@ class BuildsDrafter(pl.LightningModule):
         self._trains_on = trainer.strategy.root_device
         if not isinstance(trainer.datamodule, TokenData):  # type: ignore[attr-defined]
             raise ValueError(
-                "training needs a data module of specdec's (ChatData, TextData, EmbeddedData or your own TokenData), "
-                "of which the draft vocabulary is chosen: trainer.fit(module, datamodule=ChatData(train=...))"
+                "training needs one of specdec's data modules, from which it chooses the draft vocabulary: "
+                "trainer.fit(module, datamodule=ChatData(train=FILE)); for a DataLoader or a LightningDataModule of "
+                "your own, datamodule=TokenizedData(YOURS)"
             )
         if trainer.state.fn == "fit":
             check_has_length(trainer, self.schedule)
@@ -157,27 +158,44 @@ class BuildsDrafter(pl.LightningModule):
 
         Without a trainer there is no data: ``load_from_checkpoint`` builds the drafter of the checkpoint.
         """
-        if self.is_loaded and self.has_trainer:
+        if not self.has_trainer:
+            return
+        if self.is_loaded and self.trainer.state.fn == "fit":
             raise ValueError(
                 "a module from load_from_checkpoint is for use, not for training: resume with trainer.fit(module, "
                 "datamodule, ckpt_path=FILE) and a new module, or start a new run with start=FromDrafter(DIRECTORY)"
             )
-        if self.train_step is None and self.has_trainer:
-            data = self._data
-            device = self.trainer.strategy.root_device
-            drafter = self.build(data)
-            self.open(data, drafter)
-            self._check_rows(data)
-            name, kernel = unroll_kernel(self.attention, device)
-            log.info("unroll attention: %s", name)
-            self.objective = dataclasses.replace(self.objective, kernel=kernel)
-            if device.type == "cuda":
-                self.objective = dataclasses.replace(self.objective, piece_bytes=CUDA_PIECE)
-            self.train_step = TrainStep(drafter, self.objective)
-            if is_sharded(self.trainer):
-                trained_in = precision(self.trainer.precision)
-                products = trained_in.products if trained_in else drafter.lm_head.weight.dtype
-                shard(self.train_step.to(device), device.type, self.trainer.num_nodes, products)
+        data = self._data
+        drafter = self.drafter or self.build(data)
+        if self.is_loaded:
+            self._check_loaded(drafter, data)
+        self.open(data, drafter)
+        self._check_rows(data)
+        if self.train_step is None or self.is_loaded:
+            self._assemble(drafter)
+
+    def _check_loaded(self, drafter: Drafter, data: TokenData) -> None:
+        """Refuse a target or data that a checkpoint's drafter does not belong to."""
+        if not self.target.is_of(drafter.config.target):
+            raise ValueError(
+                f"the checkpoint's drafter was trained for {drafter.config.target.get('source')}, not for "
+                f"{self.target_source.source}: load it with that target"
+            )
+        data.check_vocabulary(drafter.config.vocab_size)
+
+    def _assemble(self, drafter: Drafter) -> None:
+        """Choose how the unroll attends on the trainer's device, and shard the drafter where the strategy does."""
+        device = self.trainer.strategy.root_device
+        name, kernel = unroll_kernel(self.attention, device)
+        log.info("unroll attention: %s", name)
+        self.objective = dataclasses.replace(self.objective, kernel=kernel)
+        if device.type == "cuda":
+            self.objective = dataclasses.replace(self.objective, piece_bytes=CUDA_PIECE)
+        self.train_step = TrainStep(drafter, self.objective)
+        if is_sharded(self.trainer):
+            trained_in = precision(self.trainer.precision)
+            products = trained_in.products if trained_in else drafter.lm_head.weight.dtype
+            shard(self.train_step.to(device), device.type, self.trainer.num_nodes, products)
 
     def build(self, data: TokenData) -> Drafter:
         """Build the drafter that training begins with."""

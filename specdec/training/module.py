@@ -246,7 +246,14 @@ class DrafterModule(BuildsDrafter):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Measure the same loss and figures on held-out rows, of all together and of each source that has a name."""
-        counts = self._run(batch, "val").counts
+        self._measure(batch, batch_idx, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """As :meth:`validation_step`; the figures are named ``test/...``."""
+        self._measure(batch, batch_idx, "test")
+
+    def _measure(self, batch: Batch, batch_idx: int, stage: str) -> None:
+        counts = self._run(batch, stage).counts
         source = self._data.validation_source(batch_idx)
         if counts is not None and source is not None:
             position = list(self._data.validation_sections).index(source)
@@ -254,12 +261,19 @@ class DrafterModule(BuildsDrafter):
 
     def on_validation_epoch_end(self) -> None:
         """Log the loss and the figures of every depth, and those of all depths by source."""
-        self._log_metrics("val")
+        self._log_measures("val")
+
+    def on_test_epoch_end(self) -> None:
+        """As after a validation."""
+        self._log_measures("test")
+
+    def _log_measures(self, stage: str) -> None:
+        self._log_metrics(stage)
         for position, source in enumerate(self._data.validation_sections):
             metrics = self.metrics.of_source(position)
             if metrics.update_called:  # a validation that is cut short may not come to it
                 values = metrics.compute()
-                self.log_dict({f"val/{name}/{source}": values[name] for name in BY_SOURCE})
+                self.log_dict({f"{stage}/{name}/{source}": values[name] for name in BY_SOURCE})
                 metrics.reset()
 
     def _log_metrics(self, stage: str) -> None:
@@ -314,6 +328,10 @@ class DrafterModule(BuildsDrafter):
 
     def on_validation_start(self) -> None:
         """Refuse to measure weights that are not finite."""
+        self.check_finite()
+
+    def on_test_start(self) -> None:
+        """As before a validation."""
         self.check_finite()
 
     def on_train_end(self) -> None:

@@ -25,7 +25,7 @@ class StageMetrics(nn.Module):
         return UnrollMetrics(self._terms, self._factors)
 
     def of_stage(self, stage: str) -> UnrollMetrics:
-        """Return the metrics of ``train`` or ``val``."""
+        """Return the metrics of ``train``, or of ``val`` and ``test``."""
         return self.of_training if stage == "train" else self.of_validation
 
     def of_source(self, position: int) -> UnrollMetrics:
