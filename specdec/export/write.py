@@ -292,7 +292,7 @@ def warn_of_engines(subject: Subject) -> None:
     for switches, engines in groups.items():
         log.warning(
             "%s load this drafter but ignore %s, so they propose other tokens and report no error: serve it with "
-            "another engine (docs/serve.md has the table), or train without",
+            "another engine (docs/engines.md has the table), or train without",
             " and ".join(engines),
             switches,
         )

@@ -86,12 +86,12 @@ class TargetSource:
         if self.adapter is not None:
             raise NotServable(
                 f"{self.source} with {self.adapter}: an engine keeps an adapter apart, and rounds otherwise: save the "
-                "merged model (docs/data.md says how), and give that as the target"
+                "merged model (docs/targets.md says how), and give that as the target"
             )
         if self.is_gguf:
             raise NotServable(
                 f"{self.source}: engines run a GGUF file's quantized weights, not those that the drafter is for: save "
-                "them as a directory (docs/data.md says how), and give that as the target"
+                "them as a directory (docs/targets.md says how), and give that as the target"
             )
         return self.directory()
 

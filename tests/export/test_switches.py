@@ -237,7 +237,7 @@ def test_no_row_is_used_by_the_plain_ones_but_their_own(name: str) -> None:
 
 
 def table(engines: Sequence[str], rows: Sequence[Switch]) -> str:
-    """A table of ``docs/serve.md``, as Markdown."""
+    """A table of ``docs/engines.md``, as Markdown."""
     lines = [["switch", *engines], ["---"] * (1 + len(engines))]
     lines += [[row.name, *(row.cell(engine).words for engine in engines)] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -249,7 +249,7 @@ def matrix() -> str:
 
 
 def test_the_page_shows_the_table_that_the_exporter_goes_by() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
     assert matrix() in page, f"put this there:\n{matrix()}"
 
 
