@@ -1,4 +1,4 @@
-"""Decoded answers and what they say: every figure of ``metrics.json``, which ``docs/evaluate.md`` defines.
+"""Decoded answers and what they say: every figure of ``metrics.json``, which ``docs/metrics.md`` defines.
 
 A figure is a function of answers. Where it has an interval it is a statistic of sums over prompts, in an order that
 depends on the prompts' ids alone; times are summed in whole nanoseconds, so that the order of answers changes nothing.

@@ -26,7 +26,7 @@ def evaluation_notes(metrics: Json) -> list[str]:
     """Return what is to be said of the tables."""
     results = metrics["results"]
     notes = [
-        "Acceptance length counts the bonus token; docs/evaluate.md defines all figures. "
+        "Acceptance length counts the bonus token; docs/metrics.md defines all figures. "
         "Loops: answers that repeat themselves, which flatters acceptance."
     ]
     for result in results:
