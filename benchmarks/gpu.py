@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import harness
 from benchmarks.training.recipe import WORKLOADS
-from specdec.commands.plan import drafter_flops, target_flops
+from specdec.commands.plan_costs import drafter_flops, target_flops
 from specdec.data import Batch
 from specdec.decoding import Chain, DynamicTree, PlainDecoder, SpeculativeDecoder
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save_drafter

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from jsonargparse import ArgumentParser
 
 from specdec.cli import COMMANDS, run_command
-from specdec.commands.known import HELP, KnownPart, installed_version
+from specdec.commands.known import HELP, OPTION, KnownPart, installed_version, known_options
 
 EXAMPLES = {
     "fit": "fit --model.target.source DIR --data ChatData --data.train answers.jsonl --trainer.max_steps 2000",
@@ -19,7 +19,6 @@ EXAMPLES = {
 # they pass arguments on to packages that need not be here
 PASS_ON = ("WandbLogger", "CometLogger")
 
-OPTION = re.compile(r"(?m)^  (--[^\n]*(?:\n {20,}[^\n]*)*)")  # with its description
 SUBCLASSES = re.compile(r"\(type: (.*?)(?:, default: .*?)?, known subclasses: ([^()]*)\)$")
 
 
@@ -42,7 +41,7 @@ def write_help() -> None:
 def known_parts(text: str) -> dict[str, KnownPart]:
     """Return the options of a help text that take a class, by their names without the dashes."""
     parts = {}
-    for option in OPTION.findall(text):
+    for option in filter(lambda entry: entry.startswith("--"), OPTION.findall(text)):
         line = " ".join(option.split())
         if about := SUBCLASSES.search(line):
             types, classes = about.groups()
@@ -75,8 +74,8 @@ def write_index(commands: Mapping[str, str]) -> None:
     HELP.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def class_arguments(path: str) -> list[str] | None:
-    """Return the arguments that a class takes in a config; None if that is not known."""
+def class_arguments(path: str) -> dict[str, str] | None:
+    """Return the arguments that a class takes in a config with their types; None if that is not known."""
     module, _, name = path.rpartition(".")
     if name in PASS_ON:
         return None
@@ -87,7 +86,10 @@ def class_arguments(path: str) -> list[str] | None:
         )
     except ValueError:  # of a type that no config can give
         return None
-    return sorted({key.partition(".")[0] for key in vars(parser.get_defaults())})
+    described = known_options(parser.format_help())
+    types = {name: option.type for name, option in described.items()}
+    names = {key.partition(".")[0] for key in vars(parser.get_defaults())}
+    return {name: types.get(name, "") for name in sorted(names)}
 
 
 if __name__ == "__main__":

@@ -127,15 +127,22 @@ def known_help(name: str) -> str:
     return json.loads(HELP.read_text(encoding="utf-8"))["commands"][name]
 
 
-def check_names(name: str, args: list[str]) -> None:
-    """Raise ValueError, with the likeliest name, for an option, key or class that a command does not have."""
-    from specdec.commands import spelling
+def check_command_line(name: str, args: list[str]) -> None:
+    """Raise ValueError for what is wrong with a command line and needs no import of torch to tell: an option, key or
+    class that the command does not have, with the likeliest name; a missing option; a value that it cannot take."""
+    from specdec.commands import early, spelling
     from specdec.utils import imports
 
-    commands = [name, "fit"] if name in OF_FIT else [name]
+    commands = _commands_with_options(name)
     allowed, args = imports.take_permissions(args)
     with imports.allowing((), allowed.env, allowed.keys):
         spelling.check_spelling(commands, args, bool(allowed.imports))
+        early.check_values(commands, args, is_first=not is_further_process())
+
+
+def _commands_with_options(name: str) -> list[str]:
+    """Return a command, and fit where it takes fit's options too."""
+    return [name, "fit"] if name in OF_FIT else [name]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -169,7 +176,7 @@ def main(argv: list[str] | None = None) -> int:
     signals: list[int] = []
     try:
         with stop_on_signals(ctrl_c=False) as signals:
-            check_names(name, args)
+            check_command_line(name, args)
             is_slow = name not in LIGHT and "torch" not in sys.modules
             if is_slow and not is_further_process():
                 sys.stderr.write(f"specdec {name}: loading torch, lightning and transformers\n")
@@ -181,7 +188,11 @@ def main(argv: list[str] | None = None) -> int:
             return _refuse(
                 name, f"{error.filename or 'disk or network'}: {error.strerror or error}"
             )
-        return _refuse(name, " ".join(str(error).split()))
+        from specdec.commands import early
+
+        message = " ".join(str(error).split())
+        note = early.default_target_note(_commands_with_options(name), args, message)
+        return _refuse(name, message + note)
     except SystemExit as error:
         if type(error).__name__ == "SIGTERMException":  # Lightning's, which carries no exit status
             return 128 + (signals or [signal.SIGTERM])[0]
@@ -229,7 +240,8 @@ class StderrLines(logging.Handler):
 
 def is_further_process() -> bool:
     """Whether a launcher started this process as a further one of its job."""
-    return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    return any(os.environ.get(name, "0") != "0" for name in ranks)
 
 
 def _refuse(name: str, why: str) -> int:

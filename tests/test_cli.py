@@ -32,13 +32,13 @@ def test_a_command_says_at_once_what_it_waits_for() -> None:
     code = (
         "import os, sys, specdec.cli as cli\n"
         "cli.run_command = lambda *of: print('ran', 'torch' in sys.modules) or 0\n"
-        "cli.main(['compare', 'a', 'b']); os.environ['LOCAL_RANK'] = '1'; cli.main(['compare', 'a', 'b'])"
+        "cli.main(['quickstart']); os.environ['LOCAL_RANK'] = '1'; cli.main(['quickstart'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "ran False\n" * 2
-    assert done.stderr == "specdec compare: loading torch, lightning and transformers\n"
+    assert done.stderr == "specdec quickstart: loading torch, lightning and transformers\n"
 
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +54,7 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["evaluate", "--drafter", "nowhere", "--prompts", "x.jsonl"], "x.jsonl: no such file"),
+        (["evaluate", "--drafter", "nowhere", "--prompts", "x.jsonl"], "nowhere: no such drafter"),
         (["evaluate", "--drafter", "x", "--prompts", "y", "--colour", "red"], "colour"),
         (["evaluate", "--drafter", "x", "--prompts", "y", "--shape", "bush"], "shape 'bush'"),
         (["evaluate", "--prompts", "y"], "drafter"),
@@ -64,7 +64,7 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["fit", "--model.drafter.fusion", "Blend"], "Blend"),
         (["fit", "--model.ttt_steps", "0"], "at least 1"),
         (["quickstart", "--speed", "9"], "speed"),
-        (["compare", "nowhere", "nowhere"], "nowhere/metrics.json: no such file"),
+        (["compare", "nowhere", "nowhere"], "nowhere: no such file"),
         (["fit", "--allow_imports", "nowhere.at_all"], "cannot be imported"),
         (["evaluate", "--allow_imports"], "needs a module's name"),
         (["fit", "--model.loss", "os.system"], "os.system (model.loss) was not imported"),
@@ -91,7 +91,7 @@ def test_a_terminal_obeys_neither_errors_nor_the_log(capsys: pytest.CaptureFixtu
     )
     error = capsys.readouterr().err
     assert "\x1b" not in error and "\r" not in error
-    assert "nowhere/metrics.json: no such file" in error and error.endswith("one\ntwo\n")
+    assert "nowhere: no such file" in error and error.endswith("one\ntwo\n")
 
 
 def test_what_a_logger_passes_on_is_not_judged(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -145,6 +146,7 @@ class DrafterCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Choose the run directory, below which loggers write where their ``save_dir`` is relative; then build all."""
+        _check_accelerator(self.config.fit.trainer.accelerator)
         self.out = self._choose()
         # with the directories as they were given: a saved config serves another run
         self.saved = self._dumped()
@@ -266,6 +268,16 @@ class DrafterCLI(LightningCLI):
 
     def _dumped(self) -> str:
         return str(yaml.safe_dump(self._saved(), sort_keys=False, allow_unicode=True))
+
+
+def _check_accelerator(name: Any) -> None:
+    """Raise ValueError for a GPU where torch sees none."""
+    is_gpu = name in ("gpu", "cuda") and not CUDAAccelerator.is_available()
+    if is_gpu and not (name == "gpu" and MPSAccelerator.is_available()):
+        raise ValueError(
+            f"trainer.accelerator is {name}, but torch {torch.__version__} sees no GPU on this machine: set "
+            "--trainer.accelerator cpu or auto, or install the driver and a build of torch for your GPU"
+        )
 
 
 def _listed(given: Any) -> list[Any]:

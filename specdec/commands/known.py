@@ -6,6 +6,7 @@ name, and the versions of the libraries that they were read from.
 
 import functools
 import json
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,11 @@ from typing import Any, NamedTuple
 from specdec.utils import trust
 from specdec.utils.text import nearest_name
 
+# of a help text: an option or a positional argument with its description, and the type at the end of that
+OPTION = re.compile(r"(?m)^  ((?:--?\w|[a-z])[^\n]*(?:\n {20,}[^\n]*)*)")
+TYPE = re.compile(
+    r"\((?:required, )?type: (.*?)(?:, default: .*)?(?:, known subclasses: [^()]*)?\)$"
+)
 HELP = Path(__file__).parents[1] / "help.json"
 
 
@@ -34,6 +40,33 @@ def nearest_class(name: str) -> str:
     for module in trust.permissions[-1].imports:
         names += vars(sys.modules[module])
     return nearest_name(name, names)
+
+
+class KnownOption(NamedTuple):
+    """An option, or a positional argument, as a help text describes it."""
+
+    type: str  # as jsonargparse prints it; empty if it does not
+    about: str  # without type and default
+
+
+@functools.cache
+def known_options(text: str) -> dict[str, KnownOption]:
+    """Return the options of a help text by their names without the dashes, and its positional arguments."""
+    options = {}
+    for entry in OPTION.findall(text):
+        names, _, rest = entry.partition("  ")
+        line = " ".join(rest.split())
+        described = TYPE.search(line)
+        about = line[: described.start()] if described else line
+        option = KnownOption(described[1] if described else "", about.strip(" .,"))
+        options[re.split(r"[\s,]", names.strip())[0].removeprefix("--")] = option
+    return options
+
+
+def required_names(command: str) -> list[str]:
+    """Return what a command cannot do without, by its usage: options with dashes, positional arguments without."""
+    usage = index()["commands"][command].partition("\n")[0]
+    return re.findall(r"(?<= )(?:--[\w.]+|[a-z]\w*)(?= |$)", usage.partition("[OPTIONS]")[2])
 
 
 class KnownPart(NamedTuple):

@@ -1,57 +1,44 @@
-"""``specdec plan``: memory and steps of ``specdec fit`` on many devices, from configs alone.
+"""``specdec plan``: memory, disk and steps of ``specdec fit`` on many devices, from configs alone, and a verdict.
 
-With ``--device``, also the time of a step, how many producers keep up with it, and what goes over the network and lies
-on the disk.
-
-Legend: T tokens of a row, K unroll steps, H hidden, D draft vocabulary, V vocabulary.
+With ``--device``, also the hours, whether the run fits, how many producers keep up with it, and what goes over the
+network. With ``--budget_hours``, the steps and tokens that a number of GPU-hours buys.
 """
 
 import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from torch import nn
 
 from specdec.commands.fit import Configured, configured
 from specdec.commands.parser import OwnOptions
+from specdec.commands.plan_costs import (
+    DEVICES,
+    bought,
+    disk_bytes,
+    drafter_flops,
+    exchanged,
+    on_devices,
+    run_on_device,
+    target_flops,
+)
+from specdec.commands.plan_report import plan_report
 from specdec.data import TokenData
-from specdec.drafter import Drafter, DrafterConfig
+from specdec.drafter import DrafterConfig
 from specdec.drafter.model import skeleton_of
-from specdec.features import Streamed
+from specdec.features import Cached, Streamed
 from specdec.features.contract import DTYPES as STORED
 from specdec.features.contract import SCALED
 from specdec.features.source import Features
 from specdec.target import TargetSource
 from specdec.target.loading import DTYPES, named_parts, skeleton
 from specdec.training.distributed import strategy_kind
-from specdec.training.memory import MB, PRECISIONS, Precision, memory_need, precision
+from specdec.training.memory import PRECISIONS, Precision, memory_need, precision
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
-from specdec.training.step import CUDA_PIECE, ObjectiveConfig
-
-
-class Device(NamedTuple):
-    """By its vendor's data sheet."""
-
-    memory: float  # bytes
-    flops: float  # a second, of dense products in bfloat16
-
-
-DEVICES = {
-    "a100": Device(80e9, 312e12), "h100": Device(80e9, 989e12), "h200": Device(141e9, 989e12),
-    "b200": Device(180e9, 2250e12), "mi300x": Device(192e9, 1307e12),
-}  # fmt: skip
-# of a device's memory, that a producer's weights may take; the rest is for keys and states
-ROOM = 0.85
-BACKWARD = 4 / 3  # of the memory at the end of a forward, at most, as measured
-# what configs call the experts of a token
-CHOSEN = "num_experts_per_tok", "top_k_experts", "moe_topk"
+from specdec.training.step import CUDA_PIECE
 
 
 def drafter_config(module: DrafterModule, model: Any) -> DrafterConfig:
@@ -65,42 +52,48 @@ def drafter_config(module: DrafterModule, model: Any) -> DrafterConfig:
 
 def plan(argv: list[str]) -> int:
     """Run the command; ValueError if an argument is wrong, or target and design do not go together."""
-    example = "Example: specdec plan --world 8 --config conf/quickstart.yaml"
+    example = "Example: specdec plan --config conf/quickstart.yaml --device h100"
     parser = OwnOptions("plan", __doc__, f"All other flags are specdec fit's. {example}")
     _add_options(parser)
     options, args = parser.parse_known_args(argv)
-    if options.world < 1:
-        raise ValueError(f"plan: --world must be at least 1, not {options.world}")
-    if not (0 < options.efficiency <= 1 and 0 < options.network < math.inf):
-        raise ValueError(
-            "plan: --efficiency must be above 0 and at most 1, --network a positive number of GB a second"
-        )
+    _check_options(options)
     cli = configured(Configured, "fit", args, RunDirectory())
-    figures = plan_run(cli, options.world, on_gpus=options.device is not None)
+    world = options.world or _configured_processes(cli.config.fit.trainer)
+    figures = plan_run(cli, world, on_gpus=options.device is not None)
     if options.device:
         device = DEVICES[options.device]
-        device = device._replace(flops=device.flops * options.efficiency)
-        figures["on_devices"] = on_devices(
-            figures, device, options.network * 1e9, options.target_bits / 8
-        )
-    if options.json:
-        sys.stdout.write(json.dumps(figures, indent=2) + "\n")
-    else:
-        table = Table("", "", box=None, show_header=False)
-        for row in _rows(figures):
-            table.add_row(*row)
-        Console(width=None if sys.stdout.isatty() else 150).print(table)
+        slowed = device._replace(flops=device.flops * options.efficiency)
+        network = options.network * 1e9
+        figures["device"] = options.device
+        figures["efficiency"] = options.efficiency
+        figures["on_devices"] = on_devices(figures, slowed, network, options.target_bits / 8)
+        figures["on_device"] = run_on_device(figures, slowed)
+    if options.budget_hours is not None:
+        figures["budget"] = bought(figures, options.budget_hours)
+    text = json.dumps(figures, indent=2) + "\n" if options.json else plan_report(figures)
+    sys.stdout.write(text)
     return 0
 
 
 def _add_options(parser: OwnOptions) -> None:
     add = parser.add_argument
-    add("--world", type=int, required=True, metavar="N", help="processes, one on each device")
-    add("--json", action="store_true", help="print JSON, memory in bytes")
+    add(
+        "--world",
+        type=int,
+        metavar="N",
+        help="processes, one on each device; default: trainer.devices times trainer.num_nodes",
+    )
+    add("--json", action="store_true", help="print JSON with raw numbers, memory in bytes")
     add(
         "--device",
         choices=[*DEVICES],
-        help="estimate time, producers, network and disk on devices of this kind",
+        help="estimate time, producers and network on devices of this kind, and whether the run fits",
+    )
+    add(
+        "--budget_hours",
+        type=float,
+        metavar="HOURS",
+        help="GPU-hours: say how many steps and tokens they buy; needs --device",
     )
     add(
         "--efficiency",
@@ -119,6 +112,36 @@ def _add_options(parser: OwnOptions) -> None:
     )
     add("--target_bits", type=int, default=16, choices=(4, 8, 16),
         help="of the target's weights in a producer")  # fmt: skip
+
+
+def _check_options(options: Any) -> None:
+    """Raise ValueError for a number out of range, or a budget without a device."""
+    if options.world is not None and options.world < 1:
+        raise ValueError(f"plan: --world must be at least 1, not {options.world}")
+    if not (0 < options.efficiency <= 1 and 0 < options.network < math.inf):
+        raise ValueError(
+            "plan: --efficiency must be above 0 and at most 1, --network a positive number of GB a second"
+        )
+    if options.budget_hours is None:
+        return
+    if not 0 < options.budget_hours < math.inf:
+        raise ValueError("plan: --budget_hours must be a positive number of GPU-hours")
+    if options.device is None:
+        raise ValueError(
+            f"plan: --budget_hours needs --device, which says how fast a GPU is: one of {', '.join(DEVICES)}"
+        )
+
+
+def _configured_processes(trainer: Any) -> int:
+    """Return the processes of the trainer's options; raise ValueError if they depend on the machine."""
+    devices = trainer.devices
+    if isinstance(devices, list):
+        return len(devices) * trainer.num_nodes
+    if str(devices).isdecimal() and int(devices) > 0:
+        return int(devices) * trainer.num_nodes
+    raise ValueError(
+        f"plan: trainer.devices={devices} depends on the machine: give --world N, the number of processes"
+    )
 
 
 def plan_run(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
@@ -151,30 +174,26 @@ def plan_run(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, An
         nodes=options.num_nodes, sharded=strategy == "fsdp2",
     )  # fmt: skip
     without_target = sum(memory.values()) - memory["target"]
-    rows_per_step = data.batch_size * options.accumulate_grad_batches * world
-    rows, steps = _rows_and_steps(data, source, world, rows_per_step)
-    return {
+    figures = {
         "processes": world,
         "strategy": "one" if world == 1 and strategy == "ddp" else strategy,
         "drafter_trainable_parameters": sum(p.numel() for p in drafter.parameters()) - frozen,
         "drafter_frozen_parameters": frozen,
         "target_parameters": target,
-        "seq_len": data.seq_len,
-        "rows_per_step": rows_per_step,
-        "tokens_per_step": rows_per_step * data.seq_len,
-        "train_rows": rows,
-        "steps_per_epoch": steps,
+        **_length(options, data, source, world),
         "flops_per_token": {"target": target_flops(model, data.seq_len)}
         | drafter_flops(config, module.objective, module.train_head, data.seq_len),
         "exchanged_bytes_per_step": exchanged(
             drafter, frozen, frozen_embed, trained_in, world, options.num_nodes, options.accumulate_grad_batches,
             sharded=strategy == "fsdp2",
         ),
+        "feature_source": _feature_source(module.features),
         "feature_bytes_per_token": _feature_bytes(config, module.features, dtype),
         "memory_bytes_with_parts": without_target + parts * dtype.itemsize,
         "memory_bytes_with_target": without_target + target * dtype.itemsize,
         "memory_bytes_per_process": memory | {"total": sum(memory.values())},
     }  # fmt: skip
+    return figures | {"disk_bytes": _disk(cli, figures, trained_in)}
 
 
 def _precision_and_strategy(options: Any, world: int) -> tuple[Precision, str]:
@@ -192,16 +211,52 @@ def _precision_and_strategy(options: Any, world: int) -> tuple[Precision, str]:
     return trained_in, strategy
 
 
-def _rows_and_steps(
-    data: TokenData, source: TargetSource, world: int, rows_per_step: int
+def _length(options: Any, data: TokenData, source: TargetSource, world: int) -> dict[str, Any]:
+    """Return the sizes of steps, epochs and the run; ``train_rows`` says why it, and an epoch, are not known."""
+    rows_per_step = data.batch_size * options.accumulate_grad_batches * world
+    rows, batches = _rows_and_batches(data, source, world)
+    per_epoch = None
+    if batches is not None:
+        limit = options.limit_train_batches
+        if limit is not None:
+            batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        per_epoch = max(1, math.ceil(batches / options.accumulate_grad_batches))
+    ends = []
+    if options.max_steps > 0:
+        ends.append(options.max_steps)
+    if per_epoch is not None and (options.max_epochs or 0) > 0:
+        ends.append(per_epoch * options.max_epochs)
+    steps = min(ends, default=None)
+    tokens_per_step = rows_per_step * data.seq_len
+    return {
+        "seq_len": data.seq_len,
+        "batch_size": data.batch_size,
+        "rows_per_step": rows_per_step,
+        "tokens_per_step": tokens_per_step,
+        "train_rows": rows,
+        "steps_per_epoch": per_epoch,
+        "steps": steps,
+        "tokens": None if steps is None else steps * tokens_per_step,
+    }
+
+
+def _rows_and_batches(
+    data: TokenData, source: TargetSource, world: int
 ) -> tuple[int | str, int | None]:
-    """Return the packed training rows and the steps of an epoch; or why the rows are not known, and None."""
+    """Return the packed training rows and a process's batches of an epoch; or why the rows are not known, and None."""
     try:
         data.prepare(source.load_tokenizer())
     except ValueError as error:
         return str(error), None
     rows = len(data.splits.train.ids_BT)
-    return rows, math.ceil(math.ceil(rows / world) * world / rows_per_step)
+    return rows, math.ceil(math.ceil(rows / world) / data.batch_size)
+
+
+def _feature_source(features: Features) -> str:
+    """Return where features come from, as ``on_devices`` calls it."""
+    if isinstance(features, Streamed):
+        return "streamed"
+    return "cached" if features.made_ahead else "on_the_fly"
 
 
 def _feature_bytes(config: DrafterConfig, features: Features, dtype: torch.dtype) -> int:
@@ -214,135 +269,20 @@ def _feature_bytes(config: DrafterConfig, features: Features, dtype: torch.dtype
     return states * (config.target_hidden_size * dtype.itemsize + 4 * (dtype in SCALED))
 
 
-def exchanged(
-    drafter: Drafter, frozen: int, frozen_embed: int, trained_in: Precision, world: int, nodes: int, batches: int,
-    sharded: bool,
-) -> float:  # fmt: skip
-    """Bytes that a process sends in a step of this many batches, around rings.
-
-    DDP sums gradients and spreads the sums. FSDP2 gathers the weights of a node's shards and sums gradients to shards
-    for every batch, and several nodes sum those.
-    """
-    weights = sum(p.numel() for p in drafter.parameters())
-    gradients = (weights - frozen) * trained_in.weights.itemsize
-    if not sharded:
-        return 2 * (world - 1) / world * gradients
-    shards = world // nodes
-    embeds = drafter.config.drafting.embedding_gathers
-    gathered = (weights - frozen_embed + embeds * frozen_embed) * trained_in.products.itemsize
-    beside = 2 * (nodes - 1) / nodes * gradients / shards
-    return batches * ((shards - 1) / shards * (gathered + gradients) + beside)
-
-
-def target_flops(model: Any, T: int) -> float:
-    """Of a forward of the target for a token, without its head, rows being one document of T tokens."""
-    text, (embedding, head) = model.config.get_text_config(decoder=True), _tables(model)
-    chosen = next((n for name in CHOSEN if (n := getattr(text, name, None))), None)
-    flops = 0.0
-    for name, weight in model.named_parameters():
-        if weight.dim() < 2 or name.endswith("bias") or weight is embedding or weight is head:
-            continue
-        layer_name, routed, _ = name.partition(".experts.")
-        # a token meets some of them; families stack all in one tensor, or name each
-        if routed and chosen:
-            numbered = model.get_submodule(f"{layer_name}.experts")
-            experts = len(numbered) if isinstance(numbered, nn.ModuleList) else len(weight)
-            flops += 2 * weight.numel() * chosen / experts
+def _disk(cli: Configured, figures: dict[str, Any], trained_in: Precision) -> dict[str, Any]:
+    """Return the bytes of the run's checkpoints and drafters, and of its feature cache."""
+    checkpoint = cli.config.fit.checkpoint
+    acceptance = cli.config.fit.acceptance
+    features = cli.model.features
+    numbered: int | None = 0
+    if checkpoint.every_n_train_steps and checkpoint.save_top_k:
+        steps = figures["steps"]
+        written = None if steps is None else steps // checkpoint.every_n_train_steps
+        most = checkpoint.save_top_k
+        if most < 0:
+            numbered = written
         else:
-            flops += 2 * weight.numel()
-    heads = text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    queries, values = (getattr(text, name, None) or width for name in ("qk_head_dim", "v_head_dim"))
-    # a token sees half of a row
-    attention = text.num_hidden_layers * heads * (queries + values) * T
-    return flops + attention
-
-
-def drafter_flops(
-    config: DrafterConfig, objective: ObjectiveConfig, train_head: bool, T: int
-) -> dict[str, float]:
-    """Of a training step for a token, forward and backward: the target's head, and the drafter."""
-    drafter = skeleton_of(config)
-    shares = objective.shares(config.drafting)
-    nodes = config.drafting.drafted_nodes(shares)
-    fusion = sum(p.numel() for p in drafter.fusion.parameters() if p.dim() > 1)
-    body = sum(
-        p.numel()
-        for name, p in drafter.named_parameters()
-        if p.dim() > 1 and not name.startswith(("fusion.", "embed_tokens.", "lm_head."))
-    )
-    H = config.hidden_size
-    D = config.draft_vocab_size
-    V = config.vocab_size
-    heads = config.num_attention_heads * config.head_dim * config.num_layers
-    forwards = 2 if objective.recompute else 1
-    return {
-        # all of the vocabulary is needed to know whether the likeliest token is in the draft vocabulary
-        "target_head": 2.0 * config.target_hidden_size * (V if objective.in_vocab else D),
-        "drafter": 2.0
-        # by the inputs, which are none of fusion's; by weights
-        * (2 * fusion + (2 + forwards) * nodes * body)
-        # two products over half a row, and five in the backward pass
-        + (5 + 2 * forwards) * nodes * heads * T
-        + 2.0 * (3 if train_head else 2) * sum(shares) * H * D,
-    }
-
-
-def _tables(model: Any) -> tuple[Any, Any]:
-    return model.get_input_embeddings().weight, model.get_output_embeddings().weight
-
-
-def on_devices(
-    figures: Mapping[str, Any], device: Device, network: float, target_bytes: float
-) -> dict[str, Any]:
-    """Time and traffic of the planned run by where its features come from: computed in the step, read from a cache,
-    or streamed.
-
-    Args:
-        device: with the operations a second that it reaches.
-        network: bytes a second of a process.
-        target_bytes: of one of the target's parameters in a producer.
-    """
-    world = figures["processes"]
-    flops = figures["flops_per_token"]
-    tokens = figures["tokens_per_step"] / world  # of a process
-    alone = tokens * (flops["target_head"] + flops["drafter"]) / device.flops
-    alone += figures["exchanged_bytes_per_step"] / network
-    fly = alone + tokens * flops["target"] / device.flops
-    rate = tokens / alone
-    states = figures["feature_bytes_per_token"]
-    weights = figures["target_parameters"] * target_bytes
-    devices = 2 ** max(0, math.ceil(math.log2(weights / (ROOM * device.memory))))
-    producers = math.ceil(world * rate * flops["target"] / (devices * device.flops))
-    rows = figures["train_rows"]
-    ahead = {
-        "step_seconds": alone, "tokens_per_second": world * rate, "memory_bytes": figures["memory_bytes_with_parts"],
-        "fits": BACKWARD * figures["memory_bytes_with_parts"] < device.memory,
-        "feature_bytes_per_second_and_process": rate * states,
-    }  # fmt: skip
-    return {
-        "on_the_fly": {
-            "step_seconds": fly, "tokens_per_second": world * tokens / fly,
-            "memory_bytes": figures["memory_bytes_with_target"],
-            "fits": BACKWARD * figures["memory_bytes_with_target"] < device.memory,
-        },
-        "cached": ahead | {"disk_bytes": rows * figures["seq_len"] * states if isinstance(rows, int) else None},
-        "streamed": ahead | {
-            "devices_of_a_producer": devices, "producers": producers, "devices_of_producers": devices * producers,
-            "network_share": rate * states / network,
-        },
-    }  # fmt: skip
-
-
-def _rows(figures: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, str]]:
-    """Yield names and values of a nested mapping, for people; names begin with ``start``."""
-    for key, value in figures.items():
-        name = start + key.replace("_", " ")
-        if isinstance(value, Mapping):
-            yield from _rows(value, f"{name}: ")
-        elif value is None or isinstance(value, bool | str):
-            yield name, "unknown" if value is None else str(value)
-        else:
-            number = value / MB if "bytes" in name else value
-            digits = "," if isinstance(number, int) else ",.3g" if number < 999 else ",.0f"
-            yield name.replace("bytes", "MB"), format(number, digits)
+            numbered = most if written is None else min(most, written)
+    best = acceptance.every_n_validations > 0 and cli.config.fit.trainer.limit_val_batches != 0
+    cache = features.directory if isinstance(features, Cached) else None
+    return disk_bytes(figures, trained_in, numbered, 1 + best, cache)

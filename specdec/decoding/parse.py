@@ -1,12 +1,12 @@
 """A draft shape from words: chain:depth=3."""
 
-import re
 import sys
 from dataclasses import fields
 
 from specdec.decoding.shapes import Chain, DraftShape, DynamicTree
 from specdec.decoding.static_tree import StaticTree
-from specdec.utils.imports import FLAG, ensure
+from specdec.utils.imports import ensure
+from specdec.utils.shape_text import PARAMETERS, shape_values, unknown_shape
 
 
 def parse_shape(text: str) -> DraftShape:
@@ -17,25 +17,11 @@ def parse_shape(text: str) -> DraftShape:
         ValueError: an unknown shape or parameter, or a value that is not a number.
     """
     kinds: dict[str, type[DraftShape]] = {"chain": Chain, "tree": DynamicTree, "static": StaticTree}
-    kind, colon, parameters = text.partition(":")
+    kind = text.partition(":")[0]
     if (shape := kinds.get(kind) or _own(kind)) is None:
-        raise ValueError(
-            f"shape {text!r}: expected one of {', '.join(kinds)}, with parameters as chain:depth=3, or your own "
-            f"DraftShape, as my_parts.Mine:depth=3, with {FLAG} my_parts"
-        )
-    if kind == "static" and colon:
-        raise ValueError(f"shape {text!r}: static is EAGLE-1's tree and takes no parameters")
-    names = [parameter.name for parameter in fields(shape)]
-    values: dict[str, int] = {}
-    for item in parameters.split(",") if colon else []:
-        name, _, value = (part.strip() for part in item.partition("="))
-        if name not in names or name in values or not re.fullmatch(r"\d+", value, re.ASCII):
-            expected = ", ".join(f"{parameter}=NUMBER" for parameter in names)
-            raise ValueError(
-                f"shape {text!r}: {item!r} is not one of {expected}, each at most once"
-            )
-        values[name] = int(value)
-    return shape(**values)
+        raise ValueError(unknown_shape(text))
+    own_names = [parameter.name for parameter in fields(shape)]
+    return shape(**shape_values(text, PARAMETERS.get(kind, own_names)))
 
 
 def _own(class_path: str) -> type[DraftShape] | None:

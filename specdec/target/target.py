@@ -95,7 +95,8 @@ class Target:
         """The tokenizer; ``ValueError`` if the target has none."""
         if self._tokenizer is None:
             raise ValueError(
-                f"the target ({self.source}) has no tokenizer: save one in its directory"
+                f"the target ({self.source}) has no tokenizer: save its tokenizer.json and tokenizer_config.json in "
+                "that directory"
             )
         return self._tokenizer
 

@@ -1,6 +1,7 @@
 """Messages: how many of what, how long, and which tensors are not as they should be."""
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -40,6 +41,38 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def three_digits(number: float) -> str:
+    """``0.123``, ``12.3``, ``45,700``, ``8.03 billion``: three significant digits. Smaller integers stay exact."""
+    if isinstance(number, int) and number < 10_000:
+        return f"{number:,}"
+    for unit, name in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
+        if number >= unit:
+            return _digits(number / unit) + name
+    return _digits(number)
+
+
+def byte_text(size: float) -> str:
+    """``512 bytes``, ``1.50 MB``, ``16.1 GB``: in decimal units."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{_digits(size / unit)} {name}"
+    return f"{size:.0f} bytes"
+
+
+def seconds_text(seconds: float) -> str:
+    """``1.20 ms``, ``45.0 s``, ``3.50 min``, ``2.08 h``."""
+    for unit, name in ((3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= unit:
+            return f"{_digits(seconds / unit)} {name}"
+    return f"{_digits(1000 * seconds)} ms"
+
+
+def _digits(number: float) -> str:
+    """Return three significant digits; zeros stand for those that follow before the point."""
+    places = 2 - math.floor(math.log10(number)) if number > 0 else 0
+    return f"{round(number, places):,.{max(0, places)}f}"
 
 
 def tensor_fault(

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.cli import main
 from specdec.commands.fit import run_fit
-from specdec.commands.plan import drafter_flops, target_flops
+from specdec.commands.plan_costs import drafter_flops, target_flops
 from specdec.data import Batch
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, load_drafter
 from specdec.features import FeatureSource
@@ -82,6 +82,10 @@ def test_a_run_is_what_was_planned(
     assert estimated.startswith(
         f"estimated memory: {plan['memory_bytes_per_process']['total'] / 1e6:,.0f} MB"
     )
+    checkpoint = (out / "checkpoints" / "last.ckpt").stat().st_size
+    assert plan["disk_bytes"]["checkpoint"] == pytest.approx(checkpoint, rel=0.1)
+    weights = (out / "drafter" / "model.safetensors").stat().st_size
+    assert plan["disk_bytes"]["drafters"] == pytest.approx(2 * weights, rel=0.1)
     assert plan["tokens_per_step"] == 64 and plan["steps_per_epoch"] == -(-plan["train_rows"] // 2)
 
 
@@ -175,6 +179,9 @@ def test_what_it_cannot_say_is_one_line(
 ) -> None:
     for args, message in (
         (["--world=0"], "--world"),
+        (["--budget_hours=10"], "--budget_hours needs --device"),
+        (["--device=h100", "--budget_hours=0"], "--budget_hours must be a positive number"),
+        (["--trainer.devices=auto"], "trainer.devices=auto depends on the machine: give --world N"),
         (["--world=2", "--trainer.strategy=deepspeed"], "set auto, ddp, ddp_fork, fsdp2"),
         (["--world=2", "--trainer.max_step=3"], "max_step"),
         (
@@ -188,12 +195,6 @@ def test_what_it_cannot_say_is_one_line(
     ):
         assert main(["plan", *base, *args]) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_the_table(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--world=2", *base]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["processes", "2"] and "memory MB per process: total" in lines[-1]
 
 
 K2 = {  # Kimi-K2's sizes

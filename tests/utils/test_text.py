@@ -2,7 +2,15 @@
 
 import pytest
 
-from specdec.utils.text import duration, how_many, printable, tensor_fault
+from specdec.utils.text import (
+    byte_text,
+    duration,
+    how_many,
+    printable,
+    seconds_text,
+    tensor_fault,
+    three_digits,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +73,23 @@ def test_a_tensor_is_named_with_what_was_expected(
     found: dict[str, tuple[int, ...]], said: str | None
 ) -> None:
     assert tensor_fault(found, {"fc.weight": (2, 4), "head": (8, 2), "norm": (2,)}) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (three_digits(0), "0"),
+        (three_digits(9_999), "9,999"),
+        (three_digits(45_678), "45,700"),
+        (three_digits(8_030_261_248), "8.03 billion"),
+        (three_digits(0.01234), "0.0123"),
+        (byte_text(512), "512 bytes"),
+        (byte_text(1_500), "1.50 kB"),
+        (byte_text(16_060_000_000), "16.1 GB"),
+        (seconds_text(0.0012), "1.20 ms"),
+        (seconds_text(210), "3.50 min"),
+        (seconds_text(7_500), "2.08 h"),
+    ],
+)
+def test_numbers_have_three_digits_and_a_fitting_unit(text: str, expected: str) -> None:
+    assert text == expected
