@@ -26,7 +26,7 @@ from specdec.commands.parser import shorten_message
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength
 from specdec.export.switches import missing_kernels, planned_subject, served, unserved
-from specdec.training.callbacks import RunRecord, Throughput, check_run, progress_callback
+from specdec.training.callbacks import RunRecord, Throughput, check_run
 from specdec.training.checkpoint import (
     AtomicCheckpointIO,
     RunCheckpoint,
@@ -36,6 +36,7 @@ from specdec.training.checkpoint import (
 )
 from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
+from specdec.training.progress import progress_callback
 from specdec.training.run_directory import (
     RunDirectory,
     changed_settings,
@@ -194,7 +195,7 @@ class DrafterCLI(LightningCLI):
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if trainer.enable_progress_bar is not False and not has_bar:
             callbacks.append(progress_callback())
-            kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
+            kwargs["enable_progress_bar"] = False  # Lightning's own
         try:
             # which puts the checkpoints last
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)

@@ -27,8 +27,8 @@ from specdec.embedded.corpus import corpus, train_tokenizer
 from specdec.nn.cache import additive
 from specdec.nn.optimizers import AdamW
 from specdec.nn.view import View
-from specdec.training.callbacks import progress_callback
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, newest
+from specdec.training.progress import progress_callback
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.machine import multiplies_bfloat16, provenance
 from specdec.utils.reading import read_json, sha256

@@ -1,4 +1,4 @@
-"""Callbacks of a run: its record and drafter on the disk, its speed in the logs, and how far it is."""
+"""Callbacks of a run: its record and drafter on the disk, and its speed in the logs."""
 
 import hashlib
 import math
@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 import yaml
-from lightning.pytorch.callbacks import RichProgressBar, Timer
+from lightning.pytorch.callbacks import Timer
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
@@ -348,52 +348,3 @@ def _report_need(trainer: pl.Trainer, module: DrafterModule, drafter: Drafter) -
         sharded=is_sharded(trainer),
     )
     report_memory(need)
-
-
-SECONDS_BETWEEN_LINES = 10.0
-FIGURES: dict[str, Callable[[float], str]] = {
-    "train/loss": "train/loss {:.3f}".format,
-    "train/accuracy_0": "accuracy_0 {:.2f}".format,
-    "train/prefix_proxy": "prefix {:.2f}".format,
-    "speed/tokens_per_second": "{:,.0f} tokens/s".format,
-    "memory/peak_mb": "{:,.0f} MB".format,
-}
-"""What a line says of the metrics that are logged, in its order."""
-
-
-def progress_callback() -> pl.Callback:
-    """Return Lightning's bar where standard error is a terminal, else a :class:`ProgressLine`."""
-    if sys.stderr.isatty():
-        return RichProgressBar(console_kwargs={"stderr": True})
-    return ProgressLine()
-
-
-class ProgressLine(pl.Callback):
-    """Prints step, figures and the time left to standard error every ten seconds, for logs and pipes::
-
-    step 120/419, train/loss 4.213, accuracy_0 0.41, prefix 1.62, 5,912 tokens/s, 812 MB, 1:43 left
-    """
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock; a resumed run counts from the step it resumes at."""
-        self._start = time.monotonic()
-        self._last = -math.inf
-        self._first_step = trainer.global_step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
-        """Print a line if one is due; the last step always gets one."""
-        now = time.monotonic()
-        step = trainer.global_step
-        total = trainer.max_steps
-        is_due = now - self._last >= SECONDS_BETWEEN_LINES or step == total
-        if not trainer.is_global_zero or not is_due:
-            return
-        self._last = now
-        metrics = trainer.callback_metrics
-        done = step - self._first_step
-        parts = [f"step {step}/{total}" if total > 0 else f"step {step}"]
-        parts += [write(float(metrics[name])) for name, write in FIGURES.items() if name in metrics]
-        if total > 0 and done > 0:
-            left = round((total - step) * (now - self._start) / done)
-            parts.append(f"{left // 60}:{left % 60:02d} left")
-        sys.stderr.write(", ".join(parts) + "\n")

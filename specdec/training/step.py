@@ -54,7 +54,7 @@ class ObjectiveConfig:
     """
 
     loss: Loss = field(default_factory=SoftCrossEntropy)
-    steps: int = 7
+    steps: int = 4
     weights: StepWeights = field(default_factory=Decay)
     in_vocab: bool = True
     kernel: UnrollKernel = DENSE
