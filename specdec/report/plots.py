@@ -32,6 +32,7 @@ DOUBLE = 6.9
 TITLE_SIZE = 8  # points
 TEXT_SIZE = 7
 CHARACTERS = 21  # of an inch of text, about
+NARROWEST = 8  # characters of a line
 LINE_HEIGHT = 0.125  # inches
 LINE_SPACING = 1.0  # of the font's own, which is wide
 # Okabe and Ito's palette without its yellow, distinct for color-blind readers; markers repeat out of step with it
@@ -312,10 +313,10 @@ def label(name: str, width: int, lines: int = 3) -> str:
             name, most, break_on_hyphens=False, max_lines=lines, placeholder=" ..."
         )
 
-    width = max(width, 8)
+    width = max(width, NARROWEST)
     needed = wrapped(width)
-    longest = max(map(len, name.split()), default=1)
-    while width > longest and len(wrapped(width - 1)) == len(needed) < lines:
+    narrowest = max(NARROWEST, *map(len, name.split()))
+    while width > narrowest and len(wrapped(width - 1)) == len(needed) < lines:
         width -= 1
     return escape("\n".join(wrapped(width)))
 

@@ -174,21 +174,23 @@ def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
     for row in rows:
         outcomes.setdefault(row["quantity"], []).append(row)
     units = {metric["name"]: metric["unit"] for metric in card["quantities"]}
+    labels = {
+        name: [label(label_of(row, card), 26, 4) for row in contrasts]
+        for name, contrasts in outcomes.items()
+    }
     most = max(map(len, outcomes.values()))
+    lines = max(name.count("\n") + 1 for names in labels.values() for name in names)
     columns = min(2, len(outcomes))
     width = DOUBLE if columns > 1 else SINGLE
-    paper = PaperFigure(len(outcomes), columns, 0.75 + 0.3 * most, width)
+    paper = PaperFigure(len(outcomes), columns, 0.7 + (0.1 + 0.1 * lines) * most, width)
     for name, contrasts in outcomes.items():
         unit = f"difference in {units[name]}" if name in units else "difference"
         panel = paper.dots(name, unit, "contrast")
-        labels = []
         for height, row in enumerate(contrasts):
-            contrast = label_of(row, card)
-            labels.append(label(contrast, 26, 2))
             not_significant = row["p_holm"] is not None and row["p_holm"] >= ALPHA
             look = {"color": INK, "marker": "o", "alpha": PALE if not_significant else 1.0}
-            panel.dot(row["verdict"], contrast, height, Point.of(row), look)
-        panel.name_rows(labels, 0.0)
+            panel.dot(row["verdict"], label_of(row, card), height, Point.of(row), look)
+        panel.name_rows(labels[name], 0.0)
         panel.axes.set_ylim(most - 0.4, -0.6)
     save_figure(paper, path)
 
@@ -219,7 +221,8 @@ def _dots(quantities: Sequence[Json], style: _Style, path: Path) -> None:
         if number % columns == 0:
             axes = label(SEPARATOR.join(style.axes), 3 * lines)
             panel.axes.set_ylabel(axes, linespacing=LINE_SPACING)
-    paper.legend([*style.legend(lines=False)])
+    if len(style.axes) > 1:  # else the rows' names say it
+        paper.legend([*style.legend(lines=False)])
     save_figure(paper, path)
 
 
@@ -241,7 +244,11 @@ def _curves(quantities: Sequence[Json], style: _Style, arms: Sequence[Json], pat
                 if point is not None
             }
             panel.curve(name, points, style.looks[name], shift, depths[name])
-    hollow: Json = {"color": INK, "marker": "o", "markerfacecolor": "white", "linestyle": ""}
-    beyond = Line2D([], [], label="beyond the trained depth", **hollow)
-    paper.legend([*style.legend(lines=True), beyond])
+    handles = [*style.legend(lines=True)]
+    if any(
+        len(row) > depths[name] for quantity in quantities for name, row in quantity["arms"].items()
+    ):
+        hollow: Json = {"color": INK, "marker": "o", "markerfacecolor": "white", "linestyle": ""}
+        handles.append(Line2D([], [], label="beyond the trained depth", **hollow))
+    paper.legend(handles)
     save_figure(paper, path)
