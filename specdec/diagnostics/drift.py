@@ -11,15 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
-
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
 from specdec.diagnostics.drift_measure import Document, drift_document, drift_summary
+from specdec.diagnostics.drift_plots import CAPTIONS, plot_drift
 from specdec.diagnostics.waterfall import (
-    draw_waterfall,
     measure_levels,
     waterfall,
     waterfall_table,
@@ -30,16 +25,10 @@ from specdec.evaluation.benchmark import cpu_matmul_backend
 from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
 from specdec.evaluation.prompts import first_turns
 from specdec.report.tables import (
-    GREY,
     ReportTable,
     few_prompts,
     format_interval,
-    label,
     print_report,
-    save_figure,
-    short_label,
-    style,
-    whiskers,
     write_report,
 )
 from specdec.utils.config import read_yaml
@@ -50,7 +39,6 @@ from specdec.utils.text import how_many
 
 RESULT = "drift.json"
 REPORT = "report.md"
-FIGURE = "drift.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +107,8 @@ def drift(config: DriftConfig) -> int:
         left_out |= {name: too_short for name in names if name not in drifts[0]["prompts"]}
         context = config.context(target, prompts)
         notes, tables = _notes_and_tables(drifts, left_out)
-        plot_drift(drifts, folder / FIGURE)
-        write_report(folder / REPORT, "Drift", notes, FIGURE, tables, context)
+        plot_drift(drifts, drafter_names(drifts), folder)
+        write_report(folder / REPORT, "Drift", notes, CAPTIONS.items(), tables, context)
         reasons = [{"prompt_id": name, "reason": reason} for name, reason in left_out.items()]
         write_json(
             folder / RESULT, {**drifts[0], "beside": drifts[1:], "skipped": reasons, **context}
@@ -187,15 +175,6 @@ def depth_of_training(directory: Path, default: int | None) -> int | None:
     return steps if isinstance(steps, int) else default
 
 
-BY_PLACE = ("massive_ratio", "median_rms")
-BY_STEP = (
-    "out_rms", "state_rms", "sink_mass", "own_mass", "drafted_mass", "recent_mass", "prompt_mass", "entropy",
-    "kl", "conditional_acceptance", "feature_cosine", "cosine",
-)  # fmt: skip
-# Series of the target's that are drawn beside the drafters'.
-OF_TARGET = {"sink_mass": "target_sink_mass", "own_mass": "target_own_mass"}
-
-
 def drafter_names(drifts: Sequence[Document]) -> list[str]:
     """Return the drafters' labels, or their directories if labels are alike."""
     labels, directories = (
@@ -238,99 +217,3 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:#.3g}".rstrip(".") if abs(value) >= 1 else f"{value:.3f}"
-
-
-def plot_drift(drifts: Sequence[Document], path: Path) -> None:
-    """Draw the waterfall and every quantity by place and by draft step, a color for each drafter in all panels.
-
-    Hollow markers lie beyond the trained depth; gray lines are the target's own, at the layers that are fused.
-    """
-    figure = Figure(figsize=(16, 14), dpi=120, layout="constrained")
-    grid = figure.add_gridspec(4, 4)
-    draw_waterfall([drift["waterfall"] for drift in drifts], figure.add_subplot(grid[0, :2]))
-    for column, name in enumerate(BY_PLACE, start=2):
-        _by_place(drifts, name, figure.add_subplot(grid[0, column]))
-    for number, name in enumerate(BY_STEP):
-        _by_step(drifts, name, figure.add_subplot(grid[1 + number // 4, number % 4]))
-    handles = [
-        Line2D([], [], label=short_label(name, 70), **style(number))
-        for number, name in enumerate(drafter_names(drifts))
-    ]
-    handles.append(
-        Line2D([], [], label="beyond the trained depth", color="#404040", marker="o", markerfacecolor="white",
-               linestyle="")
-    )  # fmt: skip
-    handles.append(
-        Line2D([], [], label="the target's, where its states are fused", color=GREY, linestyle="--")
-    )
-    figure.legend(
-        handles=handles, loc="outside lower center", frameon=False, ncols=min(4, len(handles))
-    )
-    save_figure(figure, path)
-
-
-def _by_step(drifts: Sequence[Document], name: str, axes: Axes) -> None:
-    """Draw one series of every drafter, and the target's own attention next to the drafters'."""
-    deepest = max(drift["depths"] for drift in drifts)
-    columns = [range(1, drift["depths"] + 1) for drift in drifts]
-    trained = [drift["trained_depth"] or drift["depths"] for drift in drifts]
-    _draw_series([drift["series"][name] for drift in drifts], columns, axes, "-", trained)
-    if name in OF_TARGET:
-        means = {}  # over all places that some drafter reads
-        for inputs in (drift["inputs"] for drift in drifts):
-            for number, row in _rows(inputs["series"][OF_TARGET[name]]):
-                means[inputs["places"][number - 1]] = row["mean"]
-        for place, mass in means.items():
-            axes.axhline(mass, color=GREY, linestyle="--", linewidth=1, zorder=0)
-            axes.annotate(place, (0.99, mass), xycoords=("axes fraction", "data"), fontsize=7, ha="right", va="bottom",
-                          color="#606060")  # fmt: skip
-    axes.set(xlabel="draft step", xlim=(0.5, deepest + 0.5))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _by_place(drifts: Sequence[Document], name: str, axes: Axes) -> None:
-    """Draw one series of the inputs of every drafter; drafters may fuse other layers."""
-    inputs = [drift["inputs"] for drift in drifts]
-    layers = {place for drift in inputs for place in drift["places"][:-3]}
-    places = sorted(layers, key=lambda place: int(place.rpartition(" ")[2]) if " " in place else 0)
-    places += inputs[0]["places"][-3:]
-    columns = [list(map(places.index, drift["places"])) for drift in inputs]
-    _draw_series([drift["series"][name] for drift in inputs], columns, axes, "")
-    axes.set(yscale="log")
-    axes.set_xticks(range(len(places)), [label(place, 8) for place in places], fontsize=8)
-
-
-def _rows(series: Document) -> list[tuple[int, Document]]:
-    """Return every row that has a mean, with its number from 1 on."""
-    keys = ("mean", "low", "high")
-    rows = (dict(zip(keys, row, strict=True)) for row in zip(*map(series.get, keys), strict=True))
-    return [(number, row) for number, row in enumerate(rows, start=1) if row["mean"] is not None]
-
-
-def _draw_series(
-    series: Sequence[Document], columns: Sequence[Sequence[int]], axes: Axes, line: str, trained: Sequence[int] = ()
-) -> None:  # fmt: skip
-    """Draw means with intervals, each drafter's in its style and next to the others'.
-
-    Args:
-        columns: of each drafter, where its rows stand.
-        line: matplotlib's style of the line, empty for none.
-        trained: of each drafter, the depth beyond which markers are hollow.
-    """
-    for number, (drawn, places) in enumerate(zip(series, columns, strict=True)):
-        look = style(number)
-        shift = 0.08 * (number - (len(series) - 1) / 2)
-        rows = _rows(drawn)
-        points = [places[row - 1] + shift for row, _ in rows]
-        axes.plot(
-            points, [figure["mean"] for _, figure in rows], color=look["color"], linestyle=line
-        )
-        for x, (row, figure) in zip(points, rows, strict=True):
-            hollow = bool(trained) and row > trained[number]
-            axes.errorbar(
-                x, figure["mean"], yerr=[[end] for end in whiskers(figure)], capsize=2, elinewidth=1, markersize=5,
-                markerfacecolor="white" if hollow else look["color"], **look,
-            )  # fmt: skip
-    axes.set_ylabel(series[0]["unit"])
-    axes.set_title(series[0]["title"], fontsize=10)
-    axes.grid(alpha=0.3)

@@ -21,7 +21,6 @@ from specdec.diagnostics.drift_attention import attention_weights, observing
 from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.report.statistics import (
-    ANY,
     Array,
     Statistic,
     less,
@@ -337,8 +336,7 @@ def drift_summary(drift: Document) -> dict[str, Document]:
     """Return every figure by name, with its title, mean and interval."""
     summary = {}
     for figure in drift_figures(drift["depths"], drift["trained_depth"]):
-        bounds = ANY if figure.how == "difference" else possible(figure.unit)
         summary[figure.name] = {"title": figure.title} | measured(
-            figure.columns(sums_of(drift, figure.series)), HOW[figure.how], bounds
+            figure.columns(sums_of(drift, figure.series)), HOW[figure.how], possible(figure.unit)
         )
     return summary

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from torch import Tensor
 
 from specdec.decoding import Chain, Request, SpeculativeDecoder
@@ -31,7 +30,7 @@ from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, Answ
 from specdec.diagnostics.drift_measure import SERIES, Document, drafted, read_inputs
 from specdec.drafter import Drafter
 from specdec.report.statistics import LENGTH, Array, Measured, less, measured
-from specdec.report.tables import ReportTable, format_interval, style, whiskers
+from specdec.report.tables import ReportTable, format_interval
 from specdec.target import Target
 from specdec.utils.text import how_many
 
@@ -287,41 +286,3 @@ def waterfall_verdict(result: Document) -> str:
     return (
         f"THE BARS DO NOT ADD UP: {total}, but {decoded}: specdec parity says where the two part."
     )
-
-
-def draw_waterfall(measured_by_drafter: Sequence[Document], axes: Axes) -> None:
-    """Draw a length from zero on, or a loss down from the level above, with interval and number.
-
-    There is a bar for each drafter, in its color.
-    """
-    count = len(measured_by_drafter)
-    longest = 1.2
-    for number, result in enumerate(measured_by_drafter):
-        lengths = {level["name"]: level["acceptance_length"] for level in result["levels"]}
-        longest = max(longest, *(length["mean"] for length in lengths.values()))
-        # The level that a bar hangs from, and the bar's figure.
-        bars = [(0.0, lengths[PERFECT])]
-        bars += [(lengths[bar["from"]]["mean"], bar["loss"]) for bar in result["bars"]]
-        bars.append((0.0, lengths[OBSERVED]))
-        for row, (upper, figure) in enumerate(bars):
-            y = row + 0.7 * ((number + 0.5) / count - 0.5)
-            mean = figure["mean"]
-            end = upper - mean if upper else mean
-            below, above = whiskers(figure)[:: -1 if upper else 1]
-            axes.barh(
-                y, end - upper, left=upper, height=0.7 / count, color=style(number)["color"], edgecolor="black",
-                linewidth=0.6, hatch="////" if upper and mean < 0 else "",
-            )  # fmt: skip
-            axes.errorbar(
-                [end], [y], xerr=[[below], [above]], color="black", capsize=2, elinewidth=1
-            )
-            axes.annotate(
-                _figure(figure), (max(end + above, upper), y), xytext=(6, 0), textcoords="offset points",
-                va="center", fontsize=max(5, 9 - count),
-            )  # fmt: skip
-    axes.set(
-        xlim=(1, longest + 0.4 * (longest - 1)), ylim=(len(DOWN) + 0.6, -0.6), xticks=range(1, int(longest) + 1),
-        xlabel="tokens per target pass, bonus token included; hatched: gained", title="Where acceptance is lost",
-    )  # fmt: skip
-    axes.set_yticks(range(len(DOWN) + 1), [MEANINGS[name][0] for name in (*DOWN, OBSERVED)])
-    axes.spines[["top", "right"]].set_visible(False)

@@ -213,6 +213,24 @@ def accepted_per_position(answers: Sequence[Answer]) -> dict[str, list[Any]]:
     }
 
 
+def position_intervals(answers: Sequence[Answer]) -> dict[str, list[dict[str, float | None]]]:
+    """Return the 95 % intervals of :func:`accepted_per_position`, as ``low`` and ``high`` of every position."""
+    deepest = len(histogram(answers)) - 1
+
+    def reached(k: int) -> Callable[[Answer], int]:
+        return lambda answer: sum(count >= k for count in answer.accepted)
+
+    def ends(k: int, of: Callable[[Answer], int]) -> dict[str, float | None]:
+        share = _pooled(answers, reached(k), of, SHARE)
+        return {"low": share.low, "high": share.high} if share else {"low": None, "high": None}
+
+    positions = range(1, deepest + 1 if any(map(target_passes, answers)) else 1)
+    return {
+        "joint": [ends(k, target_passes) for k in positions],
+        "conditional": [ends(k, reached(k - 1)) for k in positions],
+    }
+
+
 def _both_ways(answers: Sequence[Answer]) -> Array:
     """Tokens, nanoseconds and both of plain decoding, of every prompt, (P, 4)."""
     return per_prompt(
@@ -226,6 +244,16 @@ def tokens_per_second(answers: Sequence[Answer]) -> dict[str, float | None]:
     drafted, drafted_ns, plain, plain_ns = _both_ways(answers).sum(0).tolist()
     rates = {"speculative": (drafted, drafted_ns), "plain": (plain, plain_ns)}
     return {kind: tokens / (ns / 1e9) if ns else None for kind, (tokens, ns) in rates.items()}
+
+
+def rate_intervals(answers: Sequence[Answer]) -> dict[str, dict[str, float | None]]:
+    """Return the 95 % intervals of :func:`tokens_per_second`, as ``low`` and ``high`` of either."""
+    sums_P4 = _both_ways(answers) / (1, 1e9, 1, 1e9)
+    out = {}
+    for kind, sums_P2 in (("speculative", sums_P4[:, :2]), ("plain", sums_P4[:, 2:])):
+        rate = interval(sums_P2[sums_P2[:, 1] > 0], bounds=POSITIVE)
+        out[kind] = {"low": rate.low if rate else None, "high": rate.high if rate else None}
+    return out
 
 
 def speedup(answers: Sequence[Answer]) -> Interval | None:
@@ -286,8 +314,10 @@ def shape_summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) 
         "acceptance_length": _json(acceptance_length(answers)),
         "draft_acceptance_rate": _json(draft_acceptance_rate(answers)),
         "accepted_per_position": accepted_per_position(answers),
+        "accepted_per_position_interval": position_intervals(answers),
         "histogram": histogram(answers),
         "tokens_per_second": tokens_per_second(answers),
+        "tokens_per_second_interval": rate_intervals(answers),
         **_speed(answers),
         "pass_time": {kind: _json(times) for kind, times in pass_time(answers).items()},
         "by_category": by_category(answers),
@@ -303,6 +333,7 @@ def baseline_summary(name: str, answers: Sequence[Answer]) -> dict[str, Any]:
         "baseline": name,
         "tokens": sum(answer.tokens for answer in answers),
         "tokens_per_second": rate,
+        "tokens_per_second_interval": rate_intervals(answers)["speculative"],
     }
     return {**counts, **_speed(answers), **_identity(answers)}
 

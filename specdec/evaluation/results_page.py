@@ -3,21 +3,20 @@
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
 from specdec.evaluation.metrics import looping_warning
 from specdec.evaluation.suites import suite_notes
-from specdec.report.tables import (
+from specdec.report.plots import (
     GREY,
-    ReportTable,
-    few_prompts,
-    format_interval,
+    Panel,
+    PaperFigure,
+    Point,
     label,
+    paper_style,
     save_figure,
+    shifts,
     style,
 )
+from specdec.report.tables import ReportTable, few_prompts, format_interval
 
 Json = dict[str, Any]
 
@@ -122,47 +121,66 @@ def format_speedup(result: Json) -> str:
     )
 
 
+CAPTION = (
+    "Acceptance by draft position, acceptance length and speed of each draft shape, with 95 % intervals over prompts. "
+    "Each shape has one color and marker in all panels. Dashed: a target pass without drafts, and plain decoding."
+)
+PLAIN = "plain decoding"
+
+
+@paper_style()
 def plot(metrics: Json, path: Path) -> None:
-    """Draw acceptance by position and speed as a PNG at ``path``, whole or not at all."""
+    """Draw acceptance by position, acceptance length and speed: see :func:`save_figure`."""
     results = metrics["results"]
-    figure = Figure(figsize=(12, max(4.8, 1.8 + 0.9 * len(results))), dpi=120, layout="constrained")
-    positions, speeds = figure.subplots(1, 2)
-    _plot_positions(positions, results)
-    _plot_speeds(speeds, results)
-    for axes in (positions, speeds):
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-    save_figure(figure, path)
-
-
-def _plot_positions(axes: Axes, results: list[Json]) -> None:
+    baselines = metrics.get("baselines", [])
+    plain = _plain_rate(results)
+    names = [result["shape"] for result in results]
+    names += [baseline["baseline"] for baseline in baselines] + [PLAIN] * (plain is not None)
+    labels = [label(name, 20) for name in names]
+    lines = sum(1 + name.count("\n") for name in labels)
+    paper = PaperFigure(3, 3, max(2.2, 0.7 + 0.15 * lines))
+    _plot_positions(paper.curves("Acceptance by position", PASSES, "draft position"), results)
+    lengths = paper.dots("Acceptance length", "tokens per target pass", "draft shape")
     for row, result in enumerate(results):
-        joint = result["accepted_per_position"]["joint"]
-        if joint:  # the layout engine goes astray over an empty line
-            axes.plot(range(1, len(joint) + 1), joint, clip_on=False, zorder=3, **style(row))
-    axes.set(title="Acceptance by draft position", xlabel="draft position k", ylim=(0, 1))
-    axes.set_ylabel("share of passes with at least k accepted")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _plot_speeds(axes: Axes, results: list[Json]) -> None:
-    """Draw a bar for each shape, above one for plain decoding where that was timed."""
+        length = Point.of(result["acceptance_length"])
+        lengths.dot("drafting", result["shape"], row, length, style(row))
+    lengths.name_rows(labels, 1.0)
+    speeds = paper.dots("Speed", "tokens per second", "draft shape")
     for row, result in enumerate(results):
-        speculative, plain = result["tokens_per_second"].values()
-        times = "" if plain is None else f" ({result['speedup']:.2f}x)"
-        bars = [(row - 0.19, speculative, style(row)["color"], times)]
-        bars += [] if plain is None else [(row + 0.19, plain, GREY, " plain")]
-        for place, rate, colour, text in bars:
-            bar = axes.barh(place, rate or 0, height=0.34, color=colour)
-            axes.bar_label(bar, [f"{rate or 0:,.1f}{text}"], padding=4)
-    names = [
-        f"{label(result['shape'], 32)}\n{result['acceptance_length']['mean']:.2f} tokens per pass"
-        for result in results
-    ]
-    axes.set(
-        title="Speed",
-        xlabel="tokens per second (x: times plain decoding)",
-        ylim=(len(names) - 0.4, -0.6),
-    )
-    axes.margins(x=0.35)  # room for the numbers at the ends
-    axes.set_yticks(range(len(names)), names)
+        speeds.dot("drafting", result["shape"], row, _rate(result, "speculative"), style(row))
+    look = {"color": GREY, "marker": "o"}
+    for row, baseline in enumerate(baselines, start=len(results)):
+        rate = Point(baseline["tokens_per_second"], **baseline["tokens_per_second_interval"])
+        speeds.dot("baseline", baseline["baseline"], row, rate, look)
+    if plain is not None:
+        speeds.dot(PLAIN, PLAIN, len(names) - 1, plain, look)
+    speeds.name_rows([""] * len(names), None if plain is None else plain.value)
+    save_figure(paper, path)
+
+
+PASSES = "share of passes with at least so many accepted"
+
+
+def _plot_positions(panel: Panel, results: list[Json]) -> None:
+    places = shifts(len(results))
+    for row, (result, shift) in enumerate(zip(results, places, strict=True)):
+        shares = result["accepted_per_position"]["joint"]
+        ends = result["accepted_per_position_interval"]["joint"]
+        points = {
+            k: Point(share, **interval)
+            for k, (share, interval) in enumerate(zip(shares, ends, strict=True), start=1)
+        }
+        if points:  # the layout engine goes astray over an empty line
+            panel.curve(result["shape"], points, style(row), shift)
+    panel.axes.set_ylim(-0.03, 1.03)
+
+
+def _rate(result: Json, kind: str) -> Point:
+    rate = result["tokens_per_second"][kind]
+    return Point(rate or 0.0, **result["tokens_per_second_interval"][kind])
+
+
+def _plain_rate(results: list[Json]) -> Point | None:
+    """Return the speed of plain decoding, which all shapes are compared with; None where it was not timed."""
+    timed = [result for result in results if result["tokens_per_second"]["plain"] is not None]
+    return _rate(timed[0], "plain") if timed else None

@@ -31,7 +31,7 @@ from specdec.evaluation.metrics import (
     write_answers,
 )
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
-from specdec.evaluation.results_page import evaluation_notes, evaluation_tables, plot
+from specdec.evaluation.results_page import CAPTION, evaluation_notes, evaluation_tables, plot
 from specdec.evaluation.suites import TEMPERATURES, FoundSuite, find_suites
 from specdec.evaluation.table import write_table
 from specdec.report.tables import print_report, write_report
@@ -111,8 +111,8 @@ class EvaluationConfig(MeasurementConfig):
 def evaluate_command(config: EvaluationConfig) -> int:
     """Decode prompts with a saved drafter: acceptance length, acceptance by position, speed-up over plain decoding.
 
-    Writes metrics.json, report.md, report.png and every answer's counts and times, answers.jsonl. The exit status is 1
-    if a certificate was asked for and does not hold.
+    Writes metrics.json, report.md, its figure (report.png, .pdf, .svg, .csv) and every answer's counts and times,
+    answers.jsonl. The exit status is 1 if a certificate was asked for and does not hold.
 
     Example: specdec evaluate --target embedded --drafter runs/quickstart/drafter --prompts mt_bench.jsonl
     """
@@ -266,7 +266,7 @@ def _write_report(folder: Path, metrics: dict[str, Any]) -> None:
         folder / REPORT,
         "Evaluation",
         evaluation_notes(metrics),
-        PLOT,
+        [(PLOT, CAPTION)],
         evaluation_tables(metrics),
         context | metrics["provenance"],
     )

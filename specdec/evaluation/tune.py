@@ -11,6 +11,7 @@ from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, lo
 from specdec.evaluation.metrics import shape_summary
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.evaluation.results_page import format_length, format_speedup, skipped_table
+from specdec.evaluation.tune_plots import cost_model, plot_tuning
 from specdec.report.tables import (
     ReportTable,
     few_prompts,
@@ -49,8 +50,9 @@ class TuneConfig(MeasurementConfig):
 def tune(config: TuneConfig) -> None:
     """Find the fastest draft shape on this machine for each batch size, and the batch from which drafting does not pay.
 
-    The prompts are decoded with every shape and plainly, in turn. Writes tune.json, report.md, and schedule.json, the
-    fastest chain of every batch size as vLLM and SGLang take it; specdec serve --bench measures that on a real vLLM.
+    The prompts are decoded with every shape and plainly, in turn. Writes tune.json, report.md with figures of the
+    speed-up and its cost model, and schedule.json, the fastest chain of every batch size as vLLM and SGLang take it;
+    specdec serve --bench measures that on a real vLLM.
 
     Example: specdec tune --target embedded --drafter runs/quickstart/drafter --prompts mt_bench.jsonl --batch_sizes 1 8
 
@@ -81,7 +83,8 @@ def tune(config: TuneConfig) -> None:
         ]
         notes = _notes(tuned)
         left_out = skipped_table([[*prompt] for prompt in skipped.values()])
-        write_report(folder / "report.md", "Tuning", notes, "", [*tables, left_out], context)
+        figures = plot_tuning(batches, folder)
+        write_report(folder / "report.md", "Tuning", notes, figures, [*tables, left_out], context)
         write_json(folder / "tune.json", tuned)
         fastest = {batch["batch"]: _fastest_depth(batch["results"]) for batch in batches}
         write_json(folder / SCHEDULE, schedules(fastest))
@@ -117,7 +120,12 @@ def _tune_batch(
     ]
     results.sort(key=lambda result: -result["speedup"])
     recommended = results[0]["shape"] if results[0]["speedup"] > 1 else None
-    return {"batch": batch, "recommended": recommended, "results": results}
+    return {
+        "batch": batch,
+        "recommended": recommended,
+        "cost_model": cost_model(results),
+        "results": results,
+    }
 
 
 def _fastest_depth(results: Sequence[dict[str, Any]]) -> int:
@@ -178,13 +186,18 @@ def _rows(batch: dict[str, Any]) -> list[list[str]]:
 def _notes(tuned: dict[str, Any]) -> list[str]:
     compiled = str(tuned["settings"]["compile"]).lower()
     lines = []
+    slower = []
     for batch in tuned["batches"]:
-        chosen = (
-            f"--shape {batch['recommended']} --compile {compiled} --batch_size {batch['batch']}"
-        )
-        lines.append(
-            f"Batch size {batch['batch']}: {chosen if batch['recommended'] else 'plain decoding'}"
-        )
-    last = tuned["batches"][-1]
-    pays = f"Drafting does not pay from batch size: {tuned['break_even'] or 'none up to ' + str(last['batch'])}"
-    return [*lines, pays, *few_prompts(last["results"][0]["prompts"])]
+        size = batch["batch"]
+        if batch["recommended"]:
+            speedup = format_speedup(batch["results"][0])
+            options = f"--shape {batch['recommended']} --compile {compiled} --batch_size {size}"
+            lines.append(f"Batch size {size}: the fastest is {options} ({speedup})")
+        else:
+            lines.append(f"Batch size {size}: plain decoding is faster than every draft shape")
+            slower.append(str(size))
+    if slower:
+        lines.append(f"Do not draft at batch size {', '.join(slower)} on this machine.")
+    else:
+        lines.append("Drafting is faster than plain decoding at every batch size measured.")
+    return [*lines, *few_prompts(tuned["batches"][-1]["results"][0]["prompts"])]

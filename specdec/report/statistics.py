@@ -59,6 +59,10 @@ def possible(unit: str) -> Range:
     """Return the range of a figure of this unit."""
     if unit.startswith("share"):
         return SHARE
+    if unit.startswith("difference"):
+        return (-1.0, 1.0) if "of share" in unit else ANY
+    if unit.startswith("tokens per target pass"):
+        return LENGTH
     return (-1.0, 1.0) if unit == "cosine" else POSITIVE
 
 
@@ -84,7 +88,12 @@ def interval(sums_PF: Array, of: Statistic = ratio, bounds: Range = ANY) -> Inte
 
 
 def bounded(mean: float, half: float, bounds: Range) -> Interval:
-    """Return the interval from mean - half to mean + half, cut at the bounds; it always holds the mean."""
+    """Return the interval from mean - half to mean + half, cut at the bounds; it always holds the mean.
+
+    Of a share the interval lies in [0, 1]. What is cut off holds no value that a share can have, so the interval holds
+    the truth exactly as often as before. Wilson's interval is no alternative: it takes passes for independent, and
+    those of one prompt are not.
+    """
     low = max(mean - half, bounds[0])
     high = min(mean + half, bounds[1])
     return Interval(mean, min(low, mean), max(high, mean))

@@ -1,11 +1,10 @@
-"""Parts of all reports: tables for Markdown and the terminal, figures with intervals, colors of figures."""
+"""Parts of all reports: tables for Markdown and the terminal, numbers with intervals."""
 
 import json
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader
 from rich.console import Console
@@ -13,11 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.report.statistics import HOW
-from specdec.utils.files import staged, write_text
+from specdec.utils.files import write_text
 from specdec.utils.text import printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LOOPING_SHARE = 0.05  # of the answers that repeat themselves; from here on a report warns
 FEW_PROMPTS = 10  # below this the tail of acceptance over prompts shows in the intervals
@@ -45,14 +41,14 @@ def write_report(
     path: Path,
     title: str,
     lead: Iterable[str],
-    figure: str,
+    figures: Iterable[tuple[str, str]],
     tables: Iterable[ReportTable],
     context: Mapping[str, Any],
 ) -> None:
-    """Write a report in Markdown, whole or not at all: paragraphs, the figure, the tables that have rows.
+    """Write a report in Markdown, whole or not at all: paragraphs, the figures, the tables that have rows.
 
     Args:
-        figure: the picture's path relative to the report's folder; the empty string for none.
+        figures: file in the report's folder, and caption, of each.
         context: how it all was made; values that are no text are written as JSON.
     """
     rows = [
@@ -63,7 +59,7 @@ def write_report(
     text = template.render(
         title=title,
         lead=lead,
-        figure=figure,
+        figures=figures,
         tables=tables,
         how=HOW,
         settings=ReportTable("", ["Setting", "Value"], rows, left=2),
@@ -129,47 +125,3 @@ def few_prompts(prompts: int) -> list[str]:
             f"Intervals from {prompts} prompts are wide, and hold a little less than 95 %: take at least {FEW_PROMPTS}."
         ]
     return []
-
-
-# Okabe and Ito's palette without its yellow, distinct for color-blind readers; markers repeat out of step with it
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
-LINES = ("-", "--", "-.", ":")
-GREY = "#9A9A9A"
-
-
-def style(row: int) -> dict[str, Any]:
-    """Color and marker of a row."""
-    return {"color": COLOURS[row % len(COLOURS)], "marker": MARKERS[row % len(MARKERS)]}
-
-
-def whiskers(figure: Mapping[str, Any]) -> tuple[float, float]:
-    """How far the interval reaches below and above the mean; nowhere without one."""
-    if figure["mean"] is None or figure["low"] is None:
-        return 0.0, 0.0
-    return max(0.0, figure["mean"] - figure["low"]), max(0.0, figure["high"] - figure["mean"])
-
-
-def label(name: str, width: int, lines: int = 3) -> str:
-    """The name on lines short enough for the space next to the axis."""
-    wrapped = textwrap.wrap(
-        name, width, break_on_hyphens=False, max_lines=lines, placeholder=" ..."
-    )
-    return escape("\n".join(wrapped))
-
-
-def short_label(name: str, longest: int) -> str:
-    """The name on one line."""
-    return escape(name if len(name) <= longest else f"{name[: longest - 4]} ...")
-
-
-def escape(text: str) -> str:
-    """A dollar sign would start mathematics, and a leading underscore hides a legend entry."""
-    text = text.replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
-
-
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a PNG, whole or not at all."""
-    with staged(path) as temporary:
-        figure.savefig(temporary, format="png")

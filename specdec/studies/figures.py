@@ -1,28 +1,39 @@
-"""The card's figures: numbers of ``card.json`` as PNG files.
+"""The card's figures: numbers of ``card.json`` as PNG, PDF, SVG and CSV files.
 
 A color is a level of one axis, a line or marker one of another, the same in all figures; a legend says which. Arms
-go by their levels. An interval that says nothing is pale: a contrast's that holds no difference, an arm's that is
-wider than all arms lie apart.
+go by their levels. Pale is a primary contrast that is not significant, and nothing else.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
-from specdec.report.tables import COLOURS, GREY, LINES, MARKERS, label, save_figure
-from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
+from specdec.report.plots import (
+    COLORS,
+    DOUBLE,
+    INK,
+    LINE_SPACING,
+    LINES,
+    MARKERS,
+    SINGLE,
+    PaperFigure,
+    Point,
+    label,
+    paper_style,
+    save_figure,
+    shifts,
+)
+from specdec.report.statistics import ALPHA
+from specdec.studies.outcomes import FAMILIES, Json
 from specdec.studies.study import Contrast
 
-MOST_TOGETHER = 6  # lines of one panel that have error bars
+MOST_PANELS = 6  # of one figure
+MOST_IN_A_THIRD = 4  # lines of a panel that is a third of the page wide
 SEPARATOR = " · "
-INK = "#404040"
-PALE = 0.3
+PALE = 0.35
 
 
 def short_names(arms: Sequence[Json]) -> dict[str, str]:
@@ -57,7 +68,7 @@ class _Style:
         line = next((axis for axis in others if len(self.axes[axis]) <= len(LINES)), others[-1])
         marker = next((axis for axis in others if axis != line), line)
         self.of = {
-            "color": (first, COLOURS),
+            "color": (first, COLORS),
             "linestyle": (line, LINES),
             "marker": (marker, MARKERS),
         }
@@ -85,34 +96,41 @@ class _Style:
             for level in levels if keys else ():
                 look: Json = plain | {key: self._look(key, level) for key in keys}
                 if keys == ["color"] and not lines:
-                    look |= {"marker": "", "linestyle": "-", "linewidth": 6}
-                yield Line2D([], [], label=label(f"{axis}={level}", 40, 1), markersize=6, **look)
+                    look |= {"marker": "", "linestyle": "-", "linewidth": 4}
+                yield Line2D([], [], label=label(f"{axis}={level}", 40, 1), **look)
 
 
+@paper_style()
 def draw_figures(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Draw all that the card has numbers for; return files and captions by the card's section."""
+    """Draw all that the card has numbers for; return PNG files and captions by the card's section."""
     style = _Style(card)
     out = defaultdict[str, list[tuple[str, str]]](list)
     contrasts = [row for row in card["primary"] if row.get("low") is not None]
     if contrasts:
         _forest(contrasts, card, folder / "primary.png")
         caption = (
-            "Primary contrasts with 95 % intervals; pale: not significant after Holm's correction."
+            "Primary contrasts with 95 % intervals; pale: not significant after Holm's correction. "
+            "Dashed: no difference."
         )
         out["Primary contrasts"].append(("primary.png", caption))
     for family in FAMILIES:
-        if panels := _family_panels(card, family, style):
-            file = f"{family.partition(' ')[0]}.png"
-            _dots(panels, style, folder / file)
-            caption = (
-                f"{family.capitalize()} with 95 % intervals over seeds and prompts, pale where they hold every arm's "
-                "value and so tell none apart; the small strokes are the seeds' own."
-            )
-            dashed = "" if family == ACCEPTANCE else " Dashed: none."
+        panels = _family_panels(card, family, style)
+        for part, file in _pages(panels, f"{family.partition(' ')[0]}.png"):
+            _dots(part, style, folder / file)
+            caption = f"{family.capitalize()} with 95 % intervals over seeds and prompts; strokes: each seed alone."
+            dashed = "" if all(panel["null"] is None for panel in part) else " Dashed: no change."
             out[family.capitalize()].append((file, caption + dashed))
+    for section, panels, file, caption in _curve_sections(card):
+        for part, page in _pages(panels, file):
+            _curves(part, style, card["arms"], folder / page)
+            out[section].append((page, caption))
+    return out
+
+
+def _curve_sections(card: Json) -> Iterator[tuple[str, list[Json], str, str]]:
+    """Yield, for each axis of curves, the section that they go to, the curves, the file and the caption."""
     # what is compared at a step or over steps has the curve's title and says at which
     declared = {re.split(", step | at position ", row["quantity"])[0] for row in card["primary"]}
-    depths = {arm["name"]: arm["trained_depth"] for arm in card["arms"]}
     for axis, file in (("draft position", "positions.png"), ("draft step", "steps.png")):
         curves = [
             curve
@@ -122,14 +140,19 @@ def draw_figures(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
         primary = [
             curve for curve in curves if curve["title"].removeprefix("Conditional ") in declared
         ]
-        for section, name, caption, panels in (
-            ("By draft position and draft step", file, "By", curves),
-            ("Primary contrasts", f"primary_{file}", "What primary contrasts are of, by", primary),
-        ):
-            if panels:
-                _curves(panels, style, depths, folder / name)
-                out[section].append((name, f"{caption} {axis}, of all prompts and seeds."))
-    return out
+        with_intervals = f"{axis}, of all prompts and seeds, with 95 % intervals."
+        yield "By draft position and draft step", curves, file, f"By {with_intervals}"
+        caption = f"What primary contrasts are of, by {with_intervals}"
+        yield "Primary contrasts", primary, f"primary_{file}", caption
+
+
+def _pages(panels: Sequence[Json], file: str) -> Iterator[tuple[Sequence[Json], str]]:
+    """Yield panels that fit one figure, and its file; files are numbered where there are several."""
+    stem, _, suffix = file.rpartition(".")
+    for number, start in enumerate(range(0, len(panels), MOST_PANELS), start=1):
+        several = len(panels) > MOST_PANELS
+        name = f"{stem}_{number}.{suffix}" if several else file
+        yield panels[start : start + MOST_PANELS], name
 
 
 def _family_panels(card: Json, family: str, style: _Style) -> list[Json]:
@@ -147,148 +170,85 @@ def _family_panels(card: Json, family: str, style: _Style) -> list[Json]:
 
 def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
     """A panel for every outcome, a line for every contrast."""
-    panels: dict[str, list[Json]] = {}
+    outcomes: dict[str, list[Json]] = {}
     for row in rows:
-        panels.setdefault(row["quantity"], []).append(row)
-    most = max(map(len, panels.values()))
-    figure, grid = _grid(len(panels), 5.2, 1.15 + 0.5 * most, 0.2)
-    for axes, (name, panel) in zip(grid, panels.items(), strict=True):
-        for place, row in enumerate(panel):
-            axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, markersize=7, elinewidth=1.8, marker="o",
-                          color=INK, alpha=PALE if row["verdict"] == "not significant" else 1.0)  # fmt: skip
-        axes.margins(x=0.12)
-        _rows(axes, [label(label_of(row, card), 32) for row in panel], 0.0)
-        axes.set_ylim(most - 0.5, -0.5)
-        _describe(axes, name, "difference")
-    save_figure(figure, path)
+        outcomes.setdefault(row["quantity"], []).append(row)
+    units = {metric["name"]: metric["unit"] for metric in card["quantities"]}
+    labels = {
+        name: [label(label_of(row, card), 26, 4) for row in contrasts]
+        for name, contrasts in outcomes.items()
+    }
+    most = max(map(len, outcomes.values()))
+    lines = max(name.count("\n") + 1 for names in labels.values() for name in names)
+    columns = min(2, len(outcomes))
+    width = DOUBLE if columns > 1 else SINGLE
+    paper = PaperFigure(len(outcomes), columns, 0.7 + (0.1 + 0.1 * lines) * most, width)
+    for name, contrasts in outcomes.items():
+        unit = f"difference in {units[name]}" if name in units else "difference"
+        panel = paper.dots(name, unit, "contrast")
+        for height, row in enumerate(contrasts):
+            not_significant = row["p_holm"] is not None and row["p_holm"] >= ALPHA
+            look = {"color": INK, "marker": "o", "alpha": PALE if not_significant else 1.0}
+            panel.dot(row["verdict"], label_of(row, card), height, Point.of(row), look)
+        panel.name_rows(labels[name], 0.0)
+        panel.axes.set_ylim(most - 0.4, -0.6)
+    save_figure(paper, path)
 
 
-def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
+def _dots(quantities: Sequence[Json], style: _Style, path: Path) -> None:
     """Rows with intervals, panel next to panel; all panels have the same rows."""
-    names = [label(style.names[name], 34) for name in style.looks]
-    tall = 1.15 + 0.34 * sum(1.15 + 0.55 * name.count("\n") for name in names)
-    left = 0.5 + 0.08 * max(len(line) for name in names for line in name.split("\n"))
-    figure, grid = _grid(len(panels), 3.4, tall, left, sharey=True)
-    for axes, panel in zip(grid, panels, strict=True):
-        values = [row["value"] for row in panel["rows"].values() if row]
-        shown = values if panel["null"] is None else [*values, panel["null"]]
-        for place, (name, row) in enumerate(panel["rows"].items()):
-            if row is None:
-                axes.annotate(
-                    "not measured",
-                    (0.5, place),
-                    xycoords=("axes fraction", "data"),
-                    ha="center",
-                    va="center",
-                )
-                continue
-            look = style.looks[name] | {"linestyle": ""}
-            seeds = [*row["by_seed"].values()]
-            pale = (
-                len(values) > 1
-                and row["low"] is not None
-                and row["low"] < min(values) <= max(values) < row["high"]
-            )
-            axes.plot(row["value"], place, markersize=7, **look)
-            axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, elinewidth=1.8, zorder=1,
-                          alpha=PALE if pale else 1.0, **look | {"marker": ""})  # fmt: skip
-            axes.plot(
-                seeds,
-                [place + 0.28] * len(seeds),
-                linestyle="",
-                marker="|",
-                markersize=6,
-                color=INK,
-            )
-            ends = [] if pale or row["low"] is None else [row["low"], row["high"]]
-            shown = [*shown, *seeds, *ends]
-        if room := 0.12 * (max(shown) - min(shown)):  # a pale interval may run off the panel
-            axes.set_xlim(min(shown) - room, max(shown) + room)
-        _rows(axes, names, panel["null"])
-        axes.set_ylim(len(names) - 0.4, -0.6)
-        _describe(axes, panel["panel"], panel["unit"])
-    _legend(figure, [*style.legend(lines=False)])
-    save_figure(figure, path)
-
-
-def _rows(axes: Axes, names: Sequence[str], null: float | None) -> None:
-    """Name the rows of a panel, and draw a line at the value of no effect."""
-    axes.set_yticks(range(len(names)), names)
-    axes.locator_params(axis="x", nbins=6)
-    if null is not None:
-        axes.axvline(null, color=GREY, linestyle="--", linewidth=1, zorder=0)
-
-
-def _curves(panels: Sequence[Json], style: _Style, depths: Mapping[str, int], path: Path) -> None:
-    """Lines with intervals, hollow beyond the trained depth; a legend below all panels."""
-    figure, grid = _grid(len(panels), 3.9 if len(panels) > 1 else 7.0, 2.9, 0.4)
-    for axes, panel in zip(grid, panels, strict=True):
-        bars = len(panel["arms"]) <= MOST_TOGETHER
-        for number, (name, points) in enumerate(panel["arms"].items()):
-            shift = 0.05 * (number - (len(panel["arms"]) - 1) / 2) if bars else 0.0
-            look = style.looks[name]
-            known = [(at, point) for at, point in enumerate(points, start=1) if point is not None]
-            axes.plot(
-                [at + shift for at, _ in known],
-                [point["value"] for _, point in known],
-                **look | {"marker": ""},
-            )
-            for at, point in known:
-                colour = "white" if at > depths[name] else look["color"]
-                axes.errorbar(at + shift, point["value"], yerr=_ends(point) if bars else None, capsize=2, markersize=5,
-                              **look | {"linestyle": "", "markerfacecolor": colour})  # fmt: skip
-        _describe(axes, panel["title"], panel["axis"], panel["unit"])
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    hollow: Json = {"color": INK, "marker": "o", "markerfacecolor": "white", "linestyle": ""}
-    _legend(
-        figure,
-        [*style.legend(lines=True), Line2D([], [], label="beyond the trained depth", **hollow)],
-    )
-    save_figure(figure, path)
-
-
-def _ends(row: Json) -> list[list[float]] | None:
-    """An interval as error bars."""
-    return (
-        None if row["low"] is None else [[row["value"] - row["low"]], [row["high"] - row["value"]]]
-    )
-
-
-def _describe(axes: Axes, title: str, across: str, up: str = "") -> None:
-    """Write the title of a panel and what its axes are."""
-    axes.set_title(label(title, 44, 2), fontsize=9)
-    axes.set_xlabel(label(across, 40, 2), fontsize=9)
-    axes.set_ylabel(label(up, 32, 2), fontsize=9)
-
-
-def _legend(figure: Figure, handles: list[Line2D]) -> None:
-    """Add a legend below all panels, and make the figure higher by what it takes."""
-    widest = max(len(str(handle.get_label())) for handle in handles)
-    columns = max(1, int(figure.get_figwidth() / (0.75 + 0.08 * widest)))
-    lines = -(-len(handles) // columns)
-    figure.set_figheight(figure.get_figheight() + 0.15 + 0.22 * lines)
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        fontsize=9,
-        handlelength=3,
-    )
-
-
-def _grid(
-    count: int, wide: float, tall: float, left: float, sharey: bool = False
-) -> tuple[Figure, list[Axes]]:
-    """Panels in rows of three, or of two where three would leave one alone; sizes in inches."""
+    names = [label(style.names[name], 24) for name in style.looks]
+    lines = sum(1 + name.count("\n") for name in names)
+    count = len(quantities)
     columns = 2 if count == 4 else min(3, count)
-    deep = -(-count // columns)
-    figure = Figure(figsize=(left + wide * columns, deep * tall + 0.2), dpi=120)
-    figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-    panels = [*figure.subplots(deep, columns, squeeze=False, sharey=sharey).flat]
-    for number, axes in enumerate(panels):
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_visible(number < count)
-    return figure, panels[:count]
+    width = SINGLE if count == 1 else DOUBLE
+    paper = PaperFigure(count, columns, 0.7 + 0.17 * lines, width, together=True)
+    for number, quantity in enumerate(quantities):
+        panel = paper.dots(quantity["panel"], quantity["unit"], "arm")
+        for height, (name, row) in enumerate(quantity["rows"].items()):
+            if row is None:
+                panel.axes.text(
+                    0.5, height, "not measured", ha="center", va="center", transform=panel.axes.get_yaxis_transform()
+                )  # fmt: skip
+                continue
+            panel.dot("all seeds", name, height, Point.of(row), style.looks[name])
+            seeds = list(row["by_seed"].values())
+            at = [height + 0.3] * len(seeds)
+            panel.axes.plot(seeds, at, linestyle="", marker="|", markersize=3, color=INK)
+            for seed, value in row["by_seed"].items():
+                panel.record(f"seed {seed}", name, Point(value))
+        panel.name_rows(names, quantity["null"])
+        if number % columns == 0:
+            axes = label(SEPARATOR.join(style.axes), 3 * lines)
+            panel.axes.set_ylabel(axes, linespacing=LINE_SPACING)
+    if len(style.axes) > 1:  # else the rows' names say it
+        paper.legend([*style.legend(lines=False)])
+    save_figure(paper, path)
+
+
+def _curves(quantities: Sequence[Json], style: _Style, arms: Sequence[Json], path: Path) -> None:
+    """Lines with intervals, hollow beyond the trained depth; a legend below all panels."""
+    depths = {arm["name"]: arm["trained_depth"] for arm in arms}
+    count = len(quantities)
+    most = max(len(quantity["arms"]) for quantity in quantities)
+    columns = min(count, 3 if most <= MOST_IN_A_THIRD and count != 4 else 2)
+    width = SINGLE if count == 1 and most <= MOST_IN_A_THIRD else DOUBLE
+    paper = PaperFigure(count, columns, 2.3 if count == 1 else 1.7, width)
+    for quantity in quantities:
+        panel = paper.curves(quantity["title"], quantity["unit"], quantity["axis"])
+        places = shifts(len(quantity["arms"]))
+        for shift, (name, row) in zip(places, quantity["arms"].items(), strict=True):
+            points = {
+                step: Point.of(point)
+                for step, point in enumerate(row, start=1)
+                if point is not None
+            }
+            panel.curve(name, points, style.looks[name], shift, depths[name])
+    handles = [*style.legend(lines=True)]
+    if any(
+        len(row) > depths[name] for quantity in quantities for name, row in quantity["arms"].items()
+    ):
+        hollow: Json = {"color": INK, "marker": "o", "markerfacecolor": "white", "linestyle": ""}
+        handles.append(Line2D([], [], label="beyond the trained depth", **hollow))
+    paper.legend(handles)
+    save_figure(paper, path)

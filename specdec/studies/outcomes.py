@@ -296,9 +296,8 @@ def _acceptance(shape: str) -> Metric:
             return None
         return sum_by_prompt(answers, lambda answer: (committed(answer), target_passes(answer)))
 
-    return Metric(
-        f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, table
-    )
+    name = f"{ACCEPTANCE}, {shape}"
+    return Metric(name, name, ACCEPTANCE, "tokens per target pass", None, table)
 
 
 def accepted_at(at: str, shape: str) -> Metric:

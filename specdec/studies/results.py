@@ -29,7 +29,7 @@ from specdec.report.contrasts import (
     seed_error,
     weighted,
 )
-from specdec.report.statistics import SHARE, Range, possible
+from specdec.report.statistics import Range, possible
 from specdec.studies.jobs import PLAN, VERSION
 from specdec.studies.outcomes import (
     ACCEPTANCE,
@@ -236,7 +236,8 @@ class _Contrasts:
                     for seed, table in tables.items()
                     if (of_seed := _alone(self.metric, {seed: table}))
                 }
-                row = estimate(figure, self.metric.null)._asdict()
+                bounds = possible(self.metric.unit)
+                row = estimate(figure, self.metric.null, bounds)._asdict()
                 out[name] = row | {"by_seed": by_seed}
         return out
 
@@ -328,7 +329,7 @@ def _shares(runs: Sequence[RecordedRun], shape: str) -> Iterable[Json | None]:
     deepest = max((depth for answer in answers for depth in answer.drafted), default=0)
     for position in range(1, deepest + 1):
         metric = accepted_at(str(position), shape)
-        yield _point(_alone(metric, _by_seed(metric, runs)), SHARE)
+        yield _point(_alone(metric, _by_seed(metric, runs)), possible(metric.unit))
 
 
 def _drift_curves(study: RecordedStudy) -> Iterable[Json]:

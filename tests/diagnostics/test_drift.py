@@ -10,9 +10,11 @@ from specdec.cli import main
 from specdec.diagnostics import waterfall
 from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.drift import depth_of_training
+from specdec.diagnostics.drift_plots import CAPTIONS
 from specdec.diagnostics.waterfall import DOWN
 from specdec.evaluation.config import load_pair
 from specdec.evaluation.metrics import read_answers
+from specdec.report.plots import figure_files
 from specdec.target import TargetSource
 from specdec.utils.reading import SUMS
 
@@ -54,7 +56,8 @@ def test_the_drift_command(
     assert main([*line, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "before the norm, step 3 over step 1" in said
-    assert {path.name for path in out.iterdir()} == {"drift.json", "report.md", "drift.png", SUMS}
+    figures = {file for name in CAPTIONS for file in figure_files(name)}
+    assert {path.name for path in out.iterdir()} == {"drift.json", "report.md", *figures, SUMS}
     found = json.loads((out / "drift.json").read_text())
     assert (found["trained_depth"], found["depths"], found["version"]) == (2, 3, 2)
     assert found["prompts"] == ["line-1", "line-2", "line-3"] and found["skipped"] == []

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matplotlib import image
 from torch import Tensor
 
-from specdec.diagnostics.drift import drafter_names, drift_tables, plot_drift
+from specdec.diagnostics import drift_plots
+from specdec.diagnostics.drift import drafter_names, drift_tables
 from specdec.diagnostics.drift_measure import (
     INPUTS,
     SERIES,
@@ -20,8 +20,10 @@ from specdec.diagnostics.drift_measure import (
     sums_of,
 )
 from specdec.diagnostics.waterfall import DOWN, OBSERVED, waterfall
+from specdec.report.plots import DOUBLE, PaperFigure
 from specdec.report.statistics import POSITIVE, interval
 from specdec.report.tables import write_report
+from tests.report.drawn import assert_whiskers_inside, texts_in
 
 K, CHAINS, AUX = 3, 4, (0, 3)
 NAMES = ["a", "b", "c"]
@@ -109,10 +111,11 @@ def test_the_report_and_the_picture(trained: int | None, tmp_path: Path) -> None
     found |= {"summary": drift_summary(found), "waterfall": waterfall(levels)}
     found["drafter"] = {"label": "drafter", "directory": "runs/a/drafter"}
     tables = drift_tables(found)
-    write_report(tmp_path / "report.md", "Drift", ["About."], "drift.png", tables, {"a": 1})
+    figures = drift_plots.CAPTIONS.items()
+    write_report(tmp_path / "report.md", "Drift", ["About."], figures, tables, {"a": 1})
     text = (tmp_path / "report.md").read_text()
     assert (
-        text.count("![") == 1
+        text.count("![") == len(figures)
         and f"trained depth {trained or 'unknown'}" in text
         and "| a | 1 |" in text
     )
@@ -123,5 +126,54 @@ def test_the_report_and_the_picture(trained: int | None, tmp_path: Path) -> None
     other = found | {"drafter": {"label": "drafter", "directory": "runs/b/drafter"}}
     # labels that are alike tell nothing
     assert drafter_names([found, other]) == ["runs/a/drafter", "runs/b/drafter"]
-    plot_drift([found, other], tmp_path / "drift.png")
-    assert image.imread(tmp_path / "drift.png").shape[1] > 1000
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, PaperFigure]:
+    """The figures by file, not written."""
+    figures: dict[str, PaperFigure] = {}
+
+    def keep(figure: PaperFigure, path: Path) -> None:
+        figures[path.name] = figure
+
+    monkeypatch.setattr(drift_plots, "save_figure", keep)
+    return figures
+
+
+def two_drafters(tmp_path: Path) -> list[Document]:
+    """Two drafters; the second gains where the first loses."""
+    losing = {"perfect": [[3, 3], [3]], "vocabulary": [[3, 2], [2]], "true_features": [[2, 1], [1]]}
+    losing |= {name: [[1, 1], [0]] for name in ("own_features", "own_tokens", "observed")}
+    gaining = losing | {"own_tokens": [[2, 1], [1]], "observed": [[2, 1], [1]]}
+    drifts = []
+    for levels in (losing, gaining):
+        drifts.append(made() | {"waterfall": waterfall(levels)})
+    return drifts
+
+
+def test_a_drift_figure_fits_the_page_with_all_intervals_and_no_text_over_another(
+    tmp_path: Path, drawn: dict[str, PaperFigure]
+) -> None:
+    drift_plots.plot_drift(two_drafters(tmp_path), ["first", "second"], tmp_path)
+    assert set(drawn) == set(drift_plots.CAPTIONS)
+    for name, paper in drawn.items():
+        assert paper.figure.get_figwidth() == DOUBLE, name
+        boxes = [(text, box) for text, box in texts_in(paper.figure) if text.strip()]
+        for index, (text, box) in enumerate(boxes):
+            assert paper.figure.bbox.x0 <= box.x0 and box.x1 <= paper.figure.bbox.x1, (name, text)
+            for other, other_box in boxes[index + 1 :]:
+                assert not box.overlaps(other_box), (name, text, other)
+        assert_whiskers_inside(paper.figure)
+
+
+def test_a_bar_of_the_waterfall_says_its_loss_and_its_level(
+    tmp_path: Path, drawn: dict[str, PaperFigure]
+) -> None:
+    drifts = two_drafters(tmp_path)
+    drift_plots.plot_drift(drifts, ["first", "second"], tmp_path)
+    paper = drawn["waterfall.png"]
+    texts = [text.get_text() for text in paper.axes[0].texts]
+    assert "lost 0.67, leaves 3.33" in texts and "gained 0.67, leaves 2.33" in texts
+    levels = [row.value for row in paper.rows if row.series == "first, level"]
+    losses = [row.value for row in paper.rows if row.series == "first, loss"]
+    assert levels[0] - sum(losses) == pytest.approx(levels[-2])

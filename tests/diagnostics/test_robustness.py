@@ -26,6 +26,7 @@ from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.compare import compare_answers
 from specdec.evaluation.metrics import looping_warning
 from specdec.evaluation.prompts import Prompt
+from specdec.report.plots import figure_files
 from specdec.utils.reading import SUMS
 from tests.diagnostics.chat_target import CHAT, OWN, RAW, ChatPair, clean_run, copycat, pair
 from tests.evaluation.made import answer, clustered
@@ -197,7 +198,7 @@ def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
     assert {path.name for path in out.iterdir()} == {
         "robustness.json",
         "report.md",
-        "robustness.png",
+        *figure_files("robustness.png"),
         SUMS,
     }
     found = json.loads((out / "robustness.json").read_text())

@@ -13,6 +13,7 @@ from specdec.cli import main
 from specdec.evaluation import run as module
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.metrics import read_answers, shape_summary
+from specdec.report.plots import figure_files
 from specdec.utils.reading import SUMS
 
 
@@ -52,7 +53,7 @@ def test_evaluate_writes_metrics_report_and_answers(arguments: list[str], tmp_pa
     assert {path.name for path in out.iterdir()} == {
         "metrics.json",
         "report.md",
-        "report.png",
+        *figure_files("report.png"),
         "answers.jsonl",
         SUMS,
     }
@@ -268,7 +269,7 @@ def test_a_certificate_that_does_not_hold_ends_the_command_with_one(
     monkeypatch.setattr("specdec.evaluation.run.certify", interrupted)
     assert main([*arguments, "--out", str(tmp_path / "kept"), "--certify", "1"]) == 2
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {
-        "metrics.json", "report.md", "report.png", "answers.jsonl", "SHA256SUMS",
+        "metrics.json", "report.md", *figure_files("report.png"), "answers.jsonl", "SHA256SUMS",
     }  # fmt: skip
     assert main([*arguments, "--out", str(tmp_path / "none"), "--certify", "-1"]) == 2
     assert (

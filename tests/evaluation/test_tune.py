@@ -9,6 +9,7 @@ import pytest
 import specdec.evaluation.tune as tune
 from specdec.cli import main
 from specdec.decoding import parse_shape
+from specdec.report.plots import figure_files
 from specdec.target import Target
 from specdec.utils.reading import SUMS
 
@@ -41,6 +42,8 @@ def test_tune_recommends_checks_and_writes(
         "tune.json",
         "schedule.json",
         "report.md",
+        *figure_files("speed.png"),
+        *figure_files("cost_model.png"),
         SUMS,
     }
     found = json.loads((out / "tune.json").read_text())

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from specdec.cli import main
+from specdec.report.plots import PaperFigure, figure_files
 from specdec.studies import figures
 from specdec.studies.card import write_card
 from specdec.studies.results import read_record, results
 from specdec.utils.locks import lock_now
+from tests.report.drawn import assert_whiskers_inside, texts_in
 from tests.studies.made import SHAPES, arms_of, attempt, lose, make_study
 
 DRAWN = {
@@ -26,6 +26,7 @@ DRAWN = {
     "positions.png",
     "steps.png",
 }
+FILES = {file for name in DRAWN for file in figure_files(name)}
 WORTH = {"norm=on": 0.08, "K=4": 0.03}
 PRIMARY = [
     {"outcome": f"acceptance_length.{SHAPES[1]}", "effect": {"norm": "on"}, "against": {"norm": "off"},
@@ -63,7 +64,7 @@ def numbers(card: Path) -> dict[str, Any]:
 
 def test_all_forms_and_the_figures_are_there(card: Path) -> None:
     names = {path.name for path in card.iterdir()}
-    assert names == {"card.md", "card.json", "card.html", "SHA256SUMS", *DRAWN}
+    assert names == {"card.md", "card.json", "card.html", "SHA256SUMS", *FILES}
     markdown = (card / "card.md").read_text()
     assert all(f"]({name})" in markdown for name in DRAWN)
 
@@ -188,11 +189,11 @@ def test_a_study_of_robustness_alone_compares_its_arms_and_tells_of_loops(tmp_pa
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, PaperFigure]:
     """The figures, not written."""
-    kept: dict[str, Figure] = {}
+    kept: dict[str, PaperFigure] = {}
 
-    def keep(figure: Figure, path: Path) -> None:
+    def keep(figure: PaperFigure, path: Path) -> None:
         kept[path.name] = figure
 
     monkeypatch.setattr(figures, "save_figure", keep)
@@ -200,7 +201,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
 
 
 def test_what_is_declared_at_a_draft_step_is_drawn_by_step(
-    card: Path, tmp_path: Path, drawn: dict[str, Figure]
+    card: Path, tmp_path: Path, drawn: dict[str, PaperFigure]
 ) -> None:
     found = numbers(card) | {"quantities": []}
     title = next(curve["title"] for curve in found["curves"] if curve["axis"] == "draft step")
@@ -237,9 +238,9 @@ def test_primary_contrasts_come_first_and_what_is_not_told_apart_is_one_table(ca
     assert "Not declared beforehand, and not corrected" in parts["Exploratory differences"]
 
 
-@pytest.mark.parametrize("arms", [2, figures.MOST_TOGETHER + 1])
+@pytest.mark.parametrize("arms", [2, figures.MOST_IN_A_THIRD + 3])
 def test_no_text_runs_over_another_or_off_the_page(
-    tmp_path: Path, drawn: dict[str, Figure], arms: int
+    tmp_path: Path, drawn: dict[str, PaperFigure], arms: int
 ) -> None:
     axes = {
         "recurrence": ["PreNorm", "PostNorm"],
@@ -257,28 +258,13 @@ def test_no_text_runs_over_another_or_off_the_page(
     directory = make_study(tmp_path, axes, arms=own, **given)
     figures.draw_figures(results(read_record(directory)), tmp_path)
     assert set(drawn) == DRAWN
-    for name, figure in drawn.items():
-        boxes = [(text, box) for text, box in _texts(figure) if text.strip()]
+    for name, paper in drawn.items():
+        figure = paper.figure
+        boxes = [(text, box) for text, box in texts_in(figure) if text.strip()]
         assert boxes, name
+        assert_whiskers_inside(figure)
         for index, (text, box) in enumerate(boxes):
             assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, (name, text)
             assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, (name, text)
             for other, other_box in boxes[index + 1 :]:
                 assert not box.overlaps(other_box), (name, text, other)
-
-
-def _texts(figure: Figure) -> list[tuple[str, Any]]:
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw(renderer)
-    texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
-    for axes in figure.axes:
-        if not axes.get_visible():
-            continue
-        assert axes.get_title() or len(figure.axes) == 1
-        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            for tick in axis.get_major_ticks():
-                if low <= tick.get_loc() <= high:
-                    texts += [label for label in (tick.label1, tick.label2) if label.get_visible()]
-    return [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
