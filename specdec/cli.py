@@ -135,11 +135,14 @@ def known_help(name: str, is_whole: bool = True) -> str:
 def check_command_line(name: str, args: list[str]) -> None:
     """Raise ValueError for what is wrong with a command line and needs no import of torch to tell: an option, key or
     class that the command does not have, with the likeliest name; a missing option; a value that it cannot take."""
-    from specdec.commands import early, spelling
+    from specdec.commands import early, lightning_spelling, spelling
     from specdec.utils import imports
 
     commands = _commands_with_options(name)
     allowed, args = imports.take_permissions(args)
+    if "fit" in commands:
+        lightning_spelling.warn_of_variables(os.environ)
+        lightning_spelling.check_lightning_spelling(args)
     with imports.allowing((), allowed.env, allowed.keys):
         spelling.check_spelling(commands, args, bool(allowed.imports))
         early.check_values(commands, args, is_first=not is_further_process())
