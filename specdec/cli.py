@@ -116,25 +116,33 @@ def usage() -> str:
         "usage: specdec COMMAND [ARGUMENTS]\n\n"
         "Train, ablate and trust EAGLE drafters for speculative decoding.\n\n"
         + "\n\n".join(groups)
-        + "\n\nspecdec COMMAND --help says more; specdec --version prints the version.\n"
+        + "\n\nspecdec COMMAND --help says more, and specdec fit --help all says all of it.\n"
+        "specdec --version prints the version.\n"
         "specdec COMMAND --allow_imports MODULE lets a config name your own components;\n"
         "--allow_env NAME lets it read that environment variable, and --allow_keys KEY set that restricted key."
     )
 
 
-def known_help(name: str) -> str:
-    """The help of a command as it was written down, which takes no import."""
+def known_help(name: str, is_whole: bool = True) -> str:
+    """The help of a command as it was written down, which takes no import of torch; of fit an overview, or all."""
+    if name == "fit" and not is_whole:
+        from specdec.commands.fit_help import fit_help
+
+        return fit_help()
     return json.loads(HELP.read_text(encoding="utf-8"))["commands"][name]
 
 
 def check_command_line(name: str, args: list[str]) -> None:
     """Raise ValueError for what is wrong with a command line and needs no import of torch to tell: an option, key or
     class that the command does not have, with the likeliest name; a missing option; a value that it cannot take."""
-    from specdec.commands import early, spelling
+    from specdec.commands import early, lightning_spelling, spelling
     from specdec.utils import imports
 
     commands = _commands_with_options(name)
     allowed, args = imports.take_permissions(args)
+    if "fit" in commands:
+        lightning_spelling.warn_of_variables(os.environ)
+        lightning_spelling.check_lightning_spelling(args)
     with imports.allowing((), allowed.env, allowed.keys):
         spelling.check_spelling(commands, args, bool(allowed.imports))
         early.check_values(commands, args, is_first=not is_further_process())
@@ -160,8 +168,8 @@ def main(argv: list[str] | None = None) -> int:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"one of: {', '.join(COMMANDS)}"
         return _refuse("", f"unknown command {name!r}; {hint}")
-    if args in (["-h"], ["--help"]):
-        print(known_help(name), end="")  # noqa: T201
+    if args in (["-h"], ["--help"], ["-h", "all"], ["--help", "all"]):
+        print(known_help(name, is_whole="all" in args), end="")  # noqa: T201
         return 0
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[StderrLines()])
     logging.getLogger("specdec").setLevel(logging.INFO)

@@ -181,7 +181,7 @@ def _check_value(given: Given, options: Mapping[str, KnownOption], commands: Seq
     types = [option.type] if option else _argument_types(given.option, commands)
     faults = [type_fault(kind, given.value) for kind in types]
     if faults and all(faults):
-        raise ValueError(f"{given.name} {faults[0]}, not {given.value!r:.60}")
+        raise ValueError(f"{given.name} {faults[0]}, not {_plain(given.value)!r:.60}")
     last = given.option.rpartition(".")[2]
     if last == "shape" and option and isinstance(given.value, str):
         try:
@@ -320,8 +320,8 @@ def _check_new(values: Sequence[Given], options: Mapping[str, KnownOption]) -> N
         can_resume = "ckpt_path" in options
         if given.value is None or not path.exists() or (can_resume and resumes):
             continue
-        # a run may have claimed it and left nothing
-        if can_resume and path.is_dir() and set(os.listdir(path)) <= {".claimed"}:
+        # a process may have claimed it and left nothing
+        if path.is_dir() and set(os.listdir(path)) <= {".claimed"}:
             continue
         remedy = "choose another, or remove it first"
         if can_resume:

@@ -18,7 +18,7 @@ from specdec.utils.text import nearest_name
 # of a help text: an option or a positional argument with its description, and the type at the end of that
 OPTION = re.compile(r"(?m)^  ((?:--?\w|[a-z])[^\n]*(?:\n {20,}[^\n]*)*)")
 TYPE = re.compile(
-    r"\((?:required, )?type: (.*?)(?:, default: .*)?(?:, known subclasses: [^()]*)?\)$"
+    r"\((?:required, )?type: (.*?)(?:, default: (.*?))?(?:, known subclasses: [^()]*)?\)$"
 )
 HELP = Path(__file__).parents[1] / "help.json"
 
@@ -47,6 +47,7 @@ class KnownOption(NamedTuple):
 
     type: str  # as jsonargparse prints it; empty if it does not
     about: str  # without type and default
+    default: str = ""  # as jsonargparse prints it; empty if it does not
 
 
 @functools.cache
@@ -58,7 +59,8 @@ def known_options(text: str) -> dict[str, KnownOption]:
         line = " ".join(rest.split())
         described = TYPE.search(line)
         about = line[: described.start()] if described else line
-        option = KnownOption(described[1] if described else "", about.strip(" .,"))
+        default = (described[2] or "") if described else ""
+        option = KnownOption(described[1] if described else "", about.strip(" .,"), default)
         options[re.split(r"[\s,]", names.strip())[0].removeprefix("--")] = option
     return options
 

@@ -149,7 +149,7 @@ def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
         (["--trained_depth", "0"], "trained_depth must be at least 1"),
         (["--limit", "0"], "--limit must be at least 1, not 0"),
         (["--colour", "red"], "colour"),
-        (["--drafter", "a", "a"], "drafter names 2 drafters: give one or more, each once"),
+        (["--drafter", "a/a", "a/a"], "drafter names 2 drafters: give one or more, each once"),
     ],
 )
 def test_wrong_input_leaves_nothing(
