@@ -181,6 +181,10 @@ class TokenData(pl.LightningDataModule):
         first = drawn[:count]
         return Batch(*(column[first] for column in self.splits.train))
 
+    def first_validation_rows(self, count: int | None) -> Batch:
+        """Return the validation rows that the first batches have, of all processes together; None gives all."""
+        return Batch(*(column[:count] for column in self.splits.validation))
+
     def train_dataloader(self) -> ResumableLoader:
         """Return the loader of training rows, newly shuffled in each epoch.
 

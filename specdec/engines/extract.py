@@ -18,7 +18,7 @@ from typing import Any
 
 from specdec.commands.fit import Configured, configured
 from specdec.commands.parser import OwnOptions, fit_options
-from specdec.data import TokenData
+from specdec.data import Batch, TokenData
 from specdec.features.contract import DTYPES, Contract
 from specdec.features.runners import EngineSetup
 from specdec.features.source import stored_boundaries
@@ -50,14 +50,12 @@ def cache(argv: list[str]) -> int:
     target = setup.load()
     data.prepare(target.tokenizer)
     data.check_vocabulary(target.vocab_size)
-    # A cache of all rows has the same name whatever number was given.
-    first = options.first_rows
-    if first is not None and first >= len(data.splits.train.ids_BT):
-        first = None
+    first = _fewer(options.first_rows, data.splits.train)
+    first_val = _fewer(options.first_val_rows, data.splits.validation)
     number, parts = options.part
     tokens_by_key = {}
     longest = 0
-    for row in stored_rows(data, first, number, parts):
+    for row in stored_rows(data, first, first_val, number, parts):
         tokens_by_key[row.key] = row.tokens
         longest = max([longest, *map(len, row.pieces())])
     if not tokens_by_key:
@@ -71,18 +69,23 @@ def cache(argv: list[str]) -> int:
     directory = Path(options.out)
     folder = part_folder(number, parts)
     with setup.run(target, layers, longest) as engine:
-        contract = Contract.of(target, data, layers, options.dtype, engine.name, first)
+        contract = Contract.of(target, data, layers, options.dtype, engine.name, first, first_val)
         check_beside(directory, folder, contract)
         sizes = _check_space(directory, folder, sum(tokens_by_key.values()), contract)
         boundaries_text = list(contract.layers)
         log.info("%s: boundaries %s and the final state: %s", directory, boundaries_text, sizes)
-        rows = stored_rows(data, first, number, parts)
+        rows = stored_rows(data, first, first_val, number, parts)
         _write_rows(directory / folder, contract, rows, tokens_by_key, engine)
     if folder != ".":
         missing = merge(directory, [part_folder(n, parts) for n in range(parts)])
         state = f"parts still to come: {', '.join(missing)}" if missing else "all parts are there"
         log.info("%s: %s", directory, state)
     return 0
+
+
+def _fewer(count: int | None, rows: Batch) -> int | None:
+    """Return the count of rows to store, None for all: whatever count was given, a cache of all has one contract."""
+    return None if count is None or count >= len(rows.ids_BT) else count
 
 
 def _check_space(directory: Path, folder: str, tokens: int, contract: Contract) -> str:
@@ -145,6 +148,11 @@ def parse_options(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, T
         type=int,
         help="store only this many training rows, those that an epoch draws first; by default all",
     )
+    add(
+        "--first_val_rows",
+        type=int,
+        help="store only this many validation rows, those of the first batches; by default all",
+    )
     add("--part", type=part, default=(0, 1), metavar="I/N", help="store every N-th row, from the I-th on: N machines "
          "that share a disk, or one after another, make one cache; the last to end writes its index")  # fmt: skip
     add("--dtype", choices=("target", *list(DTYPES)[1:]), default="target", help="of what is stored: "
@@ -162,6 +170,8 @@ def parse_options(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, T
     options, args = parser.parse_known_args(argv)
     if (options.first_rows or 1) < 1:
         raise ValueError("--first_rows must be at least 1")
+    if (options.first_val_rows or 0) < 0:
+        raise ValueError("--first_val_rows must be at least 0")
     if options.rows < 1:
         raise ValueError("--rows must be at least 1")
     if options.engine != "vllm" and options.vllm_args:
@@ -176,16 +186,22 @@ def yaml_mapping(text: str) -> dict[str, Any]:
 
 
 def stored_rows(
-    data: TokenData, first: int | None = None, number: int = 0, parts: int = 1
+    data: TokenData,
+    first: int | None = None,
+    first_val: int | None = None,
+    number: int = 0,
+    parts: int = 1,
 ) -> Iterator[PackedRow]:
     """Yield the rows of training and of validation, each once.
 
     Args:
         first: only this many rows of training, those drawn first.
+        first_val: only this many rows of validation, those of the first batches.
         number: from 0; only every ``parts``-th row is given, from this one on.
     """
     keys: set[bytes] = set()
-    for row in itertools.chain(each_row(data.first_rows(first)), each_row(data.splits.validation)):
+    stages = data.first_rows(first), data.first_validation_rows(first_val)
+    for row in itertools.chain(*map(each_row, stages)):
         if row.key not in keys:
             keys.add(row.key)
             if len(keys) % parts == (number + 1) % parts:

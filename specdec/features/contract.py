@@ -40,6 +40,7 @@ class Contract:
         data: :func:`described`.
         engine: what ran the target.
         first_rows: how many rows of training, those that an epoch draws first; None if all are stored.
+        first_val_rows: how many rows of validation, in their order; None if all are stored.
     """
 
     layers: tuple[int, ...]
@@ -50,11 +51,12 @@ class Contract:
     data: Mapping[str, Any]
     engine: str
     first_rows: int | None = None
+    first_val_rows: int | None = None
 
     @classmethod
     def of(
         cls, target: Target, data: TokenData, layers: Sequence[int], dtype: str, engine: str,
-        first_rows: int | None = None,
+        first_rows: int | None = None, first_val_rows: int | None = None,
     ) -> Self:  # fmt: skip
         """For features of this data that are about to be written; ``dtype`` may be ``target``.
 
@@ -69,7 +71,7 @@ class Contract:
         return cls(
             layers=tuple(sorted(set(layers))), dtype=target_dtype if dtype == "target" else dtype,
             target_dtype=target_dtype, hidden_size=target.hidden_size, target=target.identity, data=described(data),
-            engine=engine, first_rows=first_rows,
+            engine=engine, first_rows=first_rows, first_val_rows=first_val_rows,
         )  # fmt: skip
 
     def columns(self, boundaries: int | None = None) -> dict[str, "Column"]:

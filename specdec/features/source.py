@@ -32,6 +32,8 @@ class FeatureSource:
 
     # how many training rows it has, those that an epoch draws first; None if all
     first_rows: int | None = None
+    # how many validation rows it has, in their order; None if all
+    first_val_rows: int | None = None
     ahead: int = 0  # of how many batches it wants to know beyond the one under way
 
     def prefetch(self, batch: Batch) -> None:
@@ -137,7 +139,11 @@ class Cached(Features):
         """
         store = FeatureStore(Path(self.directory), described(data))
         source = CachedSource(store, target, layers, final_norm)
-        parts = data.first_rows(store.contract.first_rows), data.splits.validation
+        contract = store.contract
+        parts = (
+            data.first_rows(contract.first_rows),
+            data.first_validation_rows(contract.first_val_rows),
+        )
         for row in itertools.chain(*map(each_row, parts)):
             store.check(row)
         if target.whole:
@@ -273,6 +279,7 @@ class CachedSource(RowSource):
         super().__init__(store.contract, str(store.directory), target, layers, final_norm, ahead=1)
         self.store = store
         self.first_rows = store.contract.first_rows
+        self.first_val_rows = store.contract.first_val_rows
 
     def prefetch(self, batch: Batch) -> None:
         """Have the thread read it, unless it is the one behind a run's last, which a cache of the first rows need not

@@ -222,6 +222,8 @@ class FeatureStore:
         reason = reason or "its files or the tokenizer have changed since"
         if (first := self.contract.first_rows) is not None:
             reason += f"; of training the first {how_many(first, 'row')} alone"
+        if (first := self.contract.first_val_rows) is not None:
+            reason += f"; of validation the first {how_many(first, 'row')} alone"
         raise ValueError(
             f"{self.directory}: no features of a row of {how_many(row.tokens, 'token')}: the cache was made from other "
             f"data ({reason}); run specdec cache with the present data"

@@ -306,12 +306,20 @@ class _Planner:
                 b for d in (arm.drafter for arm in group) for b in d.aux_layers
                 if b < d.num_target_layers or not d.fusion.final_norm
             })  # fmt: skip
-            count = _first_rows(group)
+            counts = {
+                "--first_rows": _first_rows(group),
+                "--first_val_rows": _first_validation_rows(group),
+            }
             config = group[0].config
-            key = key_of("cache", [same, layers, count])
+            key = key_of("cache", [same, layers, counts])
             model = {name: config["model"][name] for name in ("target", "drafter")}
             label = f"features of {how_many(len(group), 'arm')}"
-            options = [] if count is None else ["--first_rows", str(count)]
+            options = [
+                word
+                for option, count in counts.items()
+                if count is not None
+                for word in (option, str(count))
+            ]
             self._add(
                 "cache", key, label, {"model": model, "data": config["data"]}, (),
                 "--layers", *map(str, layers), *options,
@@ -323,11 +331,30 @@ def _first_rows(arms: Sequence[Arm]) -> int | None:
     """The number of rows from an epoch's start that the fits read at most; None if it is not known."""
     most = 0
     for arm in arms:
-        trainer = arm.config["trainer"]
-        alone = (str(trainer["devices"]), trainer["num_nodes"]) == ("1", 1)
-        all_batches = str(trainer["limit_train_batches"]) in ("None", "1.0")
-        alike = normalize_config(arm.config["data"]) == normalize_config(arms[0].config["data"])
-        if arm.tokens is None or not (alone and all_batches and alike):
+        all_batches = str(arm.config["trainer"]["limit_train_batches"]) in ("None", "1.0")
+        if arm.tokens is None or not (all_batches and _reads_alike(arm, arms[0])):
             return None
         most = max(most, arm.tokens // arm.data.seq_len)
     return most
+
+
+def _first_validation_rows(arms: Sequence[Arm]) -> int | None:
+    """The number of validation rows that the fits read at most, from the first on; None if it is not known."""
+    most = 0
+    for arm in arms:
+        trainer = arm.config["trainer"]
+        limit = trainer["limit_val_batches"]
+        is_overfit = bool(trainer["overfit_batches"] or trainer["fast_dev_run"])
+        if not isinstance(limit, int) or is_overfit or not _reads_alike(arm, arms[0]):
+            return None
+        most = max(most, limit * arm.data.batch_size)
+    return most
+
+
+def _reads_alike(arm: Arm, other: Arm) -> bool:
+    """Whether one process reads an arm's data, and they are those of another arm, the size of batches included."""
+    trainer = arm.config["trainer"]
+    is_alone = (str(trainer["devices"]), trainer["num_nodes"]) == ("1", 1)
+    return is_alone and normalize_config(arm.config["data"]) == normalize_config(
+        other.config["data"]
+    )

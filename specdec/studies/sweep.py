@@ -11,17 +11,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from specdec.studies.card import write_card
 from specdec.studies.jobs import STUDY, StudyPlan, claim, make_plan
 from specdec.studies.reproduce import compare_again, jobs_again, recorded_run
 from specdec.studies.schedulers import RETRIES, Engine, Local
 from specdec.studies.study import Study
 from specdec.studies.study_file import read_study
-from specdec.studies.worker import Job, JobFolder, JobResult
+from specdec.studies.sweep_progress import SweepProgress
+from specdec.studies.worker import LOG, Job, JobFolder, JobResult
 from specdec.utils.config import new_run, runs_folder
 from specdec.utils.files import claimed
 from specdec.utils.numbers import Seed, Side
-from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import duration, how_many
 
@@ -232,20 +234,19 @@ def run_jobs(
     for entry in entries.values():
         entry.phase = Phase.DONE if entry.folder.is_done() else Phase.WAITING
     settled = sum(entry.phase in SETTLED for entry in entries.values())
-    with (
-        stop_on_signals(patience=1) as signals,
-        progress(title, "job", len(entries), settled) as advance,
-    ):
+    left = expected(study, [entry.job for entry in entries.values()], engine)
+    console = Console(stderr=True)
+    with stop_on_signals(patience=1) as signals, SweepProgress(console) as shown:
         try:
             engine.open(study)
             try:
                 for done in _settled(entries, engine, watch):
-                    advance(done - settled)
                     if settled < done < len(entries):
-                        log.info(
-                            "%s", expected(study, [entry.job for entry in entries.values()], engine)
-                        )
+                        left = expected(study, [entry.job for entry in entries.values()], engine)
+                        log.info("%s", left)
                     settled = done
+                    headline = f"{title}: {done} of {how_many(len(entries), 'job')} done; {left}"
+                    shown.show(headline, _running_logs(entries))
                     if signals and done < len(entries):
                         log.warning(
                             "stopping: what runs saves and ends; once more does not wait for it"
@@ -262,6 +263,15 @@ def run_jobs(
         return 128 + signals[0], entries
     failed = any(entry.phase in (Phase.FAILED, Phase.NOT_RUN) for entry in entries.values())
     return int(failed), entries
+
+
+def _running_logs(entries: Mapping[str, SweepJob]) -> dict[str, Path]:
+    """Return the log files of the jobs that this sweep runs, by label."""
+    return {
+        entry.job.label: entry.folder.path / LOG
+        for entry in entries.values()
+        if entry.phase is Phase.RUNNING
+    }
 
 
 def _settled(

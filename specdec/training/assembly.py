@@ -248,7 +248,8 @@ class BuildsDrafter(pl.LightningModule):
         compile_pointwise(False)
 
     def _check_rows(self, data: TokenData) -> None:
-        """Refuse, before the first step, a run that draws more training rows than its features have."""
+        """Refuse, before the first step, a run that reads more rows than its features have."""
+        self._check_validation_rows(data)
         trainer = self.trainer
         first_rows = self.source.first_rows
         if first_rows is None or trainer.state.fn != "fit":
@@ -264,4 +265,21 @@ class BuildsDrafter(pl.LightningModule):
             raise ValueError(
                 f"the cache of features has the first {first_rows:,} training rows alone, fewer than this run draws: "
                 f"run specdec cache with --first_rows {drawn}, into another directory"
+            )
+
+    def _check_validation_rows(self, data: TokenData) -> None:
+        """Refuse a run that validates on more rows than its features have."""
+        first_rows = self.source.first_val_rows
+        if first_rows is None:
+            return
+        limit = self.trainer.limit_val_batches
+        rows = len(data.splits.validation.ids_BT)
+        read = rows
+        if isinstance(limit, int):
+            read = min(rows, limit * data.batch_size * self.trainer.world_size)
+        if read > first_rows:
+            raise ValueError(
+                f"the cache of features has the first {first_rows:,} validation rows alone, fewer than this run reads: "
+                f"run specdec cache with --first_val_rows {read}, into another directory, or set a lower "
+                "trainer.limit_val_batches"
             )

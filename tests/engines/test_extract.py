@@ -6,16 +6,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
+from specdec import DrafterModule, DrafterSpec, TextData
 from specdec.cli import main
 from specdec.engines import extract
 from specdec.engines.extract import cache as cache
 from specdec.engines.extract import parse_options
 from specdec.features.runners import TransformersEngine
+from specdec.features.source import Cached
 from specdec.features.store import FeatureIndex, FeatureStore
 from specdec.target import Target
 from tests.features.test_store import same
@@ -136,6 +139,41 @@ def test_a_cache_may_hold_the_rows_that_a_run_draws(
     assert main([*fit, str(part), "--data.seed", "1", "--out", str(tmp_path / "seed")]) == 2
     said = capsys.readouterr().err
     assert "seed was 0, is 1; of training the first 8 rows alone" in said
+
+
+def test_a_cache_of_few_validation_rows_serves_no_run_that_reads_more(
+    config: list[str], target_directory: Path, text_file: Path, tmp_path: Path
+) -> None:
+    held_out = tmp_path / "held_out.txt"
+    held_out.write_text(text_file.read_text().upper())
+    config = [*config, "--data.val", str(held_out)]
+    out = tmp_path / "cache"
+    assert (
+        main(["cache", *config, "--first_rows", "8", "--first_val_rows", "2", "--out", str(out)])
+        == 0
+    )
+    index = FeatureIndex.read(out / "index.json")
+    assert index.contract.first_val_rows == 2
+    assert sum(entry.rows for entry in index.shards) == 8 + 2
+
+    def fit(batch_size: int, limit: int | float) -> None:
+        module = DrafterModule(
+            target=str(target_directory),
+            drafter=DrafterSpec(draft_vocab_size=200),
+            ttt_steps=2,
+            features=Cached(str(out)),
+        )
+        data = TextData(str(text_file), val=str(held_out), seq_len=32, batch_size=batch_size)
+        pl.Trainer(
+            max_steps=2, limit_val_batches=limit, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        ).fit(module, datamodule=data)  # fmt: skip
+
+    fit(batch_size=2, limit=1)
+    refused = r"the first 2 validation rows alone, fewer .* --first_val_rows (\d+), into another"
+    for batch_size, limit, needed in ((2, 2, "4"), (4, 1, "4"), (2, 1.0, "\\d\\d+")):
+        with pytest.raises(ValueError, match=refused.replace(r"\d+", needed)):
+            fit(batch_size, limit)
 
 
 def test_a_cache_holds_the_rows_that_a_mix_draws_first(

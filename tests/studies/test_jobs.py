@@ -14,7 +14,7 @@ from specdec.drafter import load_drafter
 from specdec.embedded.corpus import Corpus, CorpusFile
 from specdec.evaluation.prompts import load_prompts, prompts_sha256
 from specdec.features.store import FeatureIndex
-from specdec.studies import sweep
+from specdec.studies import jobs, sweep
 from specdec.studies.arms import arm_differences, read_prompts
 from specdec.studies.jobs import PLAN, StudyPlan, claim
 from specdec.studies.study import Study
@@ -109,7 +109,8 @@ def test_generations_share_what_is_the_same_to_them(planned: MakePlan) -> None:
     changes = arm_differences(plan.arms[0], plan.arms[1])
     assert [line.split(":")[0] for line in changes] == ["evaluate.shape"]
     (cache,) = (key for key, job in plan.jobs.items() if job.kind == "cache")
-    assert plan.jobs[cache].command[-8:-2] == ("--layers", "1", "2", "3", "4", "5")
+    layers = " ".join(plan.jobs[cache].command).partition(" --layers ")[2]
+    assert layers.startswith("1 2 3 4 5 --")
     assert plan.jobs[cache].label == "features of 4 arms"
 
 
@@ -134,6 +135,27 @@ def test_no_more_features_are_stored_than_fits_draw(planned: MakePlan) -> None:
     scheduler = {"class_path": "GradientAccumulationScheduler", "init_args": {"scheduling": {1: 4}}}
     for key, value in {"callbacks": [scheduler], "limit_train_batches": 3, "devices": 2}.items():
         assert stored(**alone, set={f"trainer.{key}": value}) is None
+
+
+def test_no_more_validation_features_are_stored_than_fits_read(planned: MakePlan) -> None:
+    plan = planned(
+        axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, seeds=[0], evaluate=None, leave_out=[{"K": 2}]
+    )  # fmt: skip
+    (arm,) = plan.arms
+    keys: list[str] = []
+
+    def stored(limit: Any, **settings: Any) -> str:
+        trainer = {**arm.config["trainer"], "limit_val_batches": limit, **settings}
+        planner = jobs._Planner(plan.study, plan.directory, 1, {})
+        planner.add_caches([dataclasses.replace(arm, config={**arm.config, "trainer": trainer})])
+        (cache,) = planner.jobs.values()
+        keys.append(cache.key)
+        return " ".join(cache.command).partition("--first_val_rows ")[2]
+
+    assert [stored(limit) for limit in (0, 1, 4)] == ["0", "2", "8"]  # of two rows a batch
+    assert [stored(limit) for limit in (None, 1.0, 0.5)] == [""] * 3
+    assert stored(1, overfit_batches=2) == stored(1, devices=2) == ""
+    assert len(set(keys[:4])) == 4  # so that a cache of few rows serves no study that reads more
 
 
 def test_the_jobs_that_are_left_of_a_plan(tiny: tuple[Study, StudyPlan], tmp_path: Path) -> None:
