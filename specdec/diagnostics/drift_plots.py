@@ -1,8 +1,10 @@
 """The figures of ``specdec drift``: where acceptance is lost, what the target gives, attention and states by step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from matplotlib.lines import Line2D
 
@@ -21,6 +23,7 @@ from specdec.report.plots import (
     short_label,
     style,
 )
+from specdec.report.tables import with_interval
 
 WATERFALL = "waterfall.png"
 INPUTS = "inputs.png"
@@ -36,11 +39,12 @@ BY_STEP = {
 }  # fmt: skip
 # Series of the target's that are drawn beside the drafters'.
 OF_TARGET = {"sink_mass": "target_sink_mass", "own_mass": "target_own_mass"}
+OPAQUE = 0.75
 INTERVALS = "with 95 % intervals over prompts"
 CAPTIONS = {
     WATERFALL: (
-        "Where acceptance is lost, from perfect drafts to what decoding accepts. Each bar hangs from the level above "
-        "and ends at its own; the whisker is the 95 % interval of the loss (of the level in the first and last row)."
+        "Where acceptance is lost, from perfect drafts to what decoding accepts. Each bar begins at the level above "
+        "and ends at its own, whose 95 % interval is drawn; hatched: a gain. In brackets: the interval of the loss."
     ),
     INPUTS: f"What the target gives to the drafter, by place, {INTERVALS}.",
     "attention.png": (
@@ -66,10 +70,10 @@ def plot_drift(drifts: Sequence[Document], names: Sequence[str], folder: Path) -
         _plot_steps(drifts, names, series, folder / file)
 
 
-def _drafters(names: Sequence[str]) -> list[Line2D]:
-    """Return a legend entry for each drafter."""
+def _drafters(names: Sequence[str], look: Mapping[str, Any] = MappingProxyType({})) -> list[Line2D]:
+    """Return a legend entry for each drafter, in its style except for ``look``."""
     return [
-        Line2D([], [], label=short_label(name, 60), **style(number))
+        Line2D([], [], label=short_label(name, 60), **{**style(number), **look})
         for number, name in enumerate(names)
     ]
 
@@ -78,55 +82,61 @@ def _plot_waterfall(drifts: Sequence[Document], names: Sequence[str], path: Path
     rows = (*DOWN, OBSERVED)
     height = 0.7 + len(rows) * max(0.24, 0.15 * len(names))
     paper = PaperFigure(1, 1, height)
-    panel = paper.dots("Where acceptance is lost", "tokens per target pass", "level")
+    labels = [MEANINGS[row][0] for row in rows]
+    panel = paper.dots("Where acceptance is lost", "tokens per target pass", "level", labels)
     ends = [1.0]
     for number, (name, drift) in enumerate(zip(names, drifts, strict=True)):
         ends += _draw_losses(panel, drift["waterfall"], name, number, len(names))
-    panel.name_rows([MEANINGS[row][0] for row in rows])
-    longest = max(ends)
-    # A quarter of the panel is for the numbers behind the bars.
-    panel.axes.set_xlim(min(ends), 1 + max(0.1, longest - 1) / 0.74)
+    # A third of the panel is for the numbers behind the bars.
+    room = max(0.1, max(ends) - 1)
+    panel.axes.set_xlim(1 - 0.01 * room, 1 + room / 0.66)
+    panel.axes.set_xticks(range(1, int(max(ends)) + 1, max(1, round(room / 6))))
     panel.axes.grid(visible=False, axis="y")
-    gained = Line2D([], [], label="hatched: gained", linestyle="")
-    paper.legend([*_drafters(names), gained] if len(names) > 1 else [gained])
+    if len(names) > 1:
+        paper.legend(_drafters(names, {"marker": "", "linewidth": 4, "alpha": OPAQUE}))
     save_figure(paper, path)
 
 
 def _draw_losses(
     panel: Panel, waterfall: Document, name: str, number: int, count: int
 ) -> list[float]:
-    """Draw one drafter's bars with intervals and numbers; return the ends of bars and whiskers."""
+    """Draw one drafter's bars with intervals and numbers; return where bars and whiskers end."""
     levels = {level["name"]: Point.of(level["acceptance_length"]) for level in waterfall["levels"]}
     losses = {bar["to"]: (bar["from"], Point.of(bar["loss"])) for bar in waterfall["bars"]}
     color = style(number)["color"]
-    extent = []
+    ends = []
     for row, (level, length) in enumerate(levels.items()):
         y = row + 0.8 * ((number + 0.5) / count - 0.5)
         panel.record(f"{name}, level", MEANINGS[level][0], length)
         start = 1.0
-        below, above = length.reach
-        text = f"{length.value:.2f}"
         hatch = ""
+        text = f"{length.value:.2f}"
         if level in losses:
             upper, loss = losses[level]
             panel.record(f"{name}, loss", MEANINGS[level][0], loss)
             start = levels[upper].value
-            above, below = loss.reach
-            verb = "gained" if loss.value < 0 else "lost"
             hatch = "/////" if loss.value < 0 else ""
-            text = f"{verb} {abs(loss.value):.2f}, leaves {text}"
-        end = length.value
+            text = f"{_loss(loss)}, leaves {text}"
         panel.axes.barh(
-            y, end - start, left=start, height=0.72 / count, color=color, alpha=0.75, hatch=hatch
-        )
-        panel.axes.errorbar(
-            [end], [y], xerr=[[below], [above]], color=INK, capsize=2, elinewidth=0.9, capthick=0.9
-        )
-        extent += [start, end - below, end + above]
-        panel.axes.annotate(
-            text, (max(start, end + above), y), xytext=(4, 0), textcoords="offset points", va="center"
+            y, length.value - start, left=start, height=0.72 / count, color=color, alpha=OPAQUE, hatch=hatch
         )  # fmt: skip
-    return extent
+        panel.axes.errorbar(
+            [length.value], [y], xerr=[[end] for end in length.reach], color=INK, capsize=2, elinewidth=0.9
+        )  # fmt: skip
+        ends.append(max(start, length.value + length.reach[1]))
+        panel.axes.annotate(
+            text, (ends[-1], y), xytext=(4, 0), textcoords="offset points", va="center"
+        )
+    return ends
+
+
+def _loss(loss: Point) -> str:
+    """Return ``lost 0.42 [0.30, 0.54]``, or ``gained`` and the same of a gain."""
+    number = "{:z.2f}".format
+    if loss.value > -0.005:
+        return f"lost {with_interval(*loss, number)}"
+    low, high = (None if end is None else -end for end in (loss.high, loss.low))
+    return f"gained {with_interval(-loss.value, low, high, number)}"
 
 
 def _plot_inputs(drifts: Sequence[Document], names: Sequence[str], path: Path) -> None:
@@ -135,21 +145,21 @@ def _plot_inputs(drifts: Sequence[Document], names: Sequence[str], path: Path) -
     layers = {place for drift in inputs for place in drift["places"][:-3]}
     places = sorted(layers, key=lambda place: int(place.rpartition(" ")[2]) if " " in place else 0)
     places += inputs[0]["places"][-3:]
-    row_height = max(0.16, 0.1 * len(names))
+    row_height = max(0.16, 0.11 * len(names))
     paper = PaperFigure(len(BY_PLACE), 2, 0.65 + row_height * len(places), together=True)
     for quantity in BY_PLACE:
         of_all = [drift["series"][quantity] for drift in inputs]
-        panel = paper.dots(of_all[0]["title"], of_all[0]["unit"], "place")
+        labels = [label(place, 24) for place in places]
+        panel = paper.dots(of_all[0]["title"], of_all[0]["unit"], "place", labels)
         lows = []
         for number, (name, drift, series) in enumerate(zip(names, inputs, of_all, strict=True)):
-            shift = shifts(len(names))[number]
+            shift = shifts(len(names), 0.3, 0.75)[number]
             for row, point in _points(series).items():
                 place = drift["places"][row - 1]
                 panel.dot(name, place, places.index(place) + shift, point, style(number))
                 lows.append(point.value if point.low is None else point.low)
         if quantity in LOGARITHMIC and lows and min(lows) > 0:  # a logarithmic axis has no zero
-            panel.axes.set_xscale("log")
-        panel.name_rows([label(place, 24) for place in places])
+            panel.scale_by_factors()
     if len(names) > 1:
         paper.legend(_drafters(names))
     save_figure(paper, path)

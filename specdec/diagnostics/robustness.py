@@ -264,11 +264,11 @@ def plot_robustness(result: Document, path: Path) -> None:
     labels = [label(condition["name"], 34, 1) for condition in rows]
     paper = PaperFigure(len(SHARES), len(SHARES), max(1.6, 0.7 + 0.15 * len(rows)), together=True)
     for share in SHARES:
-        panel = paper.dots(share.replace("_", " "), "ratio to clean prompts", "condition")
+        title = share.replace("_", " ")
+        panel = paper.dots(title, "ratio to clean prompts", "condition", labels, 1.0)
         for height, condition in enumerate(rows):
             if condition[share] is not None:
                 panel.dot(
                     "drafter", condition["name"], height, Point.of(condition[share]), style(0)
                 )
-        panel.name_rows(labels, 1.0)
     save_figure(paper, path)

@@ -140,12 +140,17 @@ def plot(metrics: Json, path: Path) -> None:
     lines = sum(1 + name.count("\n") for name in labels)
     paper = PaperFigure(3, 3, max(2.2, 0.7 + 0.15 * lines))
     _plot_positions(paper.curves("Acceptance by position", PASSES, "draft position"), results)
-    lengths = paper.dots("Acceptance length", "tokens per target pass", "draft shape")
+    lengths = paper.dots("Acceptance length", "tokens per target pass", "draft shape", labels, 1.0)
     for row, result in enumerate(results):
         length = Point.of(result["acceptance_length"])
         lengths.dot("drafting", result["shape"], row, length, style(row))
-    lengths.name_rows(labels, 1.0)
-    speeds = paper.dots("Speed", "tokens per second", "draft shape")
+    speeds = paper.dots(
+        "Speed",
+        "tokens per second",
+        "draft shape",
+        [""] * len(names),
+        plain.value if plain else None,
+    )
     for row, result in enumerate(results):
         speeds.dot("drafting", result["shape"], row, _rate(result, "speculative"), style(row))
     look = {"color": GREY, "marker": "o"}
@@ -154,7 +159,6 @@ def plot(metrics: Json, path: Path) -> None:
         speeds.dot("baseline", baseline["baseline"], row, rate, look)
     if plain is not None:
         speeds.dot(PLAIN, PLAIN, len(names) - 1, plain, look)
-    speeds.name_rows([""] * len(names), None if plain is None else plain.value)
     save_figure(paper, path)
 
 

@@ -197,7 +197,9 @@ def _notes(tuned: dict[str, Any]) -> list[str]:
             lines.append(f"Batch size {size}: plain decoding is faster than every draft shape")
             slower.append(str(size))
     if slower:
-        lines.append(f"Do not draft at batch size {', '.join(slower)} on this machine.")
+        lines.append(
+            f"Drafting does not pay on this machine at these batch sizes: {', '.join(slower)}."
+        )
     else:
         lines.append("Drafting is faster than plain decoding at every batch size measured.")
     return [*lines, *few_prompts(tuned["batches"][-1]["results"][0]["prompts"])]

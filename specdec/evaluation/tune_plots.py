@@ -93,11 +93,12 @@ def _plot_speed(batches: Sequence[Json], path: Path) -> None:
         key=lambda pair: (not isinstance(pair[1], Chain), pair[1].depth, pair[1].nodes_drafted),
     )
     names = [name for name, _ in shapes]
-    paper = PaperFigure(2, 2, 0.7 + max(0.18, 0.08 * len(batches)) * len(names), together=True)
-    speedups = paper.dots("Speed-up", f"{SPEEDUP} (times)", "draft shape")
-    rates = paper.dots("Speed", "tokens per second", "draft shape")
+    paper = PaperFigure(2, 2, 0.7 + max(0.2, 0.1 * len(batches)) * len(names), together=True)
+    labels = [label(name, 32) for name in names]
+    speedups = paper.dots("Speed-up", f"{SPEEDUP} (times)", "draft shape", labels, 1.0)
+    rates = paper.dots("Speed", "tokens per second", "draft shape", labels)
     for number, batch in enumerate(batches):
-        shift = shifts(len(batches), 0.7)[number]
+        shift = shifts(len(batches), 0.25, 0.75)[number]
         look = style(number)
         for result in batch["results"]:
             name = result["shape"]
@@ -112,9 +113,6 @@ def _plot_speed(batches: Sequence[Json], path: Path) -> None:
         plain = batch["results"][0]["tokens_per_second"]["plain"]
         rates.axes.axvline(plain, color=look["color"], linestyle="--", linewidth=0.7, zorder=1)
         rates.record(f"{_batch(batch)}, plain", "plain decoding", Point(plain))
-    labels = [label(name, 32) for name in names]
-    speedups.name_rows(labels, 1.0)
-    rates.name_rows(labels)
     paper.legend(
         [Line2D([], [], label=_batch(batch), **style(n)) for n, batch in enumerate(batches)]
     )

@@ -20,7 +20,7 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from PIL import Image
 
 from specdec.utils.files import staged
@@ -33,6 +33,8 @@ TITLE_SIZE = 8  # points
 TEXT_SIZE = 7
 CHARACTERS = 21  # of an inch of text, about
 NARROWEST = 8  # characters of a line
+BESIDE_CURVES = 0.4  # inches that numbers and a label take
+BESIDE_ROWS = 0.4  # and beside names of rows
 LINE_HEIGHT = 0.125  # inches
 LINE_SPACING = 1.0  # of the font's own, which is wide
 # Okabe and Ito's palette without its yellow, distinct for color-blind readers; markers repeat out of step with it
@@ -184,17 +186,12 @@ class Panel:
         )  # fmt: skip
         self.record(series, name, point)
 
-    def name_rows(self, names: Sequence[str], null: float | None = None) -> None:
-        """Name the rows, first on top; a dashed line at ``null``, the value of no effect."""
-        self.axes.set_yticks(range(len(names)), names, linespacing=LINE_SPACING)
-        self.axes.set_ylim(len(names) - 0.4, -0.6)
-        self.axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
-        if null is not None:
-            self.axes.axvline(null, color=GREY, linestyle="--", linewidth=0.7, zorder=1)
-
-    def count_steps(self) -> None:
-        """Tick the horizontal axis at whole numbers."""
-        self.axes.xaxis.set_major_locator(MaxNLocator(nbins=12, steps=[1, 2, 5, 10], integer=True))
+    def scale_by_factors(self) -> None:
+        """Make the horizontal axis logarithmic, with ticks at 1, 2 and 5 of each decade."""
+        self.axes.set_xscale("log")
+        self.axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        self.axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        self.axes.xaxis.set_minor_locator(NullLocator())
 
 
 class PaperFigure:
@@ -218,34 +215,52 @@ class PaperFigure:
         for unused in [*grid.flat][count:]:
             unused.set_visible(False)
         self.columns = columns
+        self.together = together
         self.rows: list[PlottedRow] = []
         self._free = iter(self.axes)
 
-    def panel(self, title: str, unit: str, across: str) -> Panel:
-        """Return the next panel, with its title."""
-        axes = next(self._free)
-        width = self.figure.get_figwidth() / self.columns - 0.4
-        text = label(
-            title[:1].upper() + title[1:], int(width * CHARACTERS * TEXT_SIZE / TITLE_SIZE)
-        )
-        axes.set_title(text, linespacing=LINE_SPACING)
-        return Panel(axes, title, unit, across, self.rows)
-
     def curves(self, title: str, unit: str, across: str) -> Panel:
         """Return the next panel with both axes labeled: ``across`` below, ``unit`` on the left."""
-        panel = self.panel(title, unit, across)
+        panel = self._panel(title, unit, across, BESIDE_CURVES)
         height = panel.axes.get_position().height * self.figure.get_figheight()
         panel.axes.set_xlabel(across)
         panel.axes.set_ylabel(label(unit, int(height * CHARACTERS)), linespacing=LINE_SPACING)
-        panel.count_steps()
+        panel.axes.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 5, 10], integer=True))
         return panel
 
-    def dots(self, title: str, unit: str, across: str) -> Panel:
-        """Return the next panel of rows, with ``unit`` below."""
-        panel = self.panel(title, unit, across)
-        width = self.figure.get_figwidth() / self.columns - 0.4
-        panel.axes.set_xlabel(label(unit, int(width * CHARACTERS)), linespacing=LINE_SPACING)
+    def dots(
+        self, title: str, unit: str, across: str, names: Sequence[str], null: float | None = None
+    ) -> Panel:
+        """Return the next panel of rows, with ``unit`` below.
+
+        Args:
+            names: of the rows, the first on top, as :func:`label` gives them.
+            null: the value of no effect, where a dashed line is drawn.
+        """
+        longest = max(len(line) for name in ["", *names] for line in name.split("\n"))
+        beside = BESIDE_ROWS + longest / CHARACTERS
+        beside /= self.columns if self.together else 1
+        panel = self._panel(title, unit, across, beside)
+        text = label(unit, self._characters(beside))
+        panel.axes.set_xlabel(text, linespacing=LINE_SPACING)
+        panel.axes.set_yticks(range(len(names)), names, linespacing=LINE_SPACING)
+        panel.axes.set_ylim(len(names) - 0.4, -0.6)
+        panel.axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        if null is not None:
+            panel.axes.axvline(null, color=GREY, linestyle="--", linewidth=0.7, zorder=1)
         return panel
+
+    def _panel(self, title: str, unit: str, across: str, beside: float) -> Panel:
+        """Return the next panel with its title; ``beside`` are the inches that its labels take on the left."""
+        axes = next(self._free)
+        width = self._characters(beside) * TEXT_SIZE / TITLE_SIZE
+        text = label(title[:1].upper() + title[1:], int(width))
+        axes.set_title(text, linespacing=LINE_SPACING)
+        return Panel(axes, title, unit, across, self.rows)
+
+    def _characters(self, beside: float) -> int:
+        """Return how many characters fit below a panel."""
+        return int((self.figure.get_figwidth() / self.columns - beside) * CHARACTERS)
 
     def legend(self, handles: Sequence[Line2D]) -> None:
         """Add a legend below all panels, and make the figure higher by what it takes."""
@@ -300,9 +315,15 @@ def style(row: int) -> dict[str, Any]:
     return {"color": COLORS[row % len(COLORS)], "marker": MARKERS[row % len(MARKERS)]}
 
 
-def shifts(count: int, width: float = 0.6) -> list[float]:
-    """Where each of several series is drawn around its place, so that intervals do not cover each other."""
-    return [width * (number - (count - 1) / 2) / max(count, 4) for number in range(count)]
+def shifts(count: int, most: float = 0.15, width: float = 0.6) -> list[float]:
+    """Where each of several series is drawn around its place, so that intervals do not cover each other.
+
+    Args:
+        most: between two series.
+        width: of all, where places are 1 apart.
+    """
+    step = min(most, width / count)
+    return [step * (number - (count - 1) / 2) for number in range(count)]
 
 
 def label(name: str, width: int, lines: int = 3) -> str:

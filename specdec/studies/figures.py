@@ -185,12 +185,11 @@ def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
     paper = PaperFigure(len(outcomes), columns, 0.7 + (0.1 + 0.1 * lines) * most, width)
     for name, contrasts in outcomes.items():
         unit = f"difference in {units[name]}" if name in units else "difference"
-        panel = paper.dots(name, unit, "contrast")
+        panel = paper.dots(name, unit, "contrast", labels[name], 0.0)
         for height, row in enumerate(contrasts):
             not_significant = row["p_holm"] is not None and row["p_holm"] >= ALPHA
             look = {"color": INK, "marker": "o", "alpha": PALE if not_significant else 1.0}
             panel.dot(row["verdict"], label_of(row, card), height, Point.of(row), look)
-        panel.name_rows(labels[name], 0.0)
         panel.axes.set_ylim(most - 0.4, -0.6)
     save_figure(paper, path)
 
@@ -204,7 +203,7 @@ def _dots(quantities: Sequence[Json], style: _Style, path: Path) -> None:
     width = SINGLE if count == 1 else DOUBLE
     paper = PaperFigure(count, columns, 0.7 + 0.17 * lines, width, together=True)
     for number, quantity in enumerate(quantities):
-        panel = paper.dots(quantity["panel"], quantity["unit"], "arm")
+        panel = paper.dots(quantity["panel"], quantity["unit"], "arm", names, quantity["null"])
         for height, (name, row) in enumerate(quantity["rows"].items()):
             if row is None:
                 panel.axes.text(
@@ -217,7 +216,6 @@ def _dots(quantities: Sequence[Json], style: _Style, path: Path) -> None:
             panel.axes.plot(seeds, at, linestyle="", marker="|", markersize=3, color=INK)
             for seed, value in row["by_seed"].items():
                 panel.record(f"seed {seed}", name, Point(value))
-        panel.name_rows(names, quantity["null"])
         if number % columns == 0:
             axes = label(SEPARATOR.join(style.axes), 3 * lines)
             panel.axes.set_ylabel(axes, linespacing=LINE_SPACING)

@@ -173,7 +173,8 @@ def test_a_bar_of_the_waterfall_says_its_loss_and_its_level(
     drift_plots.plot_drift(drifts, ["first", "second"], tmp_path)
     paper = drawn["waterfall.png"]
     texts = [text.get_text() for text in paper.axes[0].texts]
-    assert "lost 0.67, leaves 3.33" in texts and "gained 0.67, leaves 2.33" in texts
+    assert "lost 0.67 [-2.51, 3.84], leaves 3.33" in texts
+    assert "gained 0.67 [-2.51, 3.84], leaves 2.33" in texts
     levels = [row.value for row in paper.rows if row.series == "first, level"]
     losses = [row.value for row in paper.rows if row.series == "first, loss"]
     assert levels[0] - sum(losses) == pytest.approx(levels[-2])

@@ -14,6 +14,7 @@ from specdec.evaluation.metrics import (
     Answer,
     loops,
     per_prompt,
+    position_intervals,
     target_passes,
 )
 from tests.evaluation.made import answer, answer_lists
@@ -207,3 +208,14 @@ def test_a_loop_has_two_periods_and_enough_tokens() -> None:
     sum_of_fives = [*range(100, 150), *([5, 6] * 13)]  # 24 copies
     assert loops(sum_of_fives) and loops([*sum_of_fives, *range(200, 220)])  # at the end; a quarter
     assert not loops([*sum_of_fives, *range(200, 221)])
+
+
+def test_intervals_of_shares_by_position_lie_between_0_and_1() -> None:
+    answers = [answer("a", (3, 3, 3)), answer("b", (0, 0, 1)), answer("c", (3, 0, 0))]
+    shares = computed("accepted_per_position", answers)
+    intervals = position_intervals(answers)
+    for kind in ("joint", "conditional"):
+        for share, ends in zip(shares[kind], intervals[kind], strict=True):
+            assert 0 <= ends["low"] <= share <= ends["high"] <= 1
+    assert intervals["joint"][0] == {"low": 0.0, "high": 1.0}  # cut at both ends
+    assert position_intervals([]) == {"joint": [], "conditional": []}

@@ -9,9 +9,11 @@ import pytest
 import specdec.evaluation.tune as tune
 from specdec.cli import main
 from specdec.decoding import parse_shape
-from specdec.report.plots import figure_files
+from specdec.evaluation import tune_plots
+from specdec.report.plots import DOUBLE, PaperFigure, figure_files
 from specdec.target import Target
 from specdec.utils.reading import SUMS
+from tests.report.drawn import assert_whiskers_inside
 
 SHAPES = ["chain:depth=1", "chain:depth=3", "tree:depth=2,top_k=3,nodes=7"]
 
@@ -67,7 +69,8 @@ def test_tune_recommends_checks_and_writes(
     assert [one["prompt_id"] for one in found["skipped"]] == ["line-3"]
     report, told = (out / "report.md").read_text(), capsys.readouterr().out
     assert "| line-3 | a prompt of" in report
-    assert all("Drafting does not pay from batch size: " in text for text in (report, told))
+    assert all("plain decoding" in text and "Batch size 2: " in text for text in (report, told))
+    assert "](speed.png)" in report and "](cost_model.png)" in report
     assert main(arguments) == 2 and "exists already" in capsys.readouterr().err
     summary = tune.shape_summary
 
@@ -75,13 +78,59 @@ def test_tune_recommends_checks_and_writes(
         return lambda *args: summary(*args) | {"speedup": speedup}
 
     for name, speedup, said in (
-        ("slow", 0.9, "Batch size 2: plain decoding"),
-        ("fast", 1.1, "2: --shape chain:"),
+        ("slow", 0.9, "Batch size 2: plain decoding is faster than every draft shape"),
+        ("fast", 1.1, "Batch size 2: the fastest is --shape chain:"),
     ):
         monkeypatch.setattr(tune, "shape_summary", sped(speedup))
         assert main([*arguments[:-1], str(tmp_path / name), "--batch_sizes", "2"]) == 0
         told = capsys.readouterr().out
-        assert said in told and ("not pay from batch size: 2" in told) == (speedup < 1)
+        assert said in told and ("at these batch sizes: 2." in told) == (speedup < 1)
+
+
+def chain(depth: int, draft_ms: float, speedup: float) -> dict[str, Any]:
+    """A result of a chain whose drafts are accepted half of the time, with verifications of 10 ms."""
+    return {
+        "shape": f"chain:depth={depth}",
+        "speedup": speedup,
+        "speedup_interval": {"low": speedup - 0.5, "high": speedup + 0.5},
+        "tokens_per_second": {"speculative": 10 * speedup, "plain": 10.0},
+        "tokens_per_second_interval": {"speculative": {"low": 5.0, "high": 40.0}},
+        "pass_time": {"draft_ms": {"mean": draft_ms}, "verify_ms": {"mean": 10.0}},
+        "accepted_per_position": {"joint": [0.5**k for k in range(1, depth + 1)]},
+    }
+
+
+def test_the_cost_model_by_hand() -> None:
+    """A draft takes a tenth of a verification: (2 + 4) ms over (2 + 4) times 10 ms."""
+    model = tune_plots.cost_model([chain(4, 4.0, 1.2), chain(2, 2.0, 1.3)])
+    assert model is not None and model["draft_cost"] == pytest.approx(0.1)
+    expected = [1, 1.5 / 1.1, 1.75 / 1.2, 1.875 / 1.3, 1.9375 / 1.4]
+    assert model["speedup"] == pytest.approx(expected)
+    untimed = chain(2, 2.0, 1.3) | {"pass_time": {"draft_ms": None, "verify_ms": None}}
+    assert tune_plots.cost_model([untimed]) is None
+
+
+def test_the_figures_hold_measured_points_and_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, PaperFigure] = {}
+    monkeypatch.setattr(
+        tune_plots, "save_figure", lambda paper, path: drawn.update({path.name: paper})
+    )
+    results = [chain(4, 4.0, 1.2), chain(2, 2.0, 1.3)]
+    batches = [
+        {"batch": batch, "cost_model": tune_plots.cost_model(results), "results": results}
+        for batch in (1, 4)
+    ]
+    tune_plots.plot_tuning(batches, tmp_path)
+    assert set(drawn) == {"speed.png", "cost_model.png"}
+    for paper in drawn.values():
+        assert paper.figure.get_figwidth() == DOUBLE
+        assert_whiskers_inside(paper.figure)
+    rows = [row for row in drawn["cost_model.png"].rows if row.panel.startswith("batch size 4")]
+    measured = {row.x: (row.value, row.low, row.high) for row in rows if row.series == "measured"}
+    assert measured == {2: (1.3, 0.8, 1.8), 4: (1.2, 0.7, 1.7)}
+    assert [row.value for row in rows if row.series == "model"] == batches[0]["cost_model"]["speedup"]  # fmt: skip
 
 
 def test_what_engines_are_told() -> None:

@@ -20,10 +20,10 @@ def drawn(width: float = DOUBLE) -> PaperFigure:
         paper = PaperFigure(2, 2, 1.8, width)
         panel = paper.curves("Acceptance", "share of passes", "draft position")
         panel.curve("drafter", POINTS, LOOK, shift=0.1, hollow_beyond=2)
-        rows = paper.dots("Speed", "tokens per second", "draft shape")
+        names = ["chain of 3", "chain of 5"]
+        rows = paper.dots("Speed", "tokens per second", "draft shape", names, 1.0)
         rows.dot("drafter", "chain of 3", 0, Point(1.18, 1.09, 1.27), LOOK)
         rows.dot("drafter", "chain of 5", 1, Point(1.17, 1.07, 1.28), LOOK)
-        rows.name_rows(["chain of 3", "chain of 5"], 1.0)
         return paper
 
 

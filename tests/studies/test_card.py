@@ -1,5 +1,6 @@
 """The card of a made study: its numbers, and what is in it."""
 
+import csv
 import html.parser
 import json
 import re
@@ -13,6 +14,7 @@ from specdec.cli import main
 from specdec.report.plots import PaperFigure, figure_files
 from specdec.studies import figures
 from specdec.studies.card import write_card
+from specdec.studies.outcomes import ACCEPTANCE
 from specdec.studies.results import read_record, results
 from specdec.utils.locks import lock_now
 from tests.report.drawn import assert_whiskers_inside, texts_in
@@ -212,6 +214,63 @@ def test_what_is_declared_at_a_draft_step_is_drawn_by_step(
         declared = found | {"primary": [found["primary"][0] | {"quantity": quantity}]}
         files = [file for file, _ in figures.draw_figures(declared, tmp_path)["Primary contrasts"]]
         assert files == ["primary.png", *(["primary_steps.png"] if drawn else [])]
+
+
+def test_pale_is_what_is_not_significant_and_nothing_else(
+    card: Path, tmp_path: Path, drawn: dict[str, PaperFigure]
+) -> None:
+    figures.draw_figures(numbers(card), tmp_path)
+    alphas = {
+        name: {line.get_alpha() for axes in paper.axes for line in axes.lines} - {None, 1.0}
+        for name, paper in drawn.items()
+    }
+    assert alphas == {name: set() for name in DRAWN} | {"primary.png": {figures.PALE}}
+    verdicts = [row.series for row in drawn["primary.png"].rows]
+    assert sorted(verdicts) == ["higher", "not significant"]
+
+
+def test_an_arms_interval_that_is_wider_than_all_arms_lie_apart_stays_in_the_panel(
+    card: Path, tmp_path: Path, drawn: dict[str, PaperFigure]
+) -> None:
+    content = numbers(card)
+    (quantity,) = [row for row in content["quantities"] if row["name"].endswith(SHAPES[1])]
+    for number, row in enumerate(quantity["arms"].values()):
+        row |= {"value": 1.18 - number / 1000, "low": 1.09, "high": 1.27, "by_seed": {"0": 1.18}}
+    figures.draw_figures(content, tmp_path)
+    (axes, *_) = drawn["acceptance.png"].axes
+    assert axes.get_xlim()[0] < 1.09 and axes.get_xlim()[1] > 1.27
+    assert not any(line.get_alpha() for line in axes.lines)
+
+
+def test_a_share_of_a_card_has_an_interval_between_0_and_1(card: Path) -> None:
+    content = numbers(card)
+    points = [
+        point
+        for curve in content["curves"]
+        if curve["unit"].startswith("share")
+        for points in curve["arms"].values()
+        for point in points
+        if point
+    ]
+    points += [
+        row
+        for quantity in content["quantities"]
+        if quantity["unit"].startswith("share")
+        for row in quantity["arms"].values()
+    ]
+    assert points and all(0 <= point["low"] <= point["high"] <= 1 for point in points)
+
+
+def test_the_table_of_a_figure_lists_the_cards_numbers(card: Path) -> None:
+    with (card / "acceptance.csv").open(newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["series"] == "all seeds"]
+    quantities = [row for row in numbers(card)["quantities"] if row["family"] == ACCEPTANCE]
+    written = [(row["panel"], row["x"], float(row["low"]), float(row["high"])) for row in rows]
+    assert sorted(written) == sorted(
+        (quantity["panel"], arm, row["low"], row["high"])
+        for quantity in quantities
+        for arm, row in quantity["arms"].items()
+    )
 
 
 def test_primary_contrasts_come_first_and_what_is_not_told_apart_is_one_table(card: Path) -> None:
