@@ -12,6 +12,7 @@ from huggingface_hub.utils.sha import git_hash
 
 from specdec import __version__
 from specdec.drafter import load_drafter
+from specdec.drafter.io import located
 from specdec.export import card, checkpoint
 from specdec.export.card import hub_id
 from specdec.export.tensors import Raw
@@ -43,7 +44,7 @@ def push(
     Example: specdec push --drafter runs/a/drafter --repo me/qwen3-4b-eagle3.1 --evaluation runs/a-evaluated
 
     Args:
-        drafter: a drafter's directory, or one that specdec export wrote
+        drafter: a training run, a drafter, or a directory that specdec export wrote
         repo: USER/NAME or ORGANIZATION/NAME, made if it is not there yet
         evaluation: directories of specdec evaluate that the card quotes; by default those in the run's folder
         license: of the drafter, by the Hub's short name such as apache-2.0
@@ -57,6 +58,9 @@ def push(
         ValueError: the directory is no drafter or damaged, there is no token, or the Hub refuses or cannot be reached.
     """
     check_repository(repo, needs_token=not dry_run)
+    if not drafter.is_dir():
+        raise ValueError(f"{drafter}: no such directory")
+    drafter = located(drafter)
     files, record = _files_and_record(drafter)
     text = _own_card(drafter)
     if text is None:
@@ -102,10 +106,6 @@ def check_repository(repo: str, needs_token: bool = True) -> None:
 
 def _files_and_record(directory: Path) -> tuple[list[Path], Raw]:
     """Return the files to upload and the card's record; ValueError if a file is damaged."""
-    if not directory.is_dir():
-        raise ValueError(f"{directory}: no such directory")
-    if not (directory / checkpoint.CONFIG).exists() and (directory / "drafter").is_dir():
-        raise ValueError(f"{directory} is a run: push its drafter, {directory / 'drafter'}")
     names = [checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.OURS, SUMS]
     if (directory / checkpoint.OURS).is_file():
         record = checkpoint.read_checkpoint(directory).ours or {}

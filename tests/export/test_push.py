@@ -271,9 +271,9 @@ def test_mistakes_are_told_before_the_hub_is_asked(
         assert push(directory, repo=repo) == 2
         assert message in capsys.readouterr().err
 
-    refused("no such directory", tmp_path / "nowhere")
+    refused("no such drafter directory", tmp_path / "nowhere")
     (tmp_path / "run" / "drafter").mkdir(parents=True)
-    refused("is a run: push its drafter", tmp_path / "run")
+    refused("config.json: No such file", tmp_path / "run")
     refused("me--you", repo="me/me--you")
     refused("as USER/small", repo="small")
     record = json.loads((exported / "specdec.json").read_text())
@@ -290,6 +290,18 @@ def test_mistakes_are_told_before_the_hub_is_asked(
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "nowhere"))
     refused("hf auth login, or set HF_TOKEN")
     assert hub.asked == []
+
+
+def test_a_runs_directory_pushes_its_drafter(
+    drafter_directory: Path, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    drafter_directory.rename(run / "drafter")
+    assert push(run, "--dry_run", "true") == 0
+    of_run = capsys.readouterr().out
+    assert push(run / "drafter", "--dry_run", "true") == 0
+    assert of_run == capsys.readouterr().out and "pipeline_tag" in of_run
 
 
 def test_export_pushes_what_it_wrote(
