@@ -273,7 +273,7 @@ def test_mistakes_are_told_before_the_hub_is_asked(
 
     refused("no such drafter directory", tmp_path / "nowhere")
     (tmp_path / "run" / "drafter").mkdir(parents=True)
-    refused("config.json: No such file", tmp_path / "run")
+    refused("config.json: no such file", tmp_path / "run")
     refused("me--you", repo="me/me--you")
     refused("as USER/small", repo="small")
     record = json.loads((exported / "specdec.json").read_text())
