@@ -259,7 +259,7 @@ class StderrLines(logging.Handler):
 
 def is_further_process() -> bool:
     """Whether a launcher started this process as a further one of its job."""
-    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
     return any(os.environ.get(name, "0") != "0" for name in ranks)
 
 
