@@ -41,7 +41,7 @@ ABOUT_TARGET = re.compile(r"\b(target|tokenizer|chat template)\b")
 NUMBER_KINDS: dict[str, type[float]] = {"int": int, "float": float}
 
 
-class Given(NamedTuple):
+class Setting(NamedTuple):
     """A value of an option, or of a positional argument, which has no dashes.
 
     ``where`` names the config file that it stands in, and is empty for the command line. Values that are given together
@@ -77,35 +77,35 @@ def check_values(commands: Sequence[str], argv: Sequence[str], is_first: bool) -
     options = {name: option for text in texts for name, option in known_options(text).items()}
     positional = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     values = _effective(words)
-    _check_required(commands[0], words, {given.option for given in values}, options)
-    for given in values:
-        _check_value(given, options, commands)
+    _check_required(commands[0], words, {setting.option for setting in values}, options)
+    for setting in values:
+        _check_value(setting, options, commands)
     names = [name for name in required_names(commands[0]) if not name.startswith("--")]
     for name, value in zip(names, positional, strict=False):
-        _check_path(Given(name, value, dashes=""), options[name])
-    for given in values:
-        option = options.get(given.option)
-        if isinstance(given.value, str) and (option or given.option.startswith("data.")):
-            _check_path(given, option or KnownOption("str", ""))
+        _check_path(Setting(name, value, dashes=""), options[name])
+    for setting in values:
+        option = options.get(setting.option)
+        if isinstance(setting.value, str) and (option or setting.option.startswith("data.")):
+            _check_path(setting, option or KnownOption("str", ""))
     if is_first:
         _check_new(values, known_options(texts[-1]))
 
 
-def _effective(words: Sequence[str]) -> list[Given]:
+def _effective(words: Sequence[str]) -> list[Setting]:
     """Return the values of a command line and its config files without those that others take the place of."""
-    last: dict[str, list[Given]] = {}
+    last: dict[str, list[Setting]] = {}
     typed = list(_command_line(words))
-    for given in (*_config_files(typed), *typed):
-        option = given.option.replace(".init_args.", ".")
-        if not given.where:  # a part of a command line is another part than the file's
+    for setting in (*_config_files(typed), *typed):
+        option = setting.option.replace(".init_args.", ".")
+        if not setting.where:  # a part of a command line is another part than the file's
             for name in [name for name in last if name.startswith(f"{option}.")]:
                 last[name] = [value for value in last[name] if not value.where]
-        last[option] = [value for value in last.get(option, []) if value.source == given.source]
-        last[option].append(given)
-    return [given for values in last.values() for given in values]
+        last[option] = [value for value in last.get(option, []) if value.source == setting.source]
+        last[option].append(setting)
+    return [setting for values in last.values() for setting in values]
 
 
-def _command_line(words: Sequence[str]) -> Iterator[Given]:
+def _command_line(words: Sequence[str]) -> Iterator[Setting]:
     """Yield the options of a command line with each of their values; a flag without one yields None."""
     option = ""
     source = 0
@@ -116,11 +116,11 @@ def _command_line(words: Sequence[str]) -> Iterator[Given]:
             source = 0 if option.endswith("+") else place + 1
             option = ALIASES.get(option.removesuffix("+"), option.removesuffix("+"))
             if equals:
-                yield from (Given(option, child, source=source) for child in _listed(value))
+                yield from (Setting(option, child, source=source) for child in _listed(value))
             elif following.startswith("--"):
-                yield Given(option, None, source=source)
+                yield Setting(option, None, source=source)
         elif option:
-            yield from (Given(option, child, source=source) for child in _listed(word))
+            yield from (Setting(option, child, source=source) for child in _listed(word))
 
 
 def _listed(text: str) -> list[Any]:
@@ -133,11 +133,11 @@ def _listed(text: str) -> list[Any]:
     return [text]
 
 
-def _config_files(typed: Sequence[Given]) -> Iterator[Given]:
+def _config_files(typed: Sequence[Setting]) -> Iterator[Setting]:
     """Yield the values of the config files of a command line, the last file's last."""
-    for number, given in enumerate(typed):
-        if given.option in CONFIGS and given.value is not None:
-            path = packaged_path(str(given.value))
+    for number, setting in enumerate(typed):
+        if setting.option in CONFIGS and setting.value is not None:
+            path = packaged_path(str(setting.value))
             with contextlib.suppress(
                 ValueError, OSError
             ):  # what is wrong with it is said elsewhere
@@ -145,7 +145,7 @@ def _config_files(typed: Sequence[Given]) -> Iterator[Given]:
                     yield leaf._replace(source=-2 - number)
 
 
-def _leaves(value: Any, where: str, option: str = "") -> Iterator[Given]:
+def _leaves(value: Any, where: str, option: str = "") -> Iterator[Setting]:
     """Yield the values of a config by their dotted options."""
     if isinstance(value, Mapping) and value:
         for key, child in value.items():
@@ -155,7 +155,7 @@ def _leaves(value: Any, where: str, option: str = "") -> Iterator[Given]:
         for child in value:
             yield from _leaves(child, where, option)
     else:
-        yield Given(option, value, where)
+        yield Setting(option, value, where)
 
 
 def _check_required(
@@ -174,20 +174,22 @@ def _check_required(
             raise ValueError(f"needs {name}: {about}; see specdec {command} --help")
 
 
-def _check_value(given: Given, options: Mapping[str, KnownOption], commands: Sequence[str]) -> None:
-    if given.value is None or (isinstance(given.value, str) and "${" in given.value):
+def _check_value(
+    setting: Setting, options: Mapping[str, KnownOption], commands: Sequence[str]
+) -> None:
+    if setting.value is None or (isinstance(setting.value, str) and "${" in setting.value):
         return
-    option = options.get(given.option)
-    types = [option.type] if option else _argument_types(given.option, commands)
-    faults = [type_fault(kind, given.value) for kind in types]
+    option = options.get(setting.option)
+    types = [option.type] if option else _argument_types(setting.option, commands)
+    faults = [type_fault(kind, setting.value) for kind in types]
     if faults and all(faults):
-        raise ValueError(f"{given.name} {faults[0]}, not {_plain(given.value)!r:.60}")
-    last = given.option.rpartition(".")[2]
-    if last == "shape" and option and isinstance(given.value, str):
+        raise ValueError(f"{setting.name} {faults[0]}, not {_plain(setting.value)!r:.60}")
+    last = setting.option.rpartition(".")[2]
+    if last == "shape" and option and isinstance(setting.value, str):
         try:
-            check_shape_text(given.value)
+            check_shape_text(setting.value)
         except ValueError as error:
-            raise ValueError(f"{given.name}: {error}") from error
+            raise ValueError(f"{setting.name}: {error}") from error
 
 
 def _argument_types(option: str, commands: Sequence[str]) -> list[str]:
@@ -209,7 +211,7 @@ def default_target_note(commands: Sequence[str], argv: Sequence[str], message: s
     words = list(itertools.takewhile(lambda word: word != "--", argv))
     options = known_options(index()["commands"][commands[-1]])
     source = next((name for name in TARGETS if name in options), None)
-    is_given = any(given.option in (*TARGETS, *MODELS) for given in _effective(words))
+    is_given = any(setting.option in (*TARGETS, *MODELS) for setting in _effective(words))
     if source is None or is_given or not ABOUT_TARGET.search(message) or BUNDLED in message:
         return ""
     return (
@@ -280,14 +282,14 @@ def _whole(number: float) -> float:
     return int(number) if number.is_integer() else number
 
 
-def _check_path(given: Given, option: KnownOption) -> None:
+def _check_path(setting: Setting, option: KnownOption) -> None:
     """Refuse a file or a directory to read that does not exist."""
-    value = str(preset_file(given.option, given.value))
+    value = str(preset_file(setting.option, setting.value))
     is_path = "Path" in option.type and "str" not in option.type
-    if given.option in OUTPUTS or os.path.exists(packaged_path(value)):
+    if setting.option in OUTPUTS or os.path.exists(packaged_path(value)):
         return
     what = "file or directory"
-    if given.option == "drafter":
+    if setting.option == "drafter":
         what = "drafter directory"
         missing = not DRAFTER_NAME.fullmatch(value) or Path(value).parent.exists()
     elif "Hub id" in option.about:
@@ -298,7 +300,7 @@ def _check_path(given: Given, option: KnownOption) -> None:
     else:
         missing = value.endswith(ROWS) and re.fullmatch(r"[^\s:=*?\[\]{}]+", value) is not None
     if missing:
-        raise ValueError(f"{given.name}: {value}: no such {what}; {_near_path(Path(value))}")
+        raise ValueError(f"{setting.name}: {value}: no such {what}; {_near_path(Path(value))}")
 
 
 def _near_path(path: Path) -> str:
@@ -309,16 +311,16 @@ def _near_path(path: Path) -> str:
     return nearest_name(path.name, names, start) or f"a relative path begins in {os.getcwd()}"
 
 
-def _check_new(values: Sequence[Given], options: Mapping[str, KnownOption]) -> None:
+def _check_new(values: Sequence[Setting], options: Mapping[str, KnownOption]) -> None:
     """Refuse a directory or file to write that exists, of a command that takes a new one alone."""
-    resumes = any(given.option == "ckpt_path" and given.value for given in values)
-    for given in values:
-        option = options.get(given.option)
-        if given.option not in OUTPUTS or option is None or not NEW.search(option.about):
+    resumes = any(setting.option == "ckpt_path" and setting.value for setting in values)
+    for setting in values:
+        option = options.get(setting.option)
+        if setting.option not in OUTPUTS or option is None or not NEW.search(option.about):
             continue
-        path = Path(str(given.value))
+        path = Path(str(setting.value))
         can_resume = "ckpt_path" in options
-        if given.value is None or not path.exists() or (can_resume and resumes):
+        if setting.value is None or not path.exists() or (can_resume and resumes):
             continue
         # a process may have claimed it and left nothing
         if path.is_dir() and set(os.listdir(path)) <= {".claimed"}:
@@ -326,4 +328,6 @@ def _check_new(values: Sequence[Given], options: Mapping[str, KnownOption]) -> N
         remedy = "choose another, or remove it first"
         if can_resume:
             remedy = "choose another --out, or resume it with --ckpt_path auto"
-        raise ValueError(f"{given.name}: {path} exists already and is never overwritten: {remedy}")
+        raise ValueError(
+            f"{setting.name}: {path} exists already and is never overwritten: {remedy}"
+        )

@@ -75,7 +75,7 @@ def test_mistakes_are_one_line(
     line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for more, message in (
-        (["--exported", str(tmp_path / "nowhere")], "nowhere: no such directory"),
+        (["--exported", str(tmp_path / "nowhere")], "nowhere: no such file or directory"),
         (["--depth", "6"], "max_new_tokens is 8: depth 6 needs at least 9"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--max_new_tokens", "4000"], "exceed the target's"),
