@@ -17,17 +17,18 @@ from specdec.evaluation.config import load_pair
 from specdec.evaluation.metrics import METRICS, read_answers
 from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.run import ANSWERS, PLOT, EvaluationConfig, evaluate, print_results
+from specdec.report.tables import format_interval
 from specdec.target import TargetSource
 from specdec.training.run_directory import CLAIM, write_run_sums
 from specdec.utils.config import runs_folder
 from specdec.utils.files import write_json, write_text
 from specdec.utils.machine import multiplies_bfloat16
 from specdec.utils.reading import check_sums, read_json
-from specdec.utils.text import duration, printable
+from specdec.utils.text import duration, how_many, printable
 
 CONFIG = "conf/quickstart.yaml"
 EVALUATION = "evaluation"  # the folder of its results in the run directory
-SHAPES = ("chain:depth=4", "tree:depth=6,top_k=2,nodes=12")
+SHAPE = "chain:depth=4"
 PROMPTS = 20
 PROMPT_TOKENS = 32
 NEW_TOKENS = 96
@@ -87,7 +88,7 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
     show_answer(target, out, console)
     console.rule("specdec quickstart")
     about = read_json(Path(target.directory()) / RECORD)
-    text = _closing(target.source, out, about, metrics["results"], time.monotonic() - begin)
+    text = _closing(target.source, out, about, metrics["results"][0], time.monotonic() - begin)
     console.print(text, soft_wrap=True, highlight=False, markup=False)
     return 0
 
@@ -111,10 +112,10 @@ def _claim_directory(out: Path, seed: int, full: bool) -> None:
     """Mark a new directory with the settings; raise ValueError if it holds anything else."""
     mark = out / "quickstart.json"
     settings: dict[str, Any] = {
-        "quickstart": 2,
+        "quickstart": 3,
         "seed": seed,
         "full": full,
-        "shapes": [*SHAPES],
+        "shape": SHAPE,
         "new_tokens": NEW_TOKENS,
     }
     if mark.exists():
@@ -142,7 +143,7 @@ def _measure_drafter(target: TargetSource, out: Path, full: bool, stages: Stages
         check_sums(out / EVALUATION, "remove the folder: the same command evaluates again")
         return read_json(out / EVALUATION / METRICS)
     return evaluate(EvaluationConfig(
-        target=target, drafter=out / "drafter", prompts=[str(prompts)], shape=list(SHAPES),
+        target=target, drafter=out / "drafter", prompts=[str(prompts)], shape=[SHAPE],
         max_new_tokens=NEW_TOKENS, compile=full, out=out / EVALUATION,
     ))  # fmt: skip
 
@@ -159,7 +160,7 @@ def _commands(source: str, out: Path, seed: int, compile: bool) -> tuple[list[st
     ]  # fmt: skip
     evaluate_args = [
         "--target", source, "--drafter", str(out / "drafter"), "--prompts", str(out / "prompts.jsonl"),
-        "--shape", *SHAPES, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out / EVALUATION),
+        "--shape", SHAPE, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out / EVALUATION),
     ]  # fmt: skip
     return fit_args, evaluate_args + ([] if compile else ["--compile", "false"])
 
@@ -168,7 +169,7 @@ def show_answer(source: TargetSource, out: Path, console: Console) -> None:
     """Decode a prompt with a chain, the one with the longest answer that does not loop, and print it as it comes:
     accepted drafts in green, the target's own tokens plain; drafts in brackets without colors."""
     target, drafter, *_ = load_pair(source, out / "drafter")
-    chain, *_ = read_answers(out / EVALUATION / ANSWERS, len(SHAPES))
+    chain, *_ = read_answers(out / EVALUATION / ANSWERS, 1)
     longest = max(chain, key=lambda answer: (not answer.loops, answer.tokens))
     prompts = load_prompts([out / "prompts.jsonl"])
     texts = {prompt.prompt_id: str(prompt.text) for prompt in prompts}
@@ -176,7 +177,7 @@ def show_answer(source: TargetSource, out: Path, console: Console) -> None:
     has_colors = bool(console.color_system)
     console.print(f"Accepted drafts are {'green' if has_colors else 'in brackets'}.\n")
     console.print(Text(printable(prompt), style="dim"), end="", soft_wrap=True)
-    decoder = SpeculativeDecoder(target, drafter, parse_shape(SHAPES[0]))
+    decoder = SpeculativeDecoder(target, drafter, parse_shape(SHAPE))
     for chunk in decoder.stream(prompt, NEW_TOKENS):
         drafts = printable("".join(chunk.texts[: chunk.accepted]))
         bonus = printable("".join(chunk.texts[chunk.accepted :]))
@@ -188,28 +189,49 @@ def show_answer(source: TargetSource, out: Path, console: Console) -> None:
 
 
 def _closing(
-    source: str, out: Path, target: dict[str, Any], results: list[dict[str, Any]], seconds: float
+    source: str, out: Path, target: dict[str, Any], result: dict[str, Any], seconds: float
 ) -> str:
-    same = sum(result["identical_outputs"] for result in results)
-    compared = sum(result["compared_outputs"] for result in results)
-    accepted = "".join(
-        f"  {result['shape']}: {result['acceptance_length']['mean']:.2f} tokens per target pass, "
-        f"{result['speedup']:.2f}x the speed of plain decoding\n"
-        for result in results
-    )
+    """Return what the run has left, the commands that come next, and at the end what was measured."""
+    prompts = out / "prompts.jsonl"
+    evaluate = f"specdec evaluate --target {source} --drafter {out / 'drafter'} --prompts {prompts}"
     return (
-        f"An EAGLE-3.1 drafter for a {target['parameters'] / 1e6:.1f}M-parameter Llama of Python's standard library "
-        f"(held-out loss {target['held_out_loss']:.2f} nats):\n{accepted}"
-        f"  {same} of {compared} outputs are the target's own, token for token\n"
-        f"  {results[0]['looping_answers']} of {results[0]['answers']} answers repeat themselves, "
-        "which flatters acceptance\n"
         f"Kept in {out} ({seconds:.0f} s): drafter/, evaluation/, config.yaml, commands.sh\n\n"
         "Next:\n"
         f"  what it stands for          cat {out / 'commands.sh'}\n"
         f"  the picture                 {out / EVALUATION / PLOT}\n"
         f"  change one design choice    specdec fit --config {CONFIG} --model.drafter conf/drafter/eagle3.yaml\n"
-        f"  another proposal            specdec evaluate --target {source} --drafter {out / 'drafter'} "
-        f"--prompts {out / 'prompts.jsonl'} --shape chain:depth=3\n"
+        f"  draft a tree                {evaluate} --shape tree:depth=6,top_k=2,nodes=12\n"
         "  your own model and data     specdec fit --model.target.source DIR_OR_HUB_ID --data ChatData "
-        "--data.train chats.jsonl"
+        "--data.train chats.jsonl\n\n"
+        f"An EAGLE-3.1 drafter for a {target['parameters'] / 1e6:.1f}M-parameter Llama of Python's standard library "
+        f"(held-out loss {target['held_out_loss']:.2f} nats), on {how_many(result['answers'], 'held-out prompt')}:\n"
+        f"  {result['identical_outputs']} of {result['compared_outputs']} outputs are the target's own, "
+        "token for token\n"
+        f"  {result['looping_answers']} of {result['answers']} answers repeat themselves, which raises acceptance\n"
+        f"  {speed_reading(result)}\n"
+        f"  {acceptance_reading(result)}"
+    )
+
+
+def speed_reading(result: dict[str, Any]) -> str:
+    """Say how fast decoding was, and whether the prompts are enough to tell."""
+    interval = result["speedup_interval"] or {"low": None, "high": None}
+    speedup = format_interval({"mean": result["speedup"], **interval}, "{:.2f}".format)
+    low, high = interval["low"], interval["high"]
+    if low is None or low <= 1 <= high:
+        verdict = "these prompts are too few to tell it from plain decoding"
+    else:
+        verdict = "faster than plain decoding" if low > 1 else "slower than plain decoding"
+    return (
+        f"speed-up {speedup}: {verdict}; a pass of a target this small takes hardly longer than its drafts, "
+        "so speed says little here"
+    )
+
+
+def acceptance_reading(result: dict[str, Any]) -> str:
+    """Say what an acceptance length means, with its interval."""
+    length = result["acceptance_length"]
+    return (
+        f"acceptance length {format_interval(length, '{:.2f}'.format)}: a pass of the target commits "
+        f"{length['mean']:.1f} tokens on average, where plain decoding commits one (95% interval over prompts)"
     )

@@ -108,8 +108,9 @@ def _read(root: Path, path: Path) -> CorpusFile | None:
     return CorpusFile(relative.as_posix(), text) if prose >= LEAST_PROSE * len(text) else None
 
 
-def _held_out(seed: int, path: str) -> bool:
-    digest = hashlib.sha256(f"{seed}/{path}".encode()).digest()
+def _held_out(seed: int, name: str) -> bool:
+    """Return whether a file by its path, or an answer by its text, is held out."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % 100 < HELD_OUT_PERCENT
 
 
@@ -215,8 +216,9 @@ class EmbeddedData(TokenData):
     starts with ``<s>``.
 
     Args:
-        answers: train on what the embedded target writes after the beginnings of the training functions, which came
-            with it, in place of these functions: a drafter is to know its target's text. Validation stays.
+        answers: train and validate on what the embedded target writes after the beginnings of the training functions,
+            which came with it, in place of functions: a drafter is to know its target's text. Every answer is in one
+            of the two, by a hash of its text.
     """
 
     def __init__(
@@ -226,20 +228,31 @@ class EmbeddedData(TokenData):
         self.answers = answers
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
-        """Documents of the training and of the held-out files."""
+        """Documents of the training and of the held-out files, or answers of both kinds."""
         if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
             raise ValueError(
                 "EmbeddedData is for targets whose tokenizer begins and ends texts (<s>, </s>), as the embedded one: "
                 "choose --data TextData or ChatData"
             )
+        if self.answers:
+            return self._answers(tokenizer)
         files = corpus(SEED)
         held_out = encode_documents(tokenizer, files.held_out, self.seq_len)
-        if self.answers:
-            texts = list(
-                read_rows(str(ANSWERS), lambda row: (row.values["text"], row.values["ended"]))
-            )
-            return encode_pieces(tokenizer, texts, self.seq_len), held_out
         return encode_documents(tokenizer, files.train, self.seq_len), held_out
+
+    def _answers(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
+        """Return the target's answers to train on, and those that are held out."""
+        train = []
+        held_out = []
+        for text, ended in read_rows(
+            str(ANSWERS), lambda row: (row.values["text"], row.values["ended"])
+        ):
+            part = held_out if _held_out(SEED, text) else train
+            part.append((text, ended))
+        return (
+            encode_pieces(tokenizer, train, self.seq_len),
+            encode_pieces(tokenizer, held_out, self.seq_len),
+        )
 
     def pack(self, documents: Sequence[Document]) -> Batch:
         """As many whole documents to a row as fit."""

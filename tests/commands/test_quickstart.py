@@ -13,6 +13,7 @@ import specdec.commands.quickstart
 import specdec.embedded.corpus
 from specdec.cli import main
 from specdec.commands.pretraining import RECORD
+from specdec.commands.quickstart import acceptance_reading, speed_reading
 from specdec.embedded.corpus import Corpus, CorpusFile
 from specdec.utils.files import write_json
 from tests.conftest import TEXT
@@ -51,10 +52,7 @@ def test_everything_is_kept_used_again_and_made_by_commands(
     out = small_world / "run"
     assert main(["quickstart", "--out", str(out)]) == 0
     metrics = json.loads((out / "evaluation" / "metrics.json").read_text())
-    assert [result["shape"] for result in metrics["results"]] == [
-        "chain of 4",
-        "tree of 12 (depth 6, top 2)",
-    ]
+    assert [result["shape"] for result in metrics["results"]] == ["chain of 4"]
     for result in metrics["results"]:
         assert result["prompts"] == result["compared_outputs"] == result["identical_outputs"] == 3
         assert result["tokens"] == 3 * 16
@@ -66,7 +64,8 @@ def test_everything_is_kept_used_again_and_made_by_commands(
     assert kept >= {"drafter", "evaluation", "config.yaml", "commands.sh"}
     assert kept >= {"provenance.json", "prompts.jsonl", "DONE.json"}
     printed = capsys.readouterr().out
-    assert "tokens per target pass" in printed and "of 3 answers repeat themselves" in printed
+    assert printed.splitlines()[-1].startswith("  acceptance length ")
+    assert "of 3 answers repeat themselves" in printed
     assert [line.split()[0] for line in printed.splitlines() if re.match(r"\d/\d ", line)] == [
         "1/4",
         "2/4",
@@ -87,7 +86,7 @@ def test_everything_is_kept_used_again_and_made_by_commands(
     assert {path: path.stat().st_mtime_ns for path in before} == before
     printed = capsys.readouterr().out
     assert (
-        "tokens per target pass" in printed
+        printed.splitlines()[-1].startswith("  acceptance length ")
         and "2/4 training the drafter, EAGLE-3.1: done before" in printed
     )
 
@@ -111,6 +110,28 @@ def test_everything_is_kept_used_again_and_made_by_commands(
         for path in (out, again)
     ]
     assert lengths[0] == lengths[1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.8, 1.2, "0.99 [0.80, 1.20]: these prompts are too few to tell it from plain decoding"),
+        (None, None, "0.99: these prompts are too few to tell it from plain decoding"),
+        (1.1, 1.3, "0.99 [1.10, 1.30]: faster than plain decoding"),
+        (0.7, 0.9, "0.99 [0.70, 0.90]: slower than plain decoding"),
+    ],
+)
+def test_a_speed_up_is_read_by_its_interval(
+    low: float | None, high: float | None, verdict: str
+) -> None:
+    interval = None if low is None else {"low": low, "high": high}
+    reading = speed_reading({"speedup": 0.99, "speedup_interval": interval})
+    assert reading.startswith(f"speed-up {verdict}; ")
+
+
+def test_an_acceptance_length_is_read_with_its_interval() -> None:
+    reading = acceptance_reading({"acceptance_length": {"mean": 2.53, "low": 2.28, "high": 2.79}})
+    assert reading.startswith("acceptance length 2.53 [2.28, 2.79]: ") and "2.5 tokens" in reading
 
 
 @pytest.mark.slow
