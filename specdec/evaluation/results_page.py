@@ -139,7 +139,7 @@ def plot(metrics: Json, path: Path) -> None:
     labels = [label(name, 20) for name in names]
     lines = sum(1 + name.count("\n") for name in labels)
     paper = PaperFigure(3, 3, max(2.2, 0.7 + 0.15 * lines))
-    _plot_positions(paper.curves("Acceptance by position", PASSES, "draft position"), results)
+    _plot_positions(paper.curves("Acceptance by position", PASSES, "draft position k"), results)
     lengths = paper.dots("Acceptance length", "tokens per target pass", "draft shape", labels, 1.0)
     for row, result in enumerate(results):
         length = Point.of(result["acceptance_length"])
@@ -162,7 +162,7 @@ def plot(metrics: Json, path: Path) -> None:
     save_figure(paper, path)
 
 
-PASSES = "share of passes with at least so many accepted"
+PASSES = "share of passes with at least k accepted"
 
 
 def _plot_positions(panel: Panel, results: list[Json]) -> None:

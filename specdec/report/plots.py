@@ -276,7 +276,7 @@ def save_figure(figure: PaperFigure, path: Path) -> None:
     """Write a figure as PNG, PDF and SVG, and its numbers as CSV, each whole or not at all.
 
     Args:
-        path: of the PNG; the other files lie beside it.
+        path: of the PNG; the other files have the same name and their own suffix.
     """
     with paper_style():
         figure.figure.draw_without_rendering()
