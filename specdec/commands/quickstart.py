@@ -223,7 +223,7 @@ def speed_reading(result: dict[str, Any]) -> str:
     else:
         verdict = "faster than plain decoding" if low > 1 else "slower than plain decoding"
     return (
-        f"speed-up {speedup}: {verdict}; a pass of a target this small takes barely longer than its drafts, "
+        f"speed-up {speedup}: {verdict}; a pass of a target this small takes little longer than its drafts, "
         "so speed says little here"
     )
 

@@ -242,8 +242,8 @@ class EmbeddedData(TokenData):
 
     def _answers(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
         """Return the target's answers to train on, and those that are held out."""
-        train = []
-        held_out = []
+        train: list[tuple[str, bool]] = []
+        held_out: list[tuple[str, bool]] = []
         for text, ended in read_rows(
             str(ANSWERS), lambda row: (row.values["text"], row.values["ended"])
         ):

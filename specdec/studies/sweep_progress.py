@@ -58,7 +58,7 @@ class SweepProgress:
             running: the log files of the jobs that run, by label.
         """
         if self._is_terminal:
-            lines = [f"  {label}: {last_line(path)}" for label, path in running.items()]
+            lines = [f"  {label}: {last_printed(path)}" for label, path in running.items()]
             texts = [Text(line, no_wrap=True, overflow="ellipsis") for line in (headline, *lines)]
             self._live.update(Group(*texts), refresh=True)
         elif time.monotonic() - self._logged_at >= self._wait:
@@ -68,7 +68,7 @@ class SweepProgress:
 
     def _log(self, headline: str, running: Mapping[str, Path]) -> None:
         """Log the headline, and of every job what it has printed since the last time."""
-        lines = {label: last_line(path) for label, path in running.items()}
+        lines = {label: last_printed(path) for label, path in running.items()}
         log.info("%s", headline)
         for label, line in lines.items():
             if self._logged.get(label) != line:
@@ -76,7 +76,7 @@ class SweepProgress:
         self._logged = lines
 
 
-def last_line(path: Path) -> str:
+def last_printed(path: Path) -> str:
     """Return the last line that a job has printed, as a terminal may show it."""
     try:
         with path.open("rb") as stream:

@@ -137,9 +137,15 @@ class RunBar(RunProgress):
         """Draw the bar."""
         super().on_train_start(trainer, pl_module)
         if trainer.is_global_zero:
-            fields = {"steps": f"step {self._steps(trainer)}", "left": "", "loss": ""}
             step = trainer.global_step
-            self._task = self._bar.add_task("", total=self._total, completed=step, **fields)
+            self._task = self._bar.add_task(
+                "",
+                total=self._total,
+                completed=step,
+                steps=f"step {self._steps(trainer)}",
+                left="",
+                loss="",
+            )
             self._bar.start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:

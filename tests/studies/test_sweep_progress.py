@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from specdec.studies import sweep_progress
-from specdec.studies.sweep_progress import SweepProgress, last_line
+from specdec.studies.sweep_progress import SweepProgress, last_printed
 
 HEADLINE = "study tiny: 1 of 9 jobs done; time: about 25 min for 8 jobs left"
 
@@ -23,7 +23,7 @@ def running(tmp_path: Path) -> dict[str, Path]:
     return {"K=1 seed=0: fit": path, "K=2 seed=0: fit": tmp_path / "none.txt"}
 
 
-def test_a_terminal_shows_the_last_line_of_every_running_job(running: dict[str, Path]) -> None:
+def test_a_terminal_shows_the_last_printed_of_every_running_job(running: dict[str, Path]) -> None:
     stream = io.StringIO()
     with SweepProgress(Console(file=stream, force_terminal=True, width=100)) as progress:
         progress.show(HEADLINE, running)
@@ -71,6 +71,6 @@ def test_no_line_comes_before_its_time(
         ("a\x1b[31mred\x1b[0m\n", "ared"),
     ],
 )
-def test_the_last_line_of_a_log(written: str, shown: str, tmp_path: Path) -> None:
+def test_the_last_printed_of_a_log(written: str, shown: str, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(written)
-    assert last_line(tmp_path / "log.txt") == shown
+    assert last_printed(tmp_path / "log.txt") == shown
