@@ -81,7 +81,7 @@ def test_the_drift_command(
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results have no picture."""
-    monkeypatch.setattr("specdec.diagnostics.drift.plot_drift", lambda found, path: None)
+    monkeypatch.setattr("specdec.diagnostics.drift.plot_drift", lambda drifts, names, folder: None)
 
 
 @pytest.mark.usefixtures("undrawn")
