@@ -124,8 +124,8 @@ class BuildsDrafter(pl.LightningModule):
         if not isinstance(trainer.datamodule, TokenData):  # type: ignore[attr-defined]
             raise ValueError(
                 "training needs one of specdec's data modules, from which it chooses the draft vocabulary: "
-                "trainer.fit(module, datamodule=ChatData(train=FILE)); wrap your own DataLoader or LightningDataModule: "
-                "datamodule=TokenizedData(YOURS)"
+                "trainer.fit(module, datamodule=ChatData(train=FILE)); wrap your own DataLoader or "
+                "LightningDataModule: datamodule=TokenizedData(YOURS)"
             )
         if trainer.state.fn == "fit":
             check_has_length(trainer, self.schedule)
