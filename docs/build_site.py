@@ -6,7 +6,6 @@ reference is made here, a page for each package from its docstrings and one of e
 pages with their outputs. The navigation and the theme are ``mkdocs.yml``'s.
 """
 
-import json
 import re
 import shutil
 import subprocess
@@ -185,13 +184,11 @@ def reference() -> None:
         parts = [f"# specdec.{package}", f"::: specdec.{package}\n    options: {{members: false}}"]
         parts += [f"::: {name}\n    options: {OPTIONS}" for name in dotted]
         folder.joinpath(f"{package}.md").write_text("\n\n".join(parts) + "\n")
-    helps = json.loads((ROOT / "specdec" / "help.json").read_text(encoding="utf-8"))["commands"]
-    text = "\n\n".join(
-        f"## specdec {name}\n\n```text\n{said.strip()}\n```" for name, said in helps.items()
-    )
-    folder.joinpath("command_line.md").write_text(
-        f"# Commands\n\nWhat `specdec COMMAND --help` says.\n\n{text}\n"
-    )
+    from command_pages import (
+        commands_page,
+    )  # next to this file, which the builder loads from elsewhere
+
+    folder.joinpath("command_line.md").write_text(commands_page(), encoding="utf-8")
 
 
 def packages() -> list[str]:

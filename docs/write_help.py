@@ -30,7 +30,9 @@ def write_help() -> None:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
             run_command(name, ["--help"])
-        line, _, rest = printed.getvalue().partition("\n\n")
+        # jsonargparse puts a backspace into it, which sites draw as a box
+        text = printed.getvalue().replace("\b", "")
+        line, _, rest = text.partition("\n\n")
         line = re.sub(r"\[[^][]*(\[[^][]*\][^][]*)*\]", "", line)  # without what may be left out
         needed = " ".join(word for word in line.split()[2:] if word not in ("specdec", name))
         example = f"Example: specdec {EXAMPLES[name]}\n\n" if name in EXAMPLES else ""
