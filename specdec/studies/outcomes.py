@@ -313,7 +313,7 @@ def accepted_at(at: str, shape: str) -> Metric:
         return None if answers is None else sum_by_prompt(answers, columns)
 
     name = f"acceptance at position {at}, {shape}"
-    return Metric(name, name, ACCEPTANCE, "share of the passes that came so far", None, table)
+    return Metric(name, name, ACCEPTANCE, "share of the passes that got this far", None, table)
 
 
 def _of_drift(figure: DriftFigure) -> Metric:

@@ -313,7 +313,7 @@ def _positions(study: RecordedStudy) -> Iterable[Json]:
     for shape in dict.fromkeys(shape for run in runs for shape in run.evaluation.answers):
         yield {
             "title": f"Acceptance by position, {shape}",
-            "unit": "share of the passes that came so far",
+            "unit": "share of the passes that got this far",
             "axis": "draft position",
             "arms": {
                 arm: [*_shares(runs_of_arm, shape)]

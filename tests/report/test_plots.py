@@ -104,8 +104,8 @@ def test_points_beyond_the_trained_depth_are_hollow() -> None:
 
 
 def test_lines_of_a_title_are_of_about_equal_length() -> None:
-    text = "share of the passes that came so far"
-    assert plots.label(text, 33) == "share of the passes\nthat came so far"
+    text = "share of the passes that got this far"
+    assert plots.label(text, 33) == "share of the passes\nthat got this far"
     assert plots.label(text, 40) == text
     assert plots.label("word " * 40, 10).endswith("...")
     assert plots.label("$x", 10) == r"\$x"
