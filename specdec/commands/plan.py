@@ -62,7 +62,7 @@ def plan(argv: list[str]) -> int:
     figures = plan_run(cli, world, on_gpus=options.device is not None)
     if options.device:
         device = DEVICES[options.device]
-        slowed = device._replace(flops=device.flops * options.efficiency)
+        slowed = device.slowed(options.efficiency)
         network = options.network * 1e9
         figures["device"] = options.device
         figures["efficiency"] = options.efficiency
@@ -181,6 +181,7 @@ def plan_run(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, An
         "drafter_frozen_parameters": frozen,
         "target_parameters": target,
         **_length(options, data, source, world),
+        "products": {"target": source.dtype, "drafter": str(trained_in.products).removeprefix("torch.")},
         "flops_per_token": {"target": target_flops(model, data.seq_len)}
         | drafter_flops(config, module.objective, module.train_head, data.seq_len),
         "exchanged_bytes_per_step": exchanged(

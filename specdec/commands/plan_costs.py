@@ -20,12 +20,23 @@ class Device(NamedTuple):
     """By its vendor's data sheet."""
 
     memory: float  # bytes
-    flops: float  # a second, of dense products in bfloat16
+    flops: float  # a second, of dense products in 16 bits
+    float32_flops: (
+        float  # the same in float32, whose products torch doesn't round to TF32 by default
+    )
+
+    def flops_in(self, dtype: str) -> float:
+        """Return the operations a second of products in a dtype."""
+        return self.flops if dtype in ("bfloat16", "float16") else self.float32_flops
+
+    def slowed(self, share: float) -> "Device":
+        """Return the device with this share of its peaks."""
+        return self._replace(flops=share * self.flops, float32_flops=share * self.float32_flops)
 
 
 DEVICES = {
-    "a100": Device(80e9, 312e12), "h100": Device(80e9, 989e12), "h200": Device(141e9, 989e12),
-    "b200": Device(180e9, 2250e12), "mi300x": Device(192e9, 1307e12),
+    "a100": Device(80e9, 312e12, 19.5e12), "h100": Device(80e9, 989e12, 67e12), "h200": Device(141e9, 989e12, 67e12),
+    "b200": Device(180e9, 2250e12, 75e12), "mi300x": Device(192e9, 1307e12, 163e12),
 }  # fmt: skip
 # of a device's memory, that a producer's weights may take; the rest is for keys and states
 ROOM = 0.85
@@ -126,14 +137,17 @@ def on_devices(
     world = figures["processes"]
     flops = figures["flops_per_token"]
     tokens = figures["tokens_per_step"] / world  # of a process
-    alone = tokens * (flops["target_head"] + flops["drafter"]) / device.flops
+    products = figures["products"]
+    target_rate = device.flops_in(products["target"])
+    alone = tokens * flops["target_head"] / target_rate
+    alone += tokens * flops["drafter"] / device.flops_in(products["drafter"])
     alone += figures["exchanged_bytes_per_step"] / network
-    fly = alone + tokens * flops["target"] / device.flops
+    fly = alone + tokens * flops["target"] / target_rate
     rate = tokens / alone
     states = figures["feature_bytes_per_token"]
     weights = figures["target_parameters"] * target_bytes
     devices = 2 ** max(0, math.ceil(math.log2(weights / (ROOM * device.memory))))
-    producers = math.ceil(world * rate * flops["target"] / (devices * device.flops))
+    producers = math.ceil(world * rate * flops["target"] / (devices * target_rate))
     rows = figures["train_rows"]
     ahead = {
         "step_seconds": alone, "tokens_per_second": world * rate, "memory_bytes": figures["memory_bytes_with_parts"],

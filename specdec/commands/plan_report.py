@@ -20,6 +20,7 @@ SOURCES = {
 # parts of the memory that grow with the rows of a batch
 BY_ROW = ("target_states", "activations", "loss")
 FEWER_TOKENS = "set --model.recompute true, a smaller --data.seq_len or --model.step_keep below 1"
+SIXTEEN_BITS = "set --trainer.precision bf16-mixed and --model.target.dtype bfloat16"
 SMALLER_TARGET = (
     "keep the target's layers off the trainer: "
     "--model.features Cached (or Streamed) with --model.target.parts true"
@@ -155,6 +156,8 @@ def _verdict(figures: Figures) -> Iterator[str]:
     if isinstance(figures["train_rows"], str):
         yield f"Data: its length is unknown ({figures['train_rows'].rstrip('.')})."
     yield _time_sentence(figures)
+    if "on_device" in figures and "float32" in figures["products"].values():
+        yield f"A GPU computes faster in 16 bits: {SIXTEEN_BITS}."
     yield from _memory_sentences(figures)
     yield _disk_sentence(figures)
     yield _limit(figures)
@@ -170,7 +173,9 @@ def _time_sentence(figures: Figures) -> str:
             "or train 20 steps on your machine and read its tokens per second."
         )
     run = figures["on_device"]
-    speed = f"at {100 * figures['efficiency']:.3g}% of the {figures['device']}'s peak, which --efficiency sets"
+    share = f"{100 * figures['efficiency']:.3g}%"
+    dtypes = " and ".join(dict.fromkeys(figures["products"].values()))
+    speed = f"at {share} of the {figures['device']}'s peak in {dtypes}, which --efficiency sets"
     if steps is None:
         step = seconds_text(run["step_seconds"])
         return f"Time: {step} a step, {speed}. Set trainer.max_steps to get the hours of the run."
@@ -196,7 +201,10 @@ def _memory_sentences(figures: Figures) -> Iterator[str]:
         yield f"Memory: a device needs up to {peak} of the {size}: it FITS."
         return
     yield f"Memory: a device needs up to {peak}, more than the {size}: it DOES NOT FIT."
-    yield f"To make it fit, {_remedy(memory, figures['batch_size'], run['memory_bytes_of_device'])}."
+    remedy = _remedy(memory, figures["batch_size"], run["memory_bytes_of_device"])
+    if "float32" in figures["products"].values():
+        remedy = f"{SIXTEEN_BITS}; in float32, {remedy}"
+    yield f"To make it fit, {remedy}."
 
 
 def _remedy(memory: Mapping[str, int], batch_size: int, room: float) -> str:

@@ -31,7 +31,7 @@ def run_figures(**changes: Any) -> dict[str, Any]:
         "seq_len": 1000, "batch_size": 10, "rows_per_step": 20, "tokens_per_step": 20_000,
         "train_rows": 10_000, "steps_per_epoch": 500, "steps": 1000, "tokens": 20_000_000,
         "flops_per_token": {"target": 6e10, "target_head": 1e10, "drafter": 3e10}, "exchanged_bytes_per_step": 1e9,
-        "feature_source": "on_the_fly", "feature_bytes_per_token": 32_000, "memory_bytes_with_parts": 34 * GB,
+        "products": {"target": "bfloat16", "drafter": "bfloat16"}, "feature_source": "on_the_fly", "feature_bytes_per_token": 32_000, "memory_bytes_with_parts": 34 * GB,
         "memory_bytes_with_target": 48 * GB, "memory_bytes_per_process": MEMORY,
     }  # fmt: skip
     figures |= changes
@@ -39,7 +39,7 @@ def run_figures(**changes: Any) -> dict[str, Any]:
 
 
 def on_device(figures: dict[str, Any], memory: float = 80e9) -> dict[str, Any]:
-    device = Device(memory, 1e14)
+    device = Device(memory, 1e14, 2e13)
     figures |= {"device": "h100", "efficiency": 0.35}
     figures["on_devices"] = on_devices(figures, device, network=1e9, target_bytes=2)
     figures["on_device"] = run_on_device(figures, device)
@@ -64,12 +64,26 @@ def test_hours_memory_and_disk_by_hand() -> None:
     }  # fmt: skip
     text = verdict(figures)
     assert (
-        "1,000 steps take 3.06 h on 2 h100 devices, 6.11 GPU-hours, at 35% of the h100's peak"
+        "1,000 steps take 3.06 h on 2 h100 devices, 6.11 GPU-hours, at 35% of the h100's peak in bfloat16"
         in text
     )
     assert "a device needs up to 64.0 GB of the 80.0 GB of the h100: it FITS." in text
     assert "the run takes 40.0 GB for checkpoints and drafters" in text
     assert "the target's forward pass takes 55% of the time" in text
+
+
+def test_float32_takes_its_own_peak_and_the_verdict_says_what_to_set() -> None:
+    """A fifth of the speed: 5 * 4 s for drafter and head, 5 * 6 s for the target, and 1 s on the network."""
+    figures = on_device(run_figures(products={"target": "float32", "drafter": "float32"}), 60e9)
+    assert figures["on_device"]["step_seconds"] == pytest.approx(51)
+    text = verdict(figures)
+    assert "at 35% of the h100's peak in float32" in text
+    bits = "set --trainer.precision bf16-mixed and --model.target.dtype bfloat16"
+    assert f"A GPU computes faster in 16 bits: {bits}." in text
+    assert f"To make it fit, {bits}; in float32, set --data.batch_size 8" in text
+    # the head is the target's, the drafter alone is trained in 16 bits
+    mixed = on_device(run_figures(products={"target": "float32", "drafter": "bfloat16"}))
+    assert mixed["on_device"]["step_seconds"] == pytest.approx(3 + 5 + 30 + 1)
 
 
 def test_a_budget_buys_steps_by_hand() -> None:
