@@ -1,9 +1,10 @@
 """The Python API under a plain Lightning trainer, its page, its example and its notebook."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import nbformat
@@ -28,6 +29,7 @@ from specdec import (
     WarmupCosine,
     load_drafter,
 )
+from specdec.training.losses import DistributionLoss, LossRows
 from tests.conftest import TEXT
 from tests.evaluation.test_conversation import TEMPLATE
 from tests.examples import load_example
@@ -117,6 +119,7 @@ def test_lightnings_own_checkpoint_goes_on(
     text = SpeculativeDecoder(loaded.target, loaded.drafter).generate("def", 9).text
     assert text == SpeculativeDecoder(module.target, module.drafter).generate("def", 9).text
     # a trainer measures it, as the module that it was saved from
+    loaded = DrafterModule.load_from_checkpoint(path, ttt_steps=2)
     measured = [
         trainer(tmp_path, logger=False, enable_checkpointing=False).test(
             tested, datamodule=data(text_file), verbose=False
@@ -148,9 +151,56 @@ def test_a_loaded_module_is_not_measured_with_another_target(
         trainer(tmp_path, logger=False).test(loaded, datamodule=data(text_file))
 
 
+@dataclasses.dataclass(frozen=True)
+class Distance(DistributionLoss):
+    """By autograd, as one's own loss is."""
+
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, rows: LossRows) -> torch.Tensor:
+        return (rows.draft_RD.softmax(-1) - rows.p_RD).square().sum(-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Misspelled(Distance):
+    reads: ClassVar[frozenset[str]] = frozenset({"tokens_R"})
+
+
+def test_a_loss_by_autograd_is_validated_outside_of_fit_too_and_a_checkpoint_warns_of_it(
+    target_directory: Path, text_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = DrafterModule(str(target_directory), SMALL, loss=Distance(), ttt_steps=2)
+    run = trainer(tmp_path, max_steps=1, enable_checkpointing=False, logger=False)
+    run.fit(module, datamodule=data(text_file))
+    inside = {name: float(value) for name, value in run.callback_metrics.items() if "val/" in name}
+    (outside,) = trainer(tmp_path, logger=False).validate(
+        module, datamodule=data(text_file), verbose=False
+    )
+    with_gradients = trainer(tmp_path, logger=False, inference_mode=False)
+    (again,) = with_gradients.validate(module, datamodule=data(text_file), verbose=False)
+    assert outside == again and outside["val/loss"] > 0
+    assert inside == {} or inside["val/loss"] == outside["val/loss"]
+    run.save_checkpoint(path := tmp_path / "one.ckpt")
+    DrafterModule.load_from_checkpoint(path, loss=Distance(), ttt_steps=2)
+    assert "the checkpoint was trained with" not in caplog.text
+    DrafterModule.load_from_checkpoint(path, loss=Distance())
+    assert (
+        "the checkpoint was trained with ttt_steps=2: give load_from_checkpoint the same"
+        in caplog.text
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (
+            {"loss": "ForwardKL"},
+            r"model.loss must be an object, such as SoftCrossEntropy\(\), not 'ForwardKL'",
+        ),
+        (
+            {"loss": Misspelled()},
+            "loss Misspelled reads tokens_R: choose from log_mass_R, log_p_RD, token_R",
+        ),
         ({"target": "no/such/directory"}, "no/such/directory: no such directory"),
         (
             {"drafter": "eagle4"},

@@ -6,6 +6,7 @@ doubt is left to it.
 
 import contextlib
 import itertools
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +16,13 @@ from typing import Any, NamedTuple
 import yaml
 
 from specdec.commands.known import KnownOption, KnownPart, index, known_options, required_names
-from specdec.utils.config import packaged_path, preset_file, read_yaml
+from specdec.utils.config import PRESETS, packaged_path, preset_file, read_yaml
 from specdec.utils.numbers import Range
 from specdec.utils.shape_text import check_shape_text
 from specdec.utils.text import nearest_name
 from specdec.utils.trust import parse_yaml
+
+log = logging.getLogger(__name__)
 
 CONFIGS = ("config", "c")
 ALIASES = {"target": "target.source"}
@@ -95,7 +98,9 @@ def _effective(words: Sequence[str]) -> list[Setting]:
     """Return the values of a command line and its config files without those that others take the place of."""
     last: dict[str, list[Setting]] = {}
     typed = list(_command_line(words))
-    for setting in (*_config_files(typed), *typed):
+    files = list(_config_files(typed))
+    _check_presets_first(files, typed)
+    for setting in (*files, *typed):
         option = setting.option.replace(".init_args.", ".")
         if not setting.where:  # a part of a command line is another part than the file's
             for name in [name for name in last if name.startswith(f"{option}.")]:
@@ -103,6 +108,27 @@ def _effective(words: Sequence[str]) -> list[Setting]:
         last[option] = [value for value in last.get(option, []) if value.source == setting.source]
         last[option].append(setting)
     return [setting for values in last.values() for setting in values]
+
+
+def _check_presets_first(files: Sequence[Setting], typed: Sequence[Setting]) -> None:
+    """Raise ValueError for a preset of the command line behind options that it takes the place of; warn of a file's."""
+    for position, setting in enumerate(typed):
+        if setting.option not in PRESETS or not isinstance(setting.value, str):
+            continue
+        start = f"{setting.option}."
+        preset = f"--{setting.option} {setting.value}"
+        for earlier in typed[:position]:
+            if earlier.option.startswith(start):
+                raise ValueError(
+                    f"{preset} takes the place of --{earlier.option} before it: give the preset first"
+                )
+        lost = [other.option for other in files if other.option.startswith(start)]
+        if lost:
+            log.warning(
+                "%s takes the place of what the config files say: %s",
+                preset,
+                ", ".join(dict.fromkeys(lost)),
+            )
 
 
 def _command_line(words: Sequence[str]) -> Iterator[Setting]:

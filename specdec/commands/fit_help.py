@@ -43,7 +43,7 @@ MORE = {
         "the data set by its class, ChatData or TextData for example; --data.help ChatData prints its "
         "options, such as --data.train and --data.seq_len"
     ),
-    "model.drafter": "the design: a preset's name, such as eagle3, or its file",
+    "model.drafter": "the whole design: a preset's name, such as eagle3, or its file; give it before the options below",
     "model.drafter.norms.aux": "of the target's hidden states: none, each or concat",
 }
 COLUMNS = 100

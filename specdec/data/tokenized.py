@@ -4,7 +4,7 @@ Legend: B examples of a batch, T tokens of an example.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
-from specdec.data.loader import Batch, Document, split
+from specdec.data.loader import Batch, Document, ResumableLoader, split
 from specdec.data.packing import pack_whole
 from specdec.data.token_data import TokenData
 from specdec.utils.numbers import RowTokens, Seed, Side
@@ -38,17 +38,19 @@ class TokenizedData(TokenData):
             ``LightningDataModule``, which has the validation examples too. A ``DataLoader`` that shuffles is read in
             its data set's own order, so that a resumed run draws the same rows.
         val: the same for validation; None takes the data module's, or sets ``val_fraction`` of the examples aside.
+        test: the same for ``Trainer.test``; None takes the data module's, or the validation examples.
         val_fraction: share of the examples set aside, chosen by ``seed``; at least one.
     """
 
     def __init__(
-        self, train: Examples | pl.LightningDataModule, val: Examples | None = None, val_fraction: float = 0.05,
-        seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0,
+        self, train: Examples | pl.LightningDataModule, val: Examples | None = None, test: Examples | None = None,
+        val_fraction: float = 0.05, seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0,
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, seed)
         self.val_fraction = val_fraction
         self._train = train
         self._val = val
+        self._test = test
 
     def documents(self, tokenizer: Any) -> tuple[Sequence[Document], Sequence[Document]]:
         """Return (training, validation) examples; nothing is tokenized.
@@ -61,12 +63,22 @@ class TokenizedData(TokenData):
         if isinstance(train, pl.LightningDataModule):
             train.prepare_data()
             train.setup("fit")
-            validation = validation_examples(train) if validation is None else validation
+            validation = own_examples(train.val_dataloader) if validation is None else validation
             train = train.train_dataloader()
         documents = list(read_examples(train, "train"))
         if validation is None:
             return split(documents, self.val_fraction, self.seed)
         return documents, list(read_examples(validation, "val"))
+
+    def test_dataloader(self) -> ResumableLoader:
+        """Return the loader of the test examples, of the validation rows if there are none."""
+        examples = self._test
+        if examples is None and isinstance(self._train, pl.LightningDataModule):
+            self._train.setup("test")
+            examples = own_examples(self._train.test_dataloader)
+        if examples is None:
+            return super().test_dataloader()
+        return self._loader(self.pack(list(read_examples(examples, "test"))), shuffle=False)
 
     def pack(self, documents: Sequence[Document]) -> Batch:
         """Return all examples as rows of ``seq_len`` tokens; longer examples are cut to that."""
@@ -82,10 +94,10 @@ class TokenizedData(TokenData):
         return pack_whole(cut, self.seq_len)
 
 
-def validation_examples(module: pl.LightningDataModule) -> Examples | None:
-    """Return what a data module validates on, None if it has nothing of the kind."""
+def own_examples(loader: Callable[[], Any]) -> Examples | None:
+    """Return the examples of a data module's loader, None if the module does not define it."""
     try:
-        examples: Examples | None = module.val_dataloader()
+        examples: Examples | None = loader()
     except MisconfigurationException:  # which Lightning's own method raises
         return None
     return examples or None

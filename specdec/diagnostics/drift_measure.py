@@ -313,7 +313,7 @@ def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigur
         title, unit = SERIES[name]
         yield DriftFigure(f"{name}_last", f"{title}{at_last}", name, (last,), unit)
         if name != "sink_own_mass":
-            title = f"{title}, step 1 to {depths}"
+            title = f"{title}, change from step 1 to {depths}"
             unit = f"difference of {unit.replace('share', 'shares')}"
             yield DriftFigure(f"{name}_change", title, name, both, unit, "difference", 0.0)
     for when, step in (("first", first), ("last", last)):
@@ -321,7 +321,9 @@ def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigur
         yield DriftFigure(f"kl_{when}", title, "kl", (step,), "nats")
     name = "conditional_acceptance"
     title, unit = SERIES[name]
-    yield DriftFigure("acceptance", f"{title}, steps 1 to {depths}", name, (range(depths),), unit)
+    yield DriftFigure(
+        "acceptance", f"{title}, mean of steps 1 to {depths}", name, (range(depths),), unit
+    )
     if trained_depth is not None and trained_depth < depths:
         beyond = range(trained_depth, depths)
         title = f"{title}, beyond the trained depth"

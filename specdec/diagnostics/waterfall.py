@@ -47,15 +47,15 @@ MEANINGS = {  # title, and what a loss there means
     PERFECT: ("perfect drafts", "every draft is right"),
     VOCABULARY: (
         "draft vocabulary",
-        "what it lacks cannot be drafted; a larger one wins this back",
+        "a ceiling: no draft is a token outside it; raise model.drafter.draft_vocab_size to lift the ceiling",
     ),
     TRUE_FEATURES: (
         "true features",
-        "wrong though the drafter reads the target's states; more training or data",
+        "wrong drafts although the drafter reads the target's states; try more training or data",
     ),
     OWN_FEATURES: (
         "own features",
-        "drift: it reads its own states, or a mask; more ttt_steps, PostNorm, or no mask",
+        "drift: from draft 2 on it reads its own states, or a mask; try more ttt_steps, or PostNorm",
     ),
     OWN_TOKENS: ("own tokens", "exposure: own drafts decide where the next pass begins"),
     OBSERVED: ("observed by decoding", "what specdec evaluate measures for this chain"),

@@ -209,7 +209,9 @@ class DrafterConfig:
                 "the mask token of a drafter's config must be its own number, not one from the end"
             )
         if self.head == "target" and self.draft_vocab_size != self.vocab_size:
-            raise ValueError("head=target covers the whole vocabulary: set draft_vocab_size=all")
+            raise ValueError(
+                "head=target covers the whole vocabulary: set --model.drafter.draft_vocab_size all"
+            )
         if self.head == "target" and self.hidden_size != self.target_hidden_size:
             raise ValueError(
                 f"head=target reads states of width {self.target_hidden_size}, the drafter has {self.hidden_size}"

@@ -241,7 +241,7 @@ def _drift_metric(name: str, parts: Mapping[str, str], run: RecordedRun) -> Metr
     if parts["change"] == "growth":
         title += f", step {last} over step 1"
         return _of_drift(DriftFigure(name, title, series, depths, "ratio", "ratio", 1.0))
-    title += f", step 1 to {last}"
+    title += f", change from step 1 to {last}"
     unit = f"difference of {unit.replace('share', 'shares')}"
     return _of_drift(DriftFigure(name, title, series, depths, unit, "difference", 0.0))
 

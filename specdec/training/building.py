@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 # a design does not set these: a saved drafter keeps its own
 KEPT = {"rms_norm_eps", "rope", "max_position_embeddings", "logit_scale"}
+LOW_COVERAGE = 0.9  # of the supervised tokens, by the draft vocabulary
 TARGET_IDS = "train_step.drafter.vocab.target_ids_D"  # in a checkpoint's state dict
 OF_THE_TARGET = {"vocab_size", "target_hidden_size", "num_target_layers"}
 
@@ -221,6 +222,11 @@ def build(
         "drafter: %s trainable parameters, boundaries %s of %d, draft vocabulary %d covering %.2f %% of the text",
         f"{trainable:,}", list(config.aux_layers), config.num_target_layers, len(ids_D), 100 * covered,
     )  # fmt: skip
+    if covered < LOW_COVERAGE:
+        log.warning(
+            "the draft vocabulary has %.0f %% of the supervised tokens, and the drafter cannot propose the others: "
+            "raise model.drafter.draft_vocab_size", 100 * covered,
+        )  # fmt: skip
     return drafter
 
 

@@ -35,6 +35,10 @@ class LossRows(NamedTuple):
     token_R: Tensor  # int64, draft id of the target's most likely token within the draft vocabulary
 
 
+READABLE = frozenset({"log_p_RD", "log_mass_R", "token_R"})
+"""The columns of :class:`LossRows` that a loss has to name in ``reads``."""
+
+
 class Loss:
     """Base of the losses: a frozen spec. Subclass :class:`DistributionLoss` or :class:`FeatureLoss`, not this.
 
@@ -48,7 +52,7 @@ class Loss:
 class DistributionLoss(Loss):
     """A loss of the drafter's next-token distribution q against the target's p."""
 
-    reads: ClassVar[frozenset[str]] = frozenset({"log_p_RD", "log_mass_R", "token_R"})
+    reads: ClassVar[frozenset[str]] = READABLE
     """The columns of :class:`LossRows` that it reads in addition to draft logits and p; others hold NaN, or -1 for
     tokens."""
     widens: ClassVar[bool] = False
@@ -61,8 +65,10 @@ class DistributionLoss(Loss):
     def loss_and_grad_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The losses, (R,); leaves the gradient of ``(loss_R * weight_R).sum()`` by the logits in ``rows.draft_RD``.
 
-        By autograd; override it with a closed form.
+        By autograd; override it with a closed form. In inference mode there is no gradient, and none is left.
         """
+        if torch.is_inference_mode_enabled():
+            return self(rows)
         with torch.enable_grad():
             leaf_RD = rows.draft_RD.detach().requires_grad_()
             loss_R = self(rows._replace(draft_RD=leaf_RD))
@@ -202,10 +208,19 @@ class NamedTerm(NamedTuple):
 
 
 def terms(loss: Loss) -> list[NamedTerm]:
-    """What a loss is the sum of, by the class's name in snake case; further ones of a class get ``_2`` and so on."""
+    """What a loss is the sum of, by the class's name in snake case; further ones of a class get ``_2`` and so on.
+
+    Raises:
+        ValueError: one reads a column that :class:`LossRows` doesn't have.
+    """
     seen: dict[str, int] = {}
     named = []
     for part in loss.terms if isinstance(loss, WeightedSum) else [Term(loss)]:
+        reads = getattr(part.loss, "reads", READABLE)
+        if unknown := sorted(set(reads) - READABLE):
+            raise ValueError(
+                f"loss {type(part.loss).__name__} reads {', '.join(unknown)}: choose from {', '.join(sorted(READABLE))}"
+            )
         name = re.sub(
             r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(part.loss).__name__
         ).lower()

@@ -100,7 +100,8 @@ class UnrollMetrics(Metric):
     def update(self, counts: StepCounts) -> None:
         """Add one batch."""
         *others, loss_KN = counts
-        self.sums += torch.cat([torch.stack(others), loss_KN.T])
+        # not in place: what inference mode has made may not be changed outside of it
+        self.sums = self.sums + torch.cat([torch.stack(others), loss_KN.T])
 
     def compute(self) -> dict[str, Tensor]:
         """Every figure as a scalar; a depth that was never reached reports zero."""

@@ -6,7 +6,7 @@ One training step is read in five files: this one (``training_step``), ``step.py
 Legend: B batch, T tokens, N aux layers, H hidden.
 """
 
-from collections.abc import Mapping
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,15 +36,18 @@ from specdec.training.learning_rate import (
     scheduler_config,
     use_present_rates,
 )
-from specdec.training.losses import DistributionLoss, FeatureLoss, Loss
+from specdec.training.losses import Loss
 from specdec.training.noise import FeatureNoise, NoNoise, generator_of, noisy
 from specdec.training.nonfinite import NonFiniteSteps
+from specdec.training.parts import OBJECTIVE, check_parts, other_objective
 from specdec.training.schedule import Schedule, WarmupCosine
 from specdec.training.stage_metrics import BY_SOURCE, StageMetrics
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, target_outputs
-from specdec.training.step_weights import PrefixWeights, StepWeights
+from specdec.training.step_weights import StepWeights
 from specdec.utils.config import hyperparameters
 from specdec.utils.numbers import Depth, PositiveShare, check_numbers
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     AnyTarget = TargetSource | Target | str | Path
@@ -57,17 +60,6 @@ DEFAULTS: dict[str, Any] = {
     "model.optimizer": {"class_path": "specdec.nn.optimizers.AdamW"},
 }
 """What a config that does not say trains with."""
-OBJECTIVE = ObjectiveConfig()  # has the defaults of the arguments that it shares with DrafterModule
-BASES = (
-    Loss,
-    DistributionLoss,
-    FeatureLoss,
-    StepWeights,
-    PrefixWeights,
-    Features,
-    FeatureNoise,
-    Start,
-)
 
 
 class DrafterModule(BuildsDrafter):
@@ -126,7 +118,7 @@ class DrafterModule(BuildsDrafter):
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
         check_numbers(DrafterModule.__init__, arguments, "model.")
-        _refuse_bases(arguments)
+        check_parts(arguments)
         super().__init__(
             target, drafter, start, features, train_embed, train_head, attention, compile
         )
@@ -365,16 +357,14 @@ class DrafterModule(BuildsDrafter):
                 self.target_source = TargetSource(
                     str(trained_for.get("source")), None if revision is None else str(revision)
                 )
+            self.target_config = self.target_source.local_config()
+            if differing := other_objective(checkpoint, self.hparams):
+                log.warning(
+                    "the checkpoint was trained with %s: give load_from_checkpoint the same, or validate and test "
+                    "measure another loss",
+                    ", ".join(differing),
+                )
         check_checkpoint(checkpoint, drafter)
-
-
-def _refuse_bases(arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError for a part that is an abstract base class, which a config can name like any other."""
-    for name in ("loss", "step_weights", "features", "noise", "start"):
-        if type(part := arguments[name]) in BASES:
-            raise ValueError(
-                f"model.{name}={type(part).__name__} is an abstract base class: choose one of its subclasses"
-            )
 
 
 def _learning_rates(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -30,11 +30,17 @@ def preset_names(option: str) -> list[str]:
 
 
 def preset_file(option: str, value: Any) -> Any:
-    """Return the shipped config that a value names, as ``eagle3`` for ``model.drafter``; any other value as it is."""
+    """Return the shipped config that a value names, as ``eagle3`` for ``model.drafter``; any other value as it is.
+
+    ``AdamW`` names one too: torch has a class of that name, and so has specdec.
+    """
     option = option.removesuffix("+")
-    if option not in PRESETS or not isinstance(value, str) or value not in preset_names(option):
+    if option not in PRESETS or not isinstance(value, str):
         return value
-    return str(SHIPPED / PRESETS[option] / f"{value}.yaml")
+    name = "adamw" if value == "AdamW" else value
+    return (
+        str(SHIPPED / PRESETS[option] / f"{name}.yaml") if name in preset_names(option) else value
+    )
 
 
 def packaged_path(path: str) -> str:

@@ -215,3 +215,20 @@ def test_a_wrong_value_takes_under_a_second_of_processor_time(folder: Path) -> N
     assert done.returncode == 2
     assert "loading torch" not in done.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5
+
+
+def test_a_preset_behind_options_that_it_takes_the_place_of_is_refused_and_a_files_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind = ["--model.drafter.num_layers", "2", "--model.drafter", "eagle3"]
+    with pytest.raises(
+        ValueError,
+        match=r"takes the place of --model.drafter.num_layers before it: give the preset first",
+    ):
+        check_values(["fit"], behind, True)
+    check_values(["fit"], [*behind[2:], *behind[:2]], True)
+    assert "takes the place" not in caplog.text
+    config = tmp_path / "run.yaml"
+    config.write_text("model: {drafter: {draft_vocab_size: 256}}\n")
+    check_values(["fit"], ["--config", str(config), "--model.drafter", "eagle3"], True)
+    assert "what the config files say: model.drafter.draft_vocab_size" in caplog.text

@@ -49,6 +49,9 @@ class OwnModule(pl.LightningDataModule):
             return super().val_dataloader()
         return DataLoader(self.examples[6:], batch_size=1, collate_fn=collate)  # type: ignore[arg-type]
 
+    def test_dataloader(self) -> Any:
+        return DataLoader(EXAMPLES[4:6], collate_fn=collate)  # type: ignore[arg-type]
+
 
 def documents_in(rows: Batch) -> list[tuple[list[int], list[bool]]]:
     """The packed documents, sorted: ids and what is supervised."""
@@ -69,6 +72,18 @@ def test_a_data_modules_padded_batches_arrive_token_by_token_without_padding() -
     data.prepare(None)
     assert documents_in(data.splits.train) == wanted(EXAMPLES[:6])
     assert documents_in(data.splits.validation) == wanted(EXAMPLES[6:])
+
+
+def test_a_data_modules_test_examples_are_tested_and_else_the_validation_rows() -> None:
+    data = TokenizedData(OwnModule(validates=True), seq_len=24)
+    data.prepare(None)
+    assert documents_in(data.test_dataloader().rows) == wanted(EXAMPLES[4:6])
+    given = TokenizedData(EXAMPLES, EXAMPLES[:1], test=EXAMPLES[1:3], seq_len=24)
+    given.prepare(None)
+    assert documents_in(given.test_dataloader().rows) == wanted(EXAMPLES[1:3])
+    none = TokenizedData(EXAMPLES, EXAMPLES[:1], seq_len=24)
+    none.prepare(None)
+    assert documents_in(none.test_dataloader().rows) == wanted(EXAMPLES[:1])
 
 
 def test_a_data_module_that_does_not_validate_leaves_a_fraction_of_its_examples() -> None:

@@ -279,7 +279,7 @@ def bare(**sites: Any) -> Norms:
         ),
         (
             lambda: DrafterSpec(head="target", draft_vocab_size=40),
-            "head=target covers the whole vocabulary: set draft",
+            "head=target covers the whole vocabulary: set --model.drafter.draft",
         ),
         (
             lambda: DrafterSpec(head="target", draft_vocab_size="all", hidden_size=24),

@@ -190,7 +190,7 @@ LONGROPE = {
         ({"data": InMemory([[1, 2, -1]])}, "-1"),
         ({"spec": dataclasses.replace(EAGLE3, aux_layers=[1, 8])}, "boundaries 0 to 7"),
         ({"target": tiny_target(dtype=torch.float32, num_hidden_layers=4)}, "4 layers is too shallow.*set aux_layers"),
-        ({"spec": dataclasses.replace(EAGLE1, draft_vocab_size=40)}, "draft_vocab_size=all"),
+        ({"spec": dataclasses.replace(EAGLE1, draft_vocab_size=40)}, "draft_vocab_size all"),
         ({"target": tiny_target(dtype=torch.float32, eos_token_id=[1, 2]),
           "spec": dataclasses.replace(EAGLE3, draft_vocab_size=1)}, "2 control tokens"),
     ],
