@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 CONFIGS = ("config", "c")
 ALIASES = {"target": "target.source"}
 OUTPUTS = ("out", "to", "log_file")
+SEVERAL = ("suite", "temperatures")  # each has a folder in --out, and those that are there stay
 # how a help text says that a command takes a new directory or file alone
 NEW = re.compile(r"\ba new (one|file)\b|not there yet|must not exist yet|must be new, or resumed")
 ROWS = (".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".yaml", ".yml")
@@ -340,6 +341,8 @@ def _near_path(path: Path) -> str:
 def _check_new(values: Sequence[Setting], options: Mapping[str, KnownOption]) -> None:
     """Refuse a directory or file to write that exists, of a command that takes a new one alone."""
     resumes = any(setting.option == "ckpt_path" and setting.value for setting in values)
+    if any(setting.option in SEVERAL for setting in values):
+        return
     for setting in values:
         option = options.get(setting.option)
         if setting.option not in OUTPUTS or option is None or not NEW.search(option.about):

@@ -232,3 +232,11 @@ def test_a_preset_behind_options_that_it_takes_the_place_of_is_refused_and_a_fil
     config.write_text("model: {drafter: {draft_vocab_size: 256}}\n")
     check_values(["fit"], ["--config", str(config), "--model.drafter", "eagle3"], True)
     assert "what the config files say: model.drafter.draft_vocab_size" in caplog.text
+
+
+def test_an_evaluation_of_suites_goes_on_in_the_directory_that_it_began(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k-t0").mkdir()
+    words = ["--drafter", str(tmp_path), "--out", str(tmp_path)]
+    check_values(["evaluate"], [*words, "--suite", "gsm8k"], True)
+    with pytest.raises(ValueError, match="exists already"):
+        check_values(["evaluate"], [*words, "--prompts", __file__], True)

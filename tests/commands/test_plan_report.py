@@ -31,7 +31,8 @@ def run_figures(**changes: Any) -> dict[str, Any]:
         "seq_len": 1000, "batch_size": 10, "rows_per_step": 20, "tokens_per_step": 20_000,
         "train_rows": 10_000, "steps_per_epoch": 500, "steps": 1000, "tokens": 20_000_000,
         "flops_per_token": {"target": 6e10, "target_head": 1e10, "drafter": 3e10}, "exchanged_bytes_per_step": 1e9,
-        "products": {"target": "bfloat16", "drafter": "bfloat16"}, "feature_source": "on_the_fly", "feature_bytes_per_token": 32_000, "memory_bytes_with_parts": 34 * GB,
+        "products": {"target": "bfloat16", "drafter": "bfloat16"},
+        "feature_source": "on_the_fly", "feature_bytes_per_token": 32_000, "memory_bytes_with_parts": 34 * GB,
         "memory_bytes_with_target": 48 * GB, "memory_bytes_per_process": MEMORY,
     }  # fmt: skip
     figures |= changes

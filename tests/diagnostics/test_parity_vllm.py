@@ -162,7 +162,7 @@ def test_mistakes_are_one_line(
         (bare, "give either --drafter DIR or --design PRESET, not both"),
         ([*bare, "--design", "eagle9"], "no preset 'eagle9'"),
         (
-            [*bare, "--design", "eagle3", "--exported", "x"],
+            [*bare, "--design", "eagle3", "--exported", "."],
             "--exported is of a drafter that you have",
         ),
     ):

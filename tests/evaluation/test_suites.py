@@ -217,7 +217,7 @@ def test_every_suite_and_temperature_has_a_folder_and_all_of_them_a_table(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--prompts", "a.txt"], "give either prompts or suite"),
+        (["--prompts", __file__], "give either prompts or suite"),
         (["--sampling.temperature", "1"], "give temperatures in its place"),
         (["--temperatures", "0", "0"], "one is given twice"),
         (["--layouts", "prompt"], "a suite has its own"),

@@ -97,7 +97,7 @@ ALONE: dict[str, Any] = axes(**{"model.ttt_steps": 2}) | {"leave_out": [{"x": "b
         ),
         (axes(**{"model.target.source": "/nowhere"}), "arm x=b: /nowhere: no such directory"),
         (
-            axes(**{"model.ttt_steps": 7}),
+            axes(**{"model.ttt_steps": 4}),
             "arms x=b and x=a come to the same training and the same measures",
         ),
         (axes(**{"evaluate.shape": ["bush"]}), "arm x=b: evaluate: .*'bush'"),

@@ -275,7 +275,7 @@ def test_a_sweep_runs_what_it_planned_once(
         (["--only", "K=7"], "--only 'K=7': no such arm; there are: K=1, K=2"),
         (["--threads", "0"], "--threads must be at least 1"),
         (["--engine", "cloud"], "engine"),
-        (["--engine.workers", "0"], "Local.workers must be at least 1, not 0"),
+        (["--engine.workers", "0"], "--engine.workers must be at least 1, not 0"),
     ],
 )
 def test_a_wrong_sweep_is_refused_before_anything_is_written(
