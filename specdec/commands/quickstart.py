@@ -24,7 +24,7 @@ from specdec.utils.config import runs_folder
 from specdec.utils.files import write_json, write_text
 from specdec.utils.machine import multiplies_bfloat16
 from specdec.utils.reading import check_sums, read_json
-from specdec.utils.text import duration, how_many, printable
+from specdec.utils.text import how_many, printable
 
 CONFIG = "conf/quickstart.yaml"
 EVALUATION = "evaluation"  # the folder of its results in the run directory
@@ -32,11 +32,12 @@ SHAPE = "chain:depth=4"
 PROMPTS = 20
 PROMPT_TOKENS = 32
 NEW_TOKENS = 96
-# seconds of each stage on two cores (benchmarks/results has the machine), for what is said beforehand
-PRETRAINS = 3600
-TRAINS = 130
-DECODES = 40
-COMPILES = 100
+# how long each stage takes on two cores, by the processor (benchmarks/results), for what is said beforehand
+PRETRAINS = "about an hour"
+TRAINS = "2 to 10 minutes"
+DECODES = "20 s to a minute"
+COMPILES = "2 to 3 minutes"
+SHOWS = "a few seconds"
 
 
 def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) -> int:
@@ -69,7 +70,7 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
             return status
     else:
         target = TargetSource()
-        stages.announce("the target, a small Llama that comes with specdec", 0, True)
+        stages.announce("the target, a small Llama that comes with specdec", "", True)
     fit_args, evaluate_args = _commands(target.source, out, seed, full)
     commands = [["specdec", "fit", *fit_args], ["specdec", "evaluate", *evaluate_args]]
     write_text(out / "commands.sh", "".join(f"{shlex.join(command)}\n" for command in commands))
@@ -84,7 +85,7 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
             return status
     metrics = _measure_drafter(target, out, full, stages)
     print_results(metrics, console)
-    stages.announce("an answer as it is decoded", 2)
+    stages.announce("an answer as it is decoded", SHOWS)
     show_answer(target, out, console)
     console.rule("specdec quickstart")
     about = read_json(Path(target.directory()) / RECORD)
@@ -100,10 +101,10 @@ class Stages:
         self.console = console
         self.number = 0
 
-    def announce(self, what: str, seconds: int, done: bool = False) -> None:
+    def announce(self, what: str, duration: str, done: bool = False) -> None:
         """Say what begins, and how long it takes on two cores; ``done``: by an earlier run."""
         self.number += 1
-        left = "done before" if done else f"about {duration(seconds)} on two cores"
+        left = "done before" if done else f"{duration} on two cores"
         line = f"\n[bold]{self.number}/4[/bold] {what}: {left}"
         self.console.print(line, highlight=False, soft_wrap=True)
 
@@ -138,7 +139,7 @@ def _measure_drafter(target: TargetSource, out: Path, full: bool, stages: Stages
         write_text(prompts, "".join(json.dumps({**row, "category": None}) + "\n" for row in rows))
         write_run_sums(out)
     what = f"decoding {PROMPTS} held-out prompts plainly and with drafts"
-    stages.announce(what, DECODES + (COMPILES if full else 0), is_measured)
+    stages.announce(what, COMPILES if full else DECODES, is_measured)
     if is_measured:
         check_sums(out / EVALUATION, "remove the folder: the same command evaluates again")
         return read_json(out / EVALUATION / METRICS)

@@ -72,7 +72,7 @@ def test_everything_is_kept_used_again_and_made_by_commands(
         "3/4",
         "4/4",
     ]
-    assert "2/4 training the drafter, EAGLE-3.1: about" in printed
+    assert "2/4 training the drafter, EAGLE-3.1: 2 to 10 minutes" in printed
     answer = (
         printed.partition("Accepted drafts are in brackets.\n\n")[2].partition("─")[0].strip("\n")
     )
