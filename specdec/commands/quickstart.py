@@ -167,11 +167,14 @@ def _commands(source: str, out: Path, seed: int, compile: bool) -> tuple[list[st
 
 
 def show_answer(source: TargetSource, out: Path, console: Console) -> None:
-    """Decode a prompt with a chain, the one with the longest answer that does not loop, and print it as it comes:
-    accepted drafts in green, the target's own tokens plain; drafts in brackets without colors."""
+    """Decode a prompt with a chain, and print the answer as it comes: accepted drafts in green, the target's own tokens
+    plain; drafts in brackets without colors. Of the answers that end and do not loop it is the longest."""
     target, drafter, *_ = load_pair(source, out / "drafter")
     chain, *_ = read_answers(out / EVALUATION / ANSWERS, 1)
-    longest = max(chain, key=lambda answer: (not answer.loops, answer.tokens))
+    longest = max(
+        chain,
+        key=lambda answer: (not answer.loops, answer.tokens < NEW_TOKENS, answer.tokens),
+    )
     prompts = load_prompts([out / "prompts.jsonl"])
     texts = {prompt.prompt_id: str(prompt.text) for prompt in prompts}
     prompt = texts[longest.prompt_id]
