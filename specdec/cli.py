@@ -139,24 +139,13 @@ def check_command_line(name: str, args: list[str]) -> None:
     from specdec.utils import imports
 
     commands = _commands_with_options(name)
-    allowed, args = _permissions(args)
+    allowed, args = imports.take_permissions(args)
     if "fit" in commands:
         lightning_spelling.warn_of_variables(os.environ)
         lightning_spelling.check_lightning_spelling(args)
     with imports.allowing((), allowed.env, allowed.keys):
         spelling.check_spelling(commands, args, bool(allowed.imports))
         early.check_values(commands, args, is_first=not is_further_process())
-
-
-def _permissions(args: list[str]) -> tuple[Any, list[str]]:
-    """What the command line, the environment and the user's settings allow, and the other arguments."""
-    from specdec.commands.trusted_folder import folder_permissions
-    from specdec.utils import imports
-
-    allowed, rest = imports.take_permissions(args)
-    granted = folder_permissions(rest)
-    pairs = zip(allowed, granted, strict=True)
-    return type(allowed)(*(tuple(dict.fromkeys((*typed, *more))) for typed, more in pairs)), rest
 
 
 def _commands_with_options(name: str) -> list[str]:
@@ -274,7 +263,7 @@ def run_command(name: str, args: list[str]) -> int:
     from specdec.utils import imports, machine
 
     module, _, function = COMMANDS[name][0].partition(":")
-    allowed, args = _permissions(args)
+    allowed, args = imports.take_permissions(args)
     machine.command_line[:] = ["specdec", name, *allowed.flags(), *args]
     with imports.allowing(*allowed):
         command = getattr(importlib.import_module(module), function)
