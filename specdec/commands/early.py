@@ -80,6 +80,7 @@ def check_values(commands: Sequence[str], argv: Sequence[str], is_first: bool) -
     texts = [index()["commands"][name] for name in reversed(commands)]
     options = {name: option for text in texts for name, option in known_options(text).items()}
     positional = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    _check_presets_first(words)
     values = _effective(words)
     _check_required(commands[0], words, {setting.option for setting in values}, options)
     for setting in values:
@@ -99,9 +100,7 @@ def _effective(words: Sequence[str]) -> list[Setting]:
     """Return the values of a command line and its config files without those that others take the place of."""
     last: dict[str, list[Setting]] = {}
     typed = list(_command_line(words))
-    files = list(_config_files(typed))
-    _check_presets_first(files, typed)
-    for setting in (*files, *typed):
+    for setting in (*_config_files(typed), *typed):
         option = setting.option.replace(".init_args.", ".")
         if not setting.where:  # a part of a command line is another part than the file's
             for name in [name for name in last if name.startswith(f"{option}.")]:
@@ -111,8 +110,9 @@ def _effective(words: Sequence[str]) -> list[Setting]:
     return [setting for values in last.values() for setting in values]
 
 
-def _check_presets_first(files: Sequence[Setting], typed: Sequence[Setting]) -> None:
+def _check_presets_first(words: Sequence[str]) -> None:
     """Raise ValueError for a preset of the command line behind options that it takes the place of; warn of a file's."""
+    typed = list(_command_line(words))
     for position, setting in enumerate(typed):
         if setting.option not in PRESETS or not isinstance(setting.value, str):
             continue
@@ -123,6 +123,7 @@ def _check_presets_first(files: Sequence[Setting], typed: Sequence[Setting]) -> 
                 raise ValueError(
                     f"{preset} takes the place of --{earlier.option} before it: give the preset first"
                 )
+        files = _config_files(typed)
         lost = [other.option for other in files if other.option.startswith(start)]
         if lost:
             log.warning(

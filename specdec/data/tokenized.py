@@ -97,10 +97,10 @@ class TokenizedData(TokenData):
 def own_examples(loader: Callable[[], Any]) -> Examples | None:
     """Return the examples of a data module's loader, None if the module does not define it."""
     try:
-        examples: Examples | None = loader()
+        examples: Examples | None = loader()  # Lightning takes an empty list for none
     except MisconfigurationException:  # which Lightning's own method raises
         return None
-    return examples or None
+    return None if isinstance(examples, list) and not examples else examples
 
 
 def read_examples(examples: Examples, name: str) -> Iterator[Document]:

@@ -336,7 +336,7 @@ def label(name: str, width: int, lines: int = 3) -> str:
 
     width = max(width, NARROWEST)
     needed = wrapped(width)
-    narrowest = max(NARROWEST, *map(len, name.split()))
+    narrowest = max([NARROWEST, *map(len, name.split())])
     while width > narrowest and len(wrapped(width - 1)) == len(needed) < lines:
         width -= 1
     return escape("\n".join(wrapped(width)))

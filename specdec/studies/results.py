@@ -29,7 +29,7 @@ from specdec.report.contrasts import (
     seed_error,
     weighted,
 )
-from specdec.report.statistics import Range, possible
+from specdec.report.statistics import ANY, Range, possible
 from specdec.studies.jobs import PLAN, VERSION
 from specdec.studies.outcomes import (
     ACCEPTANCE,
@@ -45,6 +45,12 @@ from specdec.studies.outcomes import (
 from specdec.studies.study import MEASURES, Contrast
 from specdec.studies.worker import JobFolder
 from specdec.utils.reading import check_sums, read_json
+
+
+def bounds_of(metric: Metric) -> Range:
+    """Return the range of a figure; sums of shares that overlap exceed 1, and ratios of cosines may be negative."""
+    is_free = "+" in metric.name or "cosine_growth" in metric.name
+    return ANY if is_free else possible(metric.unit)
 
 
 @dataclass(frozen=True)
@@ -236,7 +242,7 @@ class _Contrasts:
                     for seed, table in tables.items()
                     if (of_seed := _alone(self.metric, {seed: table}))
                 }
-                bounds = possible(self.metric.unit)
+                bounds = bounds_of(self.metric)
                 row = estimate(figure, self.metric.null, bounds)._asdict()
                 out[name] = row | {"by_seed": by_seed}
         return out
@@ -329,7 +335,7 @@ def _shares(runs: Sequence[RecordedRun], shape: str) -> Iterable[Json | None]:
     deepest = max((depth for answer in answers for depth in answer.drafted), default=0)
     for position in range(1, deepest + 1):
         metric = accepted_at(str(position), shape)
-        yield _point(_alone(metric, _by_seed(metric, runs)), possible(metric.unit))
+        yield _point(_alone(metric, _by_seed(metric, runs)), bounds_of(metric))
 
 
 def _drift_curves(study: RecordedStudy) -> Iterable[Json]:

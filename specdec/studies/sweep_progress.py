@@ -83,7 +83,7 @@ def last_printed(path: Path) -> str:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - TAIL))
             text = stream.read().decode(errors="replace")
-    except FileNotFoundError:
+    except OSError:  # not there yet, or on a disk that is away for a moment
         return STARTING
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or lines[-1].startswith("--- attempt"):

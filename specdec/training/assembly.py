@@ -62,6 +62,7 @@ class BuildsDrafter(pl.LightningModule):
         self.attention = attention
         self.compile_parts = compile_parts
         self.is_loaded = False  # by load_from_checkpoint
+        self._is_assembled = False
         # drafter and objective, from :meth:`configure_model` on
         self.train_step: TrainStep | None = None
         self._matmul_backend = contextlib.ExitStack()
@@ -171,8 +172,9 @@ class BuildsDrafter(pl.LightningModule):
             self._check_loaded(drafter, data)
         self.open(data, drafter)
         self._check_rows(data)
-        if self.train_step is None or self.is_loaded:
+        if not self._is_assembled:
             self._assemble(drafter)
+            self._is_assembled = True
 
     def _check_loaded(self, drafter: Drafter, data: TokenData) -> None:
         """Refuse a target or data that a checkpoint's drafter does not belong to."""
@@ -270,7 +272,9 @@ class BuildsDrafter(pl.LightningModule):
     def _check_validation_rows(self, data: TokenData) -> None:
         """Refuse a run that validates on more rows than its features have."""
         first_rows = self.source.first_val_rows
-        if first_rows is None:
+        if (
+            first_rows is None or self.trainer.state.fn == "test"
+        ):  # which reads rows of another loader
             return
         limit = self.trainer.limit_val_batches
         rows = len(data.splits.validation.ids_BT)

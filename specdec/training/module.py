@@ -357,7 +357,8 @@ class DrafterModule(BuildsDrafter):
                 self.target_source = TargetSource(
                     str(trained_for.get("source")), None if revision is None else str(revision)
                 )
-            self.target_config = self.target_source.local_config()
+            if self._target is None:
+                self.target_config = self.target_source.local_config()
             if differing := other_objective(checkpoint, self.hparams):
                 log.warning(
                     "the checkpoint was trained with %s: give load_from_checkpoint the same, or validate and test "

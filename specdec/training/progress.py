@@ -117,7 +117,7 @@ class ProgressLine(RunProgress):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the figures of a validation."""
         figures = written(trainer, VALIDATION)
-        if trainer.is_global_zero and figures and not trainer.sanity_checking:
+        if figures and validates_in_fit(trainer):
             sys.stderr.write(f"step {self._steps(trainer)}, validation: {joined(figures)}\n")
 
 
@@ -165,13 +165,13 @@ class RunBar(RunProgress):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say why the bar stands."""
-        if trainer.is_global_zero and not trainer.sanity_checking:
+        if validates_in_fit(trainer):
             self._bar.update(self._task, left="validation")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show the figures of a validation, with its step."""
         figures = written(trainer, VALIDATION)
-        if trainer.is_global_zero and not trainer.sanity_checking:
+        if validates_in_fit(trainer):
             self._bar.update(self._task, left=self._left(trainer))
             self._bar.lines["validation"] = f"step {trainer.global_step}: {joined(figures)}"
 
@@ -195,11 +195,16 @@ class FiguresBelow(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """Return bar and lines."""
         yield from super().get_renderables()
-        yield from [Text(f"  {line}") for line in self.lines.values()]
+        yield from [Text(f"  {line}") for line in list(self.lines.values())]
+
+
+def validates_in_fit(trainer: pl.Trainer) -> bool:
+    """Return whether a validation belongs to a run of training, and this process is the one that shows it."""
+    return trainer.is_global_zero and trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
 def total_steps(trainer: pl.Trainer) -> int | None:
-    """Return the optimizer steps after which a run ends; None where that is not known."""
+    """Return the optimizer steps after which a run ends, unless ``max_time`` ends it earlier; None where unknown."""
     limits = []
     if trainer.max_steps > 0:
         limits.append(trainer.max_steps)

@@ -240,3 +240,10 @@ def test_an_evaluation_of_suites_goes_on_in_the_directory_that_it_began(tmp_path
     check_values(["evaluate"], [*words, "--suite", "gsm8k"], True)
     with pytest.raises(ValueError, match="exists already"):
         check_values(["evaluate"], [*words, "--prompts", __file__], True)
+
+
+def test_a_preset_behind_its_options_is_one_line_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["fit", "--model.drafter.num_layers", "2", "--model.drafter", "eagle3"]) == 2
+    assert "give the preset first" in capsys.readouterr().err
