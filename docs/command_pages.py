@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from specdec.commands.fit_help import END, GROUPS, MORE, START
+from specdec.commands.fit_help import END, START, grouped_options
 from specdec.commands.known import KnownOption, index, known_options, required_names
 
 INTRODUCTION = """\
@@ -41,21 +41,20 @@ def section(command: str, text: str) -> str:
 
 def section_of_fit() -> str:
     """Return the section of ``specdec fit``, in the groups of its ``--help``."""
-    options = known_options(index()["commands"]["fit"])
-    groups: dict[str, dict[str, KnownOption]] = {title: {} for title in GROUPS}
-    for name, option in options.items():
-        if name.endswith(".help") or name == "weights_only":
-            continue
-        title = next(title for title, starts in GROUPS.items() if name.startswith(starts))
-        about = MORE.get(name, option.about)
-        if title.endswith("Lightning"):
-            about = re.split(r"\. | Default: ", about)[0]
-        groups[title][name] = option._replace(about=about)
     about, _, examples = START.partition("\n\n")[2].partition("\n\nExamples:\n")
     examples = re.sub(r"(?m)^  ", "", examples)
-    tables = [f"**{title}**\n\n{_table(entries)}\n" for title, entries in groups.items()]
+    tables = []
+    for title, options in grouped_options().items():
+        if title.endswith("Lightning"):
+            options = {name: _first_sentence(option) for name, option in options.items()}
+        tables.append(f"**{title}**\n\n{_table(options)}\n")
     start = f"## specdec fit\n\n{about}\n\n```bash\n{examples}```\n\n{_prose(END)}\n"
     return "\n".join([start, *tables])
+
+
+def _first_sentence(option: KnownOption) -> KnownOption:
+    """Return an option with the beginning of its description."""
+    return option._replace(about=re.split(r"\. | Default: ", option.about)[0])
 
 
 def _description(usage: str, about: str) -> Iterator[str]:

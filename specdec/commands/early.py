@@ -80,8 +80,10 @@ def check_values(commands: Sequence[str], argv: Sequence[str], is_first: bool) -
     texts = [index()["commands"][name] for name in reversed(commands)]
     options = {name: option for text in texts for name, option in known_options(text).items()}
     positional = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    _check_presets_first(words)
-    values = _effective(words)
+    typed = list(_command_line(words))
+    files = list(_config_files(typed))
+    _check_presets_first(typed, files)
+    values = _effective(typed, files)
     _check_required(commands[0], words, {setting.option for setting in values}, options)
     for setting in values:
         _check_value(setting, options, commands)
@@ -96,11 +98,10 @@ def check_values(commands: Sequence[str], argv: Sequence[str], is_first: bool) -
         _check_new(values, known_options(texts[-1]))
 
 
-def _effective(words: Sequence[str]) -> list[Setting]:
+def _effective(typed: Sequence[Setting], files: Sequence[Setting]) -> list[Setting]:
     """Return the values of a command line and its config files without those that others take the place of."""
     last: dict[str, list[Setting]] = {}
-    typed = list(_command_line(words))
-    for setting in (*_config_files(typed), *typed):
+    for setting in (*files, *typed):
         option = setting.option.replace(".init_args.", ".")
         if not setting.where:  # a part of a command line is another part than the file's
             for name in [name for name in last if name.startswith(f"{option}.")]:
@@ -110,9 +111,8 @@ def _effective(words: Sequence[str]) -> list[Setting]:
     return [setting for values in last.values() for setting in values]
 
 
-def _check_presets_first(words: Sequence[str]) -> None:
+def _check_presets_first(typed: Sequence[Setting], files: Sequence[Setting]) -> None:
     """Raise ValueError for a preset of the command line behind options that it takes the place of; warn of a file's."""
-    typed = list(_command_line(words))
     for position, setting in enumerate(typed):
         if setting.option not in PRESETS or not isinstance(setting.value, str):
             continue
@@ -123,7 +123,6 @@ def _check_presets_first(words: Sequence[str]) -> None:
                 raise ValueError(
                     f"{preset} takes the place of --{earlier.option} before it: give the preset first"
                 )
-        files = _config_files(typed)
         lost = [other.option for other in files if other.option.startswith(start)]
         if lost:
             log.warning(
@@ -239,7 +238,9 @@ def default_target_note(commands: Sequence[str], argv: Sequence[str], message: s
     words = list(itertools.takewhile(lambda word: word != "--", argv))
     options = known_options(index()["commands"][commands[-1]])
     source = next((name for name in TARGETS if name in options), None)
-    is_given = any(setting.option in (*TARGETS, *MODELS) for setting in _effective(words))
+    typed = list(_command_line(words))
+    settings = itertools.chain(typed, _config_files(typed))
+    is_given = any(setting.option in (*TARGETS, *MODELS) for setting in settings)
     if source is None or is_given or not ABOUT_TARGET.search(message) or BUNDLED in message:
         return ""
     return (

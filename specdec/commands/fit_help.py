@@ -2,7 +2,6 @@
 
 import re
 import textwrap
-from collections.abc import Iterator
 
 from specdec.commands.known import KnownOption, index, known_options
 
@@ -52,28 +51,31 @@ INDENT = 36
 
 def fit_help() -> str:
     """Return the help text."""
-    groups: dict[str, list[str]] = {title: [] for title in GROUPS}
-    for name, option in known_options(index()["commands"]["fit"]).items():
-        if name.endswith(".help") or name in ("-h", "weights_only", *_holders()):
-            continue
-        name = "config" if name == "-c" else name
-        title = next(title for title, starts in GROUPS.items() if name.startswith(starts))
-        groups[title] += _lines(name, option, title.endswith("Lightning"))
-    sections = [f"{title}:\n" + "\n".join(lines) + "\n" for title, lines in groups.items()]
+    sections = []
+    for title, options in grouped_options().items():
+        lines = [f"{title}:"]
+        for name, option in options.items():
+            lines += _lines(name, option, title.endswith("Lightning"))
+        sections.append("\n".join(lines) + "\n")
     return "\n".join([START, *sections, END])
 
 
-def _holders() -> Iterator[str]:
-    """Yield the options that hold others and take a file of them; a design is given by its name, too."""
+def grouped_options() -> dict[str, dict[str, KnownOption]]:
+    """Return the options of ``specdec fit`` by their groups, without those that hold others and take a file of them."""
+    groups: dict[str, dict[str, KnownOption]] = {title: {} for title in GROUPS}
     for name, option in known_options(index()["commands"]["fit"]).items():
-        if option.about == "Path to a configuration file" and name not in MORE and name != "-c":
-            yield name
+        name = "config" if name == "-c" else name
+        is_holder = option.about == "Path to a configuration file" and name not in MORE
+        if name.endswith(".help") or name in ("-h", "weights_only") or is_holder:
+            continue
+        title = next(title for title, starts in GROUPS.items() if name.startswith(starts))
+        groups[title][name] = option._replace(about=MORE.get(name, option.about))
+    return groups
 
 
 def _lines(name: str, option: KnownOption, is_short: bool) -> list[str]:
     """Return an option and what it is, with its default; in one line if ``is_short``."""
-    about = MORE.get(name, option.about)
-    about = re.sub(r"``|:\w+:|`", "", re.split(r"\. | Default: ", about)[0])
+    about = re.sub(r"``|:\w+:|`", "", re.split(r"\. | Default: ", option.about)[0])
     if option.default not in ("", "null", "[]") and len(option.default) < 20:
         about = f"{about} [{option.default}]".strip()
     room = COLUMNS - INDENT
