@@ -86,16 +86,23 @@ def check_values(commands: Sequence[str], argv: Sequence[str], is_first: bool) -
     values = _effective(typed, files)
     _check_required(commands[0], words, {setting.option for setting in values}, options)
     for setting in values:
-        _check_value(setting, options, commands)
+        if not _has_reference(setting.value):
+            _check_value(setting, options, commands)
     names = [name for name in required_names(commands[0]) if not name.startswith("--")]
     for name, value in zip(names, positional, strict=False):
         _check_path(Setting(name, value, dashes=""), options[name])
     for setting in values:
         option = options.get(setting.option)
-        if isinstance(setting.value, str) and (option or setting.option.startswith("data.")):
+        is_known = option is not None or setting.option.startswith("data.")
+        if isinstance(setting.value, str) and is_known and not _has_reference(setting.value):
             _check_path(setting, option or KnownOption("str", ""))
     if is_first:
         _check_new(values, known_options(texts[-1]))
+
+
+def _has_reference(value: Any) -> bool:
+    """Whether a value holds ``${...}``, which the parser alone replaces."""
+    return isinstance(value, str) and "${" in value
 
 
 def _effective(typed: Sequence[Setting], files: Sequence[Setting]) -> list[Setting]:
@@ -204,7 +211,7 @@ def _check_required(
 def _check_value(
     setting: Setting, options: Mapping[str, KnownOption], commands: Sequence[str]
 ) -> None:
-    if setting.value is None or (isinstance(setting.value, str) and "${" in setting.value):
+    if setting.value is None:
         return
     option = options.get(setting.option)
     types = [option.type] if option else _argument_types(setting.option, commands)

@@ -99,6 +99,7 @@ def test_a_wrong_config_says_where(config: str, message: str, folder: Path) -> N
         "fit --data ChatData --data.train *.jsonl --model.optimizer.lr 1e-3 --trainer.max_steps -1",
         "fit --model.optimizer torch.optim.AdamW --model.optimizer.lr 1",
         "fit --model.ttt_steps ${trainer.max_steps} --trainer.precision 16 --trainer.devices auto",
+        "fit --model.target.source ${oc.env:TARGET} --data.train ${paths.chat}/rows.jsonl",
         "fit --trainer.limit_train_batches 0.5 --trainer.max_epochs null --seed_everything false",
         "fit --model.drafter eagle3 --model.drafter.draft_vocab_size all --model.drafter.aux_layers [1,2]",
         "plan --device h100 --out made",
