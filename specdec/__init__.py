@@ -29,7 +29,7 @@ _NAMES = {
     "specdec.training.module": "DrafterModule",
     "specdec.training.schedule": "WarmupCosine",
     "specdec.decoding": (
-        "Chain Chunk DynamicTree Generation PlainDecoder Request Sampling SpeculativeDecoder StaticTree"
+        "Chain Chunk DraftedGenerate DynamicTree Generation PlainDecoder Request Sampling SpeculativeDecoder StaticTree"
     ),
     "specdec.evaluation.run": "EvaluationConfig evaluate",
     "specdec.export": "export_drafter import_drafter",
@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.data import TokenizedData as TokenizedData
     from specdec.decoding import Chain as Chain
     from specdec.decoding import Chunk as Chunk
+    from specdec.decoding import DraftedGenerate as DraftedGenerate
     from specdec.decoding import DynamicTree as DynamicTree
     from specdec.decoding import Generation as Generation
     from specdec.decoding import PlainDecoder as PlainDecoder

@@ -104,7 +104,7 @@ class Stages:
     def announce(self, what: str, duration: str, done: bool = False) -> None:
         """Say what begins, and how long it takes on two cores; ``done``: by an earlier run."""
         self.number += 1
-        left = "done before" if done else f"{duration} on two cores"
+        left = "already done" if done else f"{duration} on two cores"
         line = f"\n[bold]{self.number}/4[/bold] {what}: {left}"
         self.console.print(line, highlight=False, soft_wrap=True)
 

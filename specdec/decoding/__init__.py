@@ -4,6 +4,7 @@ from specdec.decoding.accept import DraftTree, Sampling
 from specdec.decoding.checks import check_length, check_pair, warn_unless_made_for
 from specdec.decoding.decoder import PlainDecoder, SpeculativeDecoder
 from specdec.decoding.generation import Chunk, Generation, Request, continuation
+from specdec.decoding.hugging_face import DraftedGenerate
 from specdec.decoding.parse import parse_shape
 from specdec.decoding.proposal import Proposer
 from specdec.decoding.shapes import Chain, ChildSampling, DraftShape, DynamicTree
@@ -15,6 +16,7 @@ __all__ = [
     "Chunk",
     "DraftShape",
     "DraftTree",
+    "DraftedGenerate",
     "DynamicTree",
     "Generation",
     "PlainDecoder",

@@ -126,6 +126,15 @@ class PlainDecoder:
             if answer.done:
                 yield answer.number, answer.generation(self.target)
 
+    def passes(self, request: Request, end: Collection[int] | None = None) -> Iterator[Generation]:
+        """Generate after one prompt, and yield after each target pass what has been generated so far.
+
+        Raises:
+            ValueError: the request cannot be served.
+        """
+        for answer in self._passes([request], end):
+            yield answer.generation(self.target)
+
     @torch.inference_mode()
     def _passes(
         self, requests: Sequence[Request], end: Collection[int] | None

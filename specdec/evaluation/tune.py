@@ -48,7 +48,8 @@ class TuneConfig(MeasurementConfig):
 
 
 def tune(config: TuneConfig) -> None:
-    """Find the fastest draft shape on this machine for each batch size, and the batch from which drafting does not pay.
+    """Find the fastest draft shape on this machine for each batch size, and the batch sizes at which none is
+    faster than plain decoding.
 
     The prompts are decoded with every shape and plainly, in turn. Writes tune.json, report.md with figures of the
     speed-up and its cost model, and schedule.json, the fastest chain of every batch size as vLLM and SGLang take it;
@@ -198,7 +199,7 @@ def _notes(tuned: dict[str, Any]) -> list[str]:
             slower.append(str(size))
     if slower:
         lines.append(
-            f"Drafting does not pay on this machine at these batch sizes: {', '.join(slower)}."
+            f"On this machine, no draft shape is faster than plain decoding at batch size {', '.join(slower)}."
         )
     else:
         lines.append("Drafting is faster than plain decoding at every batch size measured.")

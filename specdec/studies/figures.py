@@ -142,7 +142,7 @@ def _curve_sections(card: Json) -> Iterator[tuple[str, list[Json], str, str]]:
         ]
         with_intervals = f"{axis}, of all prompts and seeds, with 95 % intervals."
         yield "By draft position and draft step", curves, file, f"By {with_intervals}"
-        caption = f"What primary contrasts are of, by {with_intervals}"
+        caption = f"Quantities that the primary contrasts compare, by {with_intervals}"
         yield "Primary contrasts", primary, f"primary_{file}", caption
 
 

@@ -1,4 +1,4 @@
-"""``specdec sweep``: every arm of a study trained and measured, each once, and the card of what came of it.
+"""``specdec sweep``: every arm of a study trained and measured, each once, and the results card.
 
 The loop starts each job once what it needs is done, until all are done or cannot be.
 """
@@ -46,7 +46,7 @@ def sweep(
     allow_few_seeds: bool = False,
     allow_unequal: bool = False,
 ) -> int:
-    """Train and measure every arm of a study, each once, and write the card of what came of it.
+    """Train and measure every arm of a study, each once, and write the results card.
 
     The study is a file of axes with their levels, a design, seeds and measures. All arms are checked before the first
     begins. Completed jobs never run again, and interrupted ones resume. The exit status is 0, 1 where a job

@@ -236,7 +236,7 @@ class BuildsDrafter(pl.LightningModule):
             matmuls = self._matmul_backend.enter_context(matmul_backend())
             if keep_freed_memory():
                 freed_memory = "kept"
-        log.info(
+        log.debug(
             "float32 products: %s; compiled: %s; freed memory: %s",
             matmuls,
             self.compile_parts,

@@ -87,7 +87,7 @@ def test_everything_is_kept_used_again_and_made_by_commands(
     printed = capsys.readouterr().out
     assert (
         printed.splitlines()[-1].startswith("  acceptance length ")
-        and "2/4 training the drafter, EAGLE-3.1: done before" in printed
+        and "2/4 training the drafter, EAGLE-3.1: already done" in printed
     )
 
     # the commands that it stands for do the same

@@ -34,14 +34,14 @@ from tests.tiny import tiny_target
 from tests.two_processes import REPOSITORY, launch
 
 pytestmark = pytest.mark.timeout(400)
-STEPS = 200
+STEPS = 60
 
 
 def fit(out: Path, target: Path, text: Path, *more: str) -> list[str]:
     """The command of a run in two processes."""
     given = short_run(
         target, text, trainer__max_steps=STEPS, trainer__devices=2, trainer__strategy="ddp",
-        trainer__limit_val_batches=0, trainer__log_every_n_steps=1, checkpoint__every_n_train_steps=20,
+        trainer__limit_val_batches=0, trainer__log_every_n_steps=1, checkpoint__every_n_train_steps=10,
         checkpoint__save_top_k=-1, acceptance__max_new_tokens=2, acceptance__count=1, out=out,
     )  # fmt: skip
     return [sys.executable, "-m", "specdec", "fit", *given, *more]
@@ -106,9 +106,9 @@ def test_losses_are_those_of_the_fly_whatever_dies(
     with started(streamed, tmp_path) as process:
         assert process.stderr is not None
         for victim, step in (
-            ("ray::Producer", 20),
-            ("ray::RowQueue", 60),
-            (f"{sys.executable} -m specdec", 100),
+            ("ray::Producer", 10),
+            ("ray::RowQueue", 20),
+            (f"{sys.executable} -m specdec", 40),
         ):
             while (
                 process.poll() is None and not (out / "checkpoints" / f"step-{step}.ckpt").exists()
