@@ -22,9 +22,8 @@ PASS_ON = ("WandbLogger", "CometLogger")
 SUBCLASSES = re.compile(r"\(type: (.*?)(?:, default: .*?)?, known subclasses: ([^()]*)\)$")
 
 
-def write_help() -> None:
-    """Write the file."""
-    os.environ["COLUMNS"] = "100"
+def help_content() -> str:
+    """Return the text of ``help.json``, of the commands and classes as they are."""
     texts = {}
     for name in COMMANDS:
         printed = io.StringIO()
@@ -37,7 +36,7 @@ def write_help() -> None:
         needed = " ".join(word for word in line.split()[2:] if word not in ("specdec", name))
         example = f"Example: specdec {EXAMPLES[name]}\n\n" if name in EXAMPLES else ""
         texts[name] = f"usage: specdec {name} [OPTIONS] {needed}".rstrip() + f"\n\n{example}{rest}"
-    write_index(texts)
+    return index_of(texts)
 
 
 def known_parts(text: str) -> dict[str, KnownPart]:
@@ -55,8 +54,8 @@ def known_parts(text: str) -> dict[str, KnownPart]:
     return parts
 
 
-def write_index(commands: Mapping[str, str]) -> None:
-    """Write ``help.json``, of every command's help text."""
+def index_of(commands: Mapping[str, str]) -> str:
+    """Return the text of ``help.json``, of every command's help text."""
     parts = {name: known_parts(text) for name, text in commands.items()}
     classes = {
         path: class_arguments(path)
@@ -73,7 +72,7 @@ def write_index(commands: Mapping[str, str]) -> None:
             for name, options in parts.items()
         },
     }
-    HELP.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def class_arguments(path: str) -> dict[str, str] | None:
@@ -95,4 +94,5 @@ def class_arguments(path: str) -> dict[str, str] | None:
 
 
 if __name__ == "__main__":
-    write_help()
+    os.environ["COLUMNS"] = "100"  # before anything reads it
+    HELP.write_text(help_content(), encoding="utf-8")

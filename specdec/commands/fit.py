@@ -160,12 +160,14 @@ class DrafterCLI(LightningCLI):
     def _warn_of_engines(self) -> None:
         """Say which engines will not serve what is to be trained, where the target's config is here to tell."""
         model = self.model
+        self.is_servable = True
         if (config := model.early_config()) is None:
             return
         reasons = unserved(
             planned_subject(config, model.target_config, model.train_embed, model.train_head)
         )
-        if served(reasons):
+        self.is_servable = bool(served(reasons))
+        if self.is_servable:
             for engine, text in reasons.items():
                 log.info("%s will not serve this drafter: %s", engine, text)
         else:
@@ -206,7 +208,9 @@ class DrafterCLI(LightningCLI):
         """Say what the run has left, and the commands that come next."""
         if self.trainer.is_global_zero:
             prompts = write_prompts(self.out, self.datamodule, self.model)
-            log_next_steps(self.out, self.trainer, self.model.target_source, prompts)
+            log_next_steps(
+                self.out, self.trainer, self.model.target_source, prompts, self.is_servable
+            )
 
     def _choose(self) -> Path:
         """The run directory, and the checkpoint with which it begins."""

@@ -25,12 +25,15 @@ PROMPTS = 40
 PROMPT_TOKENS = 64
 
 
-def log_next_steps(out: Path, trainer: Trainer, target: TargetSource, prompts: str) -> None:
+def log_next_steps(
+    out: Path, trainer: Trainer, target: TargetSource, prompts: str, is_servable: bool
+) -> None:
     """Log a run's last figures, where its drafter lies, and how to evaluate and export it.
 
     Args:
         out: the run's directory.
         prompts: the file of prompts to evaluate with.
+        is_servable: whether an engine serves the drafter, so that it can be exported.
     """
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     figures = [f"{name} {metrics[name]:.3f}" for name in CLOSING if name in metrics]
@@ -39,7 +42,10 @@ def log_next_steps(out: Path, trainer: Trainer, target: TargetSource, prompts: s
     device = trainer.strategy.root_device.type
     on = [] if device == "cpu" else ["--device", device]
     evaluate = ["specdec", "evaluate", *arguments, "--prompts", prompts, *on]
-    export = ["specdec", "export", *arguments, "--out", str(out / "vllm"), "--format", "vllm"]
+    command = ["specdec", "export", *arguments, "--out", str(out / "vllm"), "--format", "vllm"]
+    export = (
+        shlex.join(command) if is_servable else "no engine serves this design (docs/engines.md)"
+    )
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     best = next(callback.best for callback in callbacks if isinstance(callback, RunRecord))
     last = next(callback.last for callback in callbacks if isinstance(callback, AcceptanceLength))
@@ -50,7 +56,7 @@ def log_next_steps(out: Path, trainer: Trainer, target: TargetSource, prompts: s
     log.info(
         "%s\n  run directory  %s\n  drafter        %s\n  evaluate it    %s\n  export it      %s",
         ", ".join([f"trained {how_many(trainer.global_step, 'step')}", *figures]), out, drafter,
-        shlex.join(evaluate), shlex.join(export),
+        shlex.join(evaluate), export,
     )  # fmt: skip
 
 

@@ -20,7 +20,10 @@ SOURCES = {
 # parts of the memory that grow with the rows of a batch
 BY_ROW = ("target_states", "activations", "loss")
 FEWER_TOKENS = "set --model.recompute true, a smaller --data.seq_len or --model.step_keep below 1"
-SIXTEEN_BITS = "set --trainer.precision bf16-mixed and --model.target.dtype bfloat16"
+SIXTEEN_BITS = {
+    "drafter": "--trainer.precision bf16-mixed",
+    "target": "--model.target.dtype bfloat16",
+}
 SMALLER_TARGET = (
     "keep the target's layers off the trainer: "
     "--model.features Cached (or Streamed) with --model.target.parts true"
@@ -157,7 +160,7 @@ def _verdict(figures: Figures) -> Iterator[str]:
         yield f"Data: its length is unknown ({figures['train_rows'].rstrip('.')})."
     yield _time_sentence(figures)
     if "on_device" in figures and "float32" in figures["products"].values():
-        yield f"A GPU computes faster in 16 bits: {SIXTEEN_BITS}."
+        yield f"A GPU computes faster in 16 bits: {_sixteen_bits(figures)}."
     yield from _memory_sentences(figures)
     yield _disk_sentence(figures)
     yield _limit(figures)
@@ -203,8 +206,15 @@ def _memory_sentences(figures: Figures) -> Iterator[str]:
     yield f"Memory: a device needs up to {peak}, more than the {size}: it DOES NOT FIT."
     remedy = _remedy(memory, figures["batch_size"], run["memory_bytes_of_device"])
     if "float32" in figures["products"].values():
-        remedy = f"{SIXTEEN_BITS}; in float32, {remedy}"
+        remedy = f"{_sixteen_bits(figures)}; in float32, {remedy}"
     yield f"To make it fit, {remedy}."
+
+
+def _sixteen_bits(figures: Figures) -> str:
+    """Return the options that a run which computes in float32 lacks."""
+    products = figures["products"]
+    missing = [option for part, option in SIXTEEN_BITS.items() if products[part] == "float32"]
+    return f"set {' and '.join(missing)}"
 
 
 def _remedy(memory: Mapping[str, int], batch_size: int, room: float) -> str:

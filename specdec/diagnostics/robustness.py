@@ -19,7 +19,7 @@ from specdec.diagnostics.conditions import CleanRun, Condition, parse_conditions
 from specdec.drafter import Drafter
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
-from specdec.evaluation.metrics import Answer, committed, looping, looping_warning, target_passes
+from specdec.evaluation.metrics import Answer, answer_warnings, committed, looping, target_passes
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.report.plots import PaperFigure, Point, label, paper_style, save_figure, style
 from specdec.report.statistics import LENGTH, POSITIVE, Array, measured, over, ratio
@@ -96,7 +96,7 @@ def robustness(config: RobustnessConfig) -> None:
         tables = robustness_tables(result)
         notes = few_prompts(len(result["prompts"]))
         for condition in result["conditions"]:
-            notes += looping_warning(f"Warning: {condition['name']}", condition)
+            notes += answer_warnings(f"Warning: {condition['name']}", condition)
         plot_robustness(result, folder / FIGURE)
         write_report(folder / REPORT, "Robustness", notes, [(FIGURE, CAPTION)], tables, context)
         write_json(folder / RECORD, result)

@@ -14,9 +14,9 @@ import numpy as np
 from specdec.evaluation.metrics import (
     METRICS,
     Answer,
+    answer_warnings,
     committed,
     looping,
-    looping_warning,
     per_prompt,
     read_answers,
     target_passes,
@@ -115,7 +115,7 @@ def _comparison_text(title: str, a: Sequence[Answer], b: Sequence[Answer]) -> st
         f"B / A              {with_interval(*row.ratio, '{:.3f}'.format)}",
     ]
     for letter, answers, mean in (("A", a, row.a), ("B", b, row.b)):
-        lines += looping_warning(letter, {"acceptance_length": {"mean": mean}, **looping(answers)})
+        lines += answer_warnings(letter, {"acceptance_length": {"mean": mean}, **looping(answers)})
     return "\n  ".join(lines)
 
 

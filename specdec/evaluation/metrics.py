@@ -147,15 +147,21 @@ def looping(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def looping_warning(
+def answer_warnings(
     what: str, figures: Mapping[str, Any], least: float = LOOPING_SHARE
 ) -> list[str]:
-    """Return a line about ``what`` if at least a share of its answers repeats itself, else none.
+    """Return lines about ``what``: that no draft was accepted, or that many of its answers repeat themselves.
 
     Args:
         figures: those of :func:`looping` and ``acceptance_length`` among them.
-        least: the share.
+        least: the share of answers from which on the second line is due.
     """
+    accepted = figures["acceptance_length"]
+    if accepted is not None and accepted["mean"] == 1:
+        return [
+            f"{what}: the target accepted no draft, so this says nothing about the drafter's quality "
+            "(docs/troubleshooting.md)"
+        ]
     if not figures["looping_answers"] or figures["looping_share"] < least:
         return []
     names = ("acceptance_length", "acceptance_length_without_looping")

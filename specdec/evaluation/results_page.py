@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from specdec.evaluation.metrics import looping_warning
+from specdec.evaluation.metrics import answer_warnings
 from specdec.evaluation.suites import suite_notes
 from specdec.report.plots import (
     GREY,
@@ -29,7 +29,7 @@ def evaluation_notes(metrics: Json) -> list[str]:
         "Loops: answers that repeat themselves, which flatters acceptance."
     ]
     for result in results:
-        notes += looping_warning(f"Warning: {result['shape']}", result)
+        notes += answer_warnings(f"Warning: {result['shape']}", result)
     notes += few_prompts(min(result["prompts"] for result in results))
     suite = metrics.get("settings", {}).get("suite")
     return [*notes, *(suite_notes(suite) if suite else [])]

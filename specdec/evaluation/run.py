@@ -25,8 +25,8 @@ from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, lo
 from specdec.evaluation.lossless import certify, write_certificate
 from specdec.evaluation.metrics import (
     METRICS,
+    answer_warnings,
     baseline_summary,
-    looping_warning,
     shape_summary,
     write_answers,
 )
@@ -145,7 +145,7 @@ def evaluate_suites(config: EvaluationConfig) -> list[dict[str, Any]]:
         metrics = _saved_metrics(part, pair, suite) or evaluate(part, pair, suite)
         evaluations.append(metrics)
         for result in metrics["results"]:
-            for line in looping_warning(f"{part.out}, {result['shape']}", result):
+            for line in answer_warnings(f"{part.out}, {result['shape']}", result):
                 log.warning("%s", line)
     write_table(out, [part.out for _, part in parts if part.out])
     return evaluations

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specdec.diagnostics.drift_measure import sums_of
-from specdec.evaluation.metrics import acceptance_length, looping, looping_warning
+from specdec.evaluation.metrics import acceptance_length, answer_warnings, looping
 from specdec.report.contrasts import (
     Arm,
     Estimate,
@@ -170,11 +170,11 @@ def _looping(study: RecordedStudy) -> list[str]:
         answers = [answer for run in runs for answer in run.evaluation.answers.get(shape, ())]
         length = acceptance_length(answers)
         figures = looping(answers) | {"acceptance_length": length and length._asdict()}
-        lines += looping_warning(f"{study.baseline}, {shape}", figures)
+        lines += answer_warnings(f"{study.baseline}, {shape}", figures)
     for run in study.done("robustness").get(study.baseline, [])[:1]:
         for row in run.measured("robustness")["conditions"]:
             if row.get("looping_answers"):
-                lines += looping_warning(f"{study.baseline}, {row['name']}", row)
+                lines += answer_warnings(f"{study.baseline}, {row['name']}", row)
     return lines
 
 

@@ -85,6 +85,7 @@ def test_float32_takes_its_own_peak_and_the_verdict_says_what_to_set() -> None:
     # the head is the target's, the drafter alone is trained in 16 bits
     mixed = on_device(run_figures(products={"target": "float32", "drafter": "bfloat16"}))
     assert mixed["on_device"]["step_seconds"] == pytest.approx(3 + 5 + 30 + 1)
+    assert "faster in 16 bits: set --model.target.dtype bfloat16." in verdict(mixed)
 
 
 def test_a_budget_buys_steps_by_hand() -> None:

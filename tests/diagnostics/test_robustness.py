@@ -24,7 +24,7 @@ from specdec.diagnostics.robustness import (
 )
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.compare import compare_answers
-from specdec.evaluation.metrics import looping_warning
+from specdec.evaluation.metrics import answer_warnings
 from specdec.evaluation.prompts import Prompt
 from specdec.report.plots import figure_files
 from specdec.utils.reading import SUMS
@@ -177,7 +177,7 @@ def test_answers_that_loop_under_a_condition_are_told() -> None:
         run.answers = [answer("a", (3, 3), loops=run is other), answer("b", (1, 1))]
     _, row = record([clean, other])["conditions"]
     assert (row["looping_answers"], row["looping_share"]) == (1, 0.5)
-    assert looping_warning("no_system", row) == [
+    assert answer_warnings("no_system", row) == [
         "no_system: 50% of the answers repeat themselves, which is easy to draft: acceptance length 3.00, without them "
         "2.00"
     ]
