@@ -5,6 +5,7 @@ hostile folder that is compiled or run, a module imported from anywhere but this
 ``--out``. The hostile files also leave a mark of their own when they run. The exit status does not matter.
 """
 
+import importlib.util
 import json
 import os
 import pickle
@@ -12,7 +13,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ OF_JSONARGPARSE = [sys.executable, "-c", "import sys, json; print(json.dumps(sys
 KNOWN = ("git", "lscpu", "nvidia-smi", "uname", "ldconfig", "gcc", "cc")
 CSV = "lightning.pytorch.loggers.CSVLogger"
 MARK = "ran.txt"  # in the hostile folder
+# whose processes are started on purpose, so that the mark alone says what ran
+OF_WORKERS = "working folder, of Ray"
 EVIL = f"""
 import pathlib
 (pathlib.Path(__file__).parent / {MARK!r}).write_text("a hostile module ran")
@@ -185,10 +188,10 @@ class Pickled:
         return os.system, (f"echo a pickle ran > {self.mark}",)
 
 
-def planted(folder: Path) -> Path:
+def planted(folder: Path, modules: Iterable[str] = MODULES) -> Path:
     """A folder with modules that leave a mark when they run, and a script that would."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in MODULES:
+    for name in modules:
         (folder / f"{name}.py").write_text(EVIL)
     script = folder / "evil.sh"
     script.write_text(f"#!/bin/sh\necho a script ran > {folder / MARK}\n")
@@ -445,6 +448,13 @@ def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
         found.append((f"config, {name}", [*base, "--config", str(path)], path.parent))
     for name, words in studies(a, place / "studies", whole["auto_map"]).items():
         found.append((name, words, place / "studies"))
+    if importlib.util.find_spec("ray"):
+        # a file for every module that any command has loaded
+        loaded = {name.partition(".")[0] for name in sys.modules} | {"cloudpickle", "colorama"}
+        folder = planted(place / "workers", loaded)
+        features = ("--model.features", "Streamed", "--trainer.max_steps", "1")
+        found.append((OF_WORKERS, a.fit(out, *features), folder))
+        found.append((OF_WORKERS, a.sweep(out, "--engine", "Ray"), folder))
     return found
 
 
@@ -491,9 +501,10 @@ def _watched(a: World, what: str, argv: list[str], folder: Path, place: Path) ->
         sys.addaudithook(watch)
         return watch.found
 
-    ended = Command(argv, cwd=folder, inside=inside).wait(PATIENCE / 3)
+    limit = PATIENCE if what == OF_WORKERS else PATIENCE / 3
+    ended = Command(argv, cwd=folder, inside=inside).wait(limit)
     count = Count(argv[0], what, ended.status)
-    for kind, text in ended.told or []:
+    for kind, text in [] if what == OF_WORKERS else ended.told or []:
         setattr(count, kind, getattr(count, kind) + 1)
         count.findings.append(f"{kind}: {text}")
     count.ran = mark.exists()
@@ -509,6 +520,8 @@ def _watched(a: World, what: str, argv: list[str], folder: Path, place: Path) ->
         count.findings.append(f"told: a variable's value is in {', '.join(where[:4])}")
     if ended.told is None:
         count.findings.append(f"not watched to its end: status {ended.status}: {ended.last}")
+    if what == OF_WORKERS and ended.status != 0:
+        count.findings.append(f"not tried: status {ended.status}: {ended.last}")
     return count
 
 
