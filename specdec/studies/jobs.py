@@ -33,6 +33,7 @@ from specdec.studies.study import MEASURES, Study, arm_name
 from specdec.studies.worker import FOLDERS, Job, JobFolder, specdec_job, write_config
 from specdec.utils.config import normalize_config
 from specdec.utils.files import write_json, write_sums, write_text
+from specdec.utils.links import refuse_links
 from specdec.utils.machine import provenance
 from specdec.utils.reading import SUMS, read_json
 from specdec.utils.text import how_many
@@ -183,6 +184,8 @@ def claim(directory: Path, name: str) -> None:
         return
     if directory.is_dir() and {path.name for path in directory.iterdir()} <= {*FOLDERS.values()}:
         return
+    # another study's may be linked: docs/study.md
+    refuse_links(directory, *FOLDERS.values())
     if not (directory / STUDY).is_file():
         raise ValueError(f"{directory} exists already and holds no study: choose another --out")
     if (held := read_strictly(directory / STUDY).get("name")) != name:

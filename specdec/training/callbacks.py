@@ -27,6 +27,7 @@ from specdec.training.memory import MB, Precision, memory_need, precision, repor
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import CONFIG, LOSSES, write_run_sums
 from specdec.utils.files import write_json, write_text
+from specdec.utils.links import in_place
 from specdec.utils.reading import SUMS, check_sums, explained, read_json
 
 # a run's folder, and a key of the config.json in it
@@ -191,7 +192,7 @@ class RunRecord(pl.Callback):
         lines = [with_checksum(f"{step} {part} {loss.hex()}") for (step, part, _), loss in rows]
         self._held = []
         path = self.directory / LOSSES
-        with explained(path), path.open("a", encoding="ascii") as file:
+        with explained(path), in_place(path, "a", encoding="ascii") as file:
             file.writelines(lines)
 
 

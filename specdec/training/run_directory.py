@@ -18,6 +18,7 @@ from specdec.utils.config import (
     to_text,
 )
 from specdec.utils.files import remove_abandoned, write_sums
+from specdec.utils.links import refuse_links
 from specdec.utils.locks import claim_message, is_held, release_claim, take_claim
 from specdec.utils.reading import explained
 
@@ -84,6 +85,8 @@ class RunDirectory:
             raise ValueError(
                 f"{path} holds files, and none of a run of specdec fit: choose another --out"
             )
+        if self._resumed:
+            refuse_links(path)
         if first and not self._claimed(path):
             if is_held(path / CLAIM):
                 raise ValueError(claim_message(path, path / CLAIM))

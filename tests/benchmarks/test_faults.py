@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness
-from benchmarks.faults import flips, hostile, inputs, kills, rims, world
+from benchmarks.faults import flips, hostile, inputs, kills, links, rims, world
 from benchmarks.faults.__main__ import report
 from benchmarks.faults.command import TRACEBACK, Command, Ended
 
@@ -48,6 +49,23 @@ def test_flips_are_judged_by_what_was_told_and_made(tmp_path: Path) -> None:
     assert judged(ended(2, f"specdec: error: {tmp_path}: no")) == "folder"
     assert judged(ended(2, "specdec: error: no")) == "unnamed" and judged(ended(None)) == "hung"
     assert judged(ended(1, f"{TRACEBACK}: a.json")) == judged(ended(-7)) == "traceback"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_changes_behind_a_link_is_seen(tmp_path: Path, seed: int) -> None:
+    copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
+    (copy / "folder").mkdir(parents=True)
+    (copy / "folder" / "file").write_text("a")
+    (copy / "file").write_text("a")
+    folder = links.Folder(1, copy, (".claimed",), lambda copy: [])
+    link, behind = links._link(folder, copy, elsewhere, random.Random(seed))
+    before = links._content(behind)
+    assert before and links._content(behind) == before
+    file = link / "file" if link.is_dir() else link
+    file.write_text("another text")
+    assert links._content(behind) != before
+    (link / "new" if link.is_dir() else behind).write_text("a")
+    assert links._content(behind) != before
 
 
 def test_bad_inputs_are_judged_by_status_lines_and_memory() -> None:
