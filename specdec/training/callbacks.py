@@ -25,7 +25,7 @@ from specdec.training.ema import EMA
 from specdec.training.losses_file import read_losses, with_checksum
 from specdec.training.memory import MB, Precision, memory_need, precision, report_memory
 from specdec.training.module import DrafterModule
-from specdec.training.run_directory import CONFIG, LOSSES, write_run_sums
+from specdec.training.run_directory import CONFIG, LOSSES, record_to_write, write_run_sums
 from specdec.utils.files import write_json, write_text
 from specdec.utils.links import in_place
 from specdec.utils.reading import SUMS, check_sums, explained, read_json
@@ -88,13 +88,11 @@ class RunRecord(pl.Callback):
             # which would list what is about to change
             (self.directory / SUMS).unlink(missing_ok=True)
             (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
-            # a resumed run keeps what it was before
-            times = len(list(self.directory.glob("config*.yaml")))
-            mark = f".{times}" if times else ""
-            write_text(self.directory / f"config{mark}.yaml", self.config)
             data = trainer.datamodule  # type: ignore[attr-defined]
             mix = {"mix": data.shares} if isinstance(data, TokenData) and data.shares else {}
-            write_json(self.directory / f"provenance{mark}.json", self.provenance | mix)
+            config, provenance = record_to_write(self.directory)
+            write_text(config, self.config)
+            write_json(provenance, self.provenance | mix)
             write_run_sums(self.directory)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

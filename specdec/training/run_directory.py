@@ -1,6 +1,7 @@
 """The directory of one run: claimed while the run lasts, and resumed only under the same settings."""
 
 import contextlib
+import itertools
 import logging
 import os
 import shutil
@@ -79,7 +80,7 @@ class RunDirectory:
         self.path = path = Path(out)
         self._resumed = first and resumes and path.is_dir() and _is_used(path)
         of_a_run = (path / CLAIM).exists() or all(
-            (path / name).exists() for name in ("config.yaml", "provenance.json")
+            any(path.glob(pattern)) for pattern in ("config*.yaml", "provenance*.json")
         )
         if self._resumed and not of_a_run:  # a killed run leaves its claim
             raise ValueError(
@@ -147,6 +148,17 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def record_to_write(directory: Path) -> tuple[Path, Path]:
+    """The next config and provenance of a run, which are one record: if a kill left one of the two, both are written
+    again."""
+    for number in itertools.count():
+        mark = f".{number}" if number else ""
+        record = (directory / f"config{mark}.yaml", directory / f"provenance{mark}.json")
+        if not all(path.exists() for path in record):
+            return record
+    raise AssertionError
 
 
 def write_run_sums(directory: Path) -> None:

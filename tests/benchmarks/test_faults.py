@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,25 @@ def test_a_killed_run_that_differs_is_counted(tmp_path: Path) -> None:
     (run.parent / ".tmp-1").mkdir()
     kills._judge(count, ended(2, "no"), reference, kind, run)
     assert (count.differing, count.unequal, count.failed, count.left_over) == (1, 1, 1, 1)
+
+
+def test_a_command_is_killed_before_the_rename_that_is_drawn(tmp_path: Path) -> None:
+    def inside():  # type: ignore[no-untyped-def]
+        behind = kills.renames_may_kill()
+        while not kills._orders(os.getpid()).exists():
+            time.sleep(0.01)
+        time.sleep(0.05)  # until the number is written
+        for number in range(kills.RENAMES):
+            (tmp_path / "file").touch()
+            (tmp_path / "file").rename(tmp_path / f"{number}")
+        return behind
+
+    draw = random.Random(0)
+    renamed = draw.randint(1, kills.RENAMES) - 1
+    command = Command(["--version"], cwd=tmp_path, inside=inside)
+    assert kills.before_a_rename(command, tmp_path, random.Random(0), 1.0)
+    assert not kills._orders(command.pid).exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"file", *map(str, range(renamed))}
 
 
 def test_the_watch_sees_what_a_hostile_file_does(tmp_path: Path) -> None:
