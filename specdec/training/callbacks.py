@@ -25,10 +25,16 @@ from specdec.training.ema import EMA
 from specdec.training.losses_file import read_losses, with_checksum
 from specdec.training.memory import MB, Precision, memory_need, precision, report_memory
 from specdec.training.module import DrafterModule
-from specdec.training.run_directory import CONFIG, LOSSES, record_to_write, write_run_sums
-from specdec.utils.files import write_json, write_text
+from specdec.training.run_directory import (
+    CONFIG,
+    LOSSES,
+    STEADY,
+    record_to_write,
+    write_run_sums,
+)
+from specdec.utils.files import drop_sums, write_json, write_text
 from specdec.utils.links import in_place
-from specdec.utils.reading import SUMS, check_sums, explained, read_json
+from specdec.utils.reading import check_sums, explained, read_json
 
 # a run's folder, and a key of the config.json in it
 BEST = "drafter_best"
@@ -85,8 +91,7 @@ class RunRecord(pl.Callback):
             _chosen_by(self.directory / BEST) if trainer.is_global_zero else None
         )
         if trainer.is_global_zero:
-            # which would list what is about to change
-            (self.directory / SUMS).unlink(missing_ok=True)
+            drop_sums(self.directory, *STEADY)  # some are about to change
             (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
             data = trainer.datamodule  # type: ignore[attr-defined]
             mix = {"mix": data.shares} if isinstance(data, TokenData) and data.shares else {}

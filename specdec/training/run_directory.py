@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import IO, Any, Self
 
 from specdec.training.checkpoint import read_training_checkpoint
 from specdec.utils.config import (
@@ -31,6 +31,8 @@ CLAIM = ".claimed"
 PATIENCE = 15.0  # seconds; the other ranks of a killed run notice within some
 CONFIG = "specdec_config"  # in a checkpoint: the run's resolved config
 LENGTH = ("trainer.max_steps", "trainer.max_epochs", "trainer.min_steps", "trainer.min_epochs")
+STEADY = ("config*.yaml", "provenance*.json", "DONE.json", "*prompts.jsonl")
+"""The files of a run that do not grow."""
 NUMBERLESS = (
     # what is written and measured
     "out", "ckpt_path", "weights_only", "allow_changes", "acceptance", "checkpoint",
@@ -57,7 +59,7 @@ class RunDirectory:
 
     def __init__(self) -> None:
         self.path: Path | None = None
-        self._claim: TextIO | None = None
+        self._claim: IO[Any] | None = None
         self._made = self._resumed = False  # by this process
 
     def choose(self, out: str | None, resumes: bool = False, first: bool = True) -> Path:
@@ -163,7 +165,7 @@ def record_to_write(directory: Path) -> tuple[Path, Path]:
 
 def write_run_sums(directory: Path) -> None:
     """List the files of a run that do not grow, with their hashes."""
-    write_sums(directory, "config*.yaml", "provenance*.json", "DONE.json", "*prompts.jsonl")
+    write_sums(directory, *STEADY)
 
 
 def is_first(devices: object, num_nodes: int) -> bool:

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Any
 
 from specdec.utils.links import in_place
 from specdec.utils.reading import explained
@@ -50,7 +50,7 @@ def claim_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.claimed")
 
 
-def take_claim(path: Path, patience: float = 0.0) -> TextIO | None:
+def take_claim(path: Path, patience: float = 0.0) -> IO[Any] | None:
     """Claim what the file ``path`` stands for: an open file whose lock ends with the last process that has inherited
     it. None: a living process has it, after this many seconds too, or the folder is gone."""
     end = time.monotonic() + patience
@@ -77,7 +77,7 @@ def take_claim(path: Path, patience: float = 0.0) -> TextIO | None:
         time.sleep(0.5)
 
 
-def release_claim(path: Path, claim: TextIO) -> None:
+def release_claim(path: Path, claim: IO[Any]) -> None:
     """Remove the file, then let go: from here on the place may be another's."""
     path.unlink(missing_ok=True)
     fcntl.flock(claim, fcntl.LOCK_UN)  # workers that still end hold the same lock
