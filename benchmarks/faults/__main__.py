@@ -73,7 +73,7 @@ def tasks(place: Path, quick: bool, seed: int) -> dict[str, Task]:
         found[f"rims: {name}"] = lambda where, share, name=name: rims.campaign(
             a, name, where, share, seed
         )
-    found["hostile: all"] = lambda where, share: hostile.campaign(a, where, share)
+    found["hostile: all"] = lambda where, share: hostile.campaign(a, where, share, seed)
     return found
 
 

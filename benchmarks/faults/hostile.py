@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import pickle
+import random
 import shutil
 import sys
 import sysconfig
@@ -50,6 +51,16 @@ OF_JSONARGPARSE = [sys.executable, "-c", "import sys, json; print(json.dumps(sys
 # what provenance and libraries ask
 KNOWN = ("git", "lscpu", "nvidia-smi", "uname", "ldconfig", "gcc", "cc")
 CSV = "lightning.pytorch.loggers.CSVLogger"
+PLACES = 40  # configs that name a place to write
+MODULES_OF = {"logger": "loggers", "callbacks": "callbacks", "profiler": "profilers"}
+WRITERS = (
+    ("logger", "CSVLogger", ("save_dir", "name", "version")),
+    ("logger", "TensorBoardLogger", ("save_dir", "name", "version", "sub_dir")),
+    ("callbacks", "ModelCheckpoint", ("dirpath", "filename")),
+    ("callbacks", "OnExceptionCheckpoint", ("dirpath", "filename")),
+    ("profiler", "SimpleProfiler", ("dirpath", "filename")),
+    ("profiler", "AdvancedProfiler", ("dirpath", "filename")),
+)  # parts of Lightning, and their arguments that say where they write
 MARK = "ran.txt"  # in the hostile folder
 # whose processes are started on purpose, so that the mark alone says what ran
 OF_WORKERS = "working folder, of Ray"
@@ -294,7 +305,25 @@ def checkpoints(a: World, place: Path) -> dict[str, Path]:
     return {"import of a pickle": weights, "import with auto_map": mapped, "fit of a pickle": run}
 
 
-def config_files(a: World, place: Path, target: Path) -> dict[str, tuple[str, Path]]:
+def places(folder: Path, seed: int) -> dict[str, Any]:
+    """Settings of a trainer by what is hostile of them: parts that write, and paths that lead out of the run."""
+    draw = random.Random(f"{seed} places")
+    ways = (str(folder / "elsewhere"), "../../elsewhere", "a/../../../elsewhere", "~/elsewhere", "$HOME/elsewhere",
+            "${model.target.source}", "{step}/../../../elsewhere")  # fmt: skip
+    settings = {}
+    for number in range(PLACES):
+        group, name, keys = draw.choice(WRITERS)
+        arguments = {"save_dir": "."} if group == "logger" else {}
+        arguments |= {key: draw.choice(ways) for key in draw.sample(keys, draw.randint(1, 2))}
+        part = {
+            "class_path": f"lightning.pytorch.{MODULES_OF[group]}.{name}",
+            "init_args": arguments,
+        }
+        settings[f"place {number} of {name}"] = {group: [part] if group == "callbacks" else part}
+    return settings
+
+
+def config_files(a: World, place: Path, target: Path, seed: int) -> dict[str, tuple[str, Path]]:
     """YAML files by what is hostile of them: for which command, and where."""
     folder, given = planted(place), target
     evil = str(folder / "evil.sh")
@@ -327,6 +356,7 @@ def config_files(a: World, place: Path, target: Path) -> dict[str, tuple[str, Pa
         "a place to write": ("fit", {"trainer": {"default_root_dir": str(folder / "elsewhere"), "logger": {
             "class_path": CSV, "init_args": {"save_dir": str(folder / "elsewhere")}}}}),
     }  # fmt: skip
+    settings |= {name: ("fit", {"trainer": value}) for name, value in places(folder, seed).items()}
     found = {}
     for name, (command, value) in settings.items():
         path = folder / f"{name.replace(' ', '-').replace(',', '')}.yaml"
@@ -391,7 +421,7 @@ def studies(a: World, place: Path, target: Path) -> dict[str, list[str]]:
     return found
 
 
-def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
+def attempts(a: World, place: Path, seed: int = 0) -> list[tuple[str, list[str], Path]]:
     """All of them: what is hostile, a command that reads it, and the folder in which it stands."""
     out = place / "room" / "out"
     found: list[tuple[str, list[str], Path]] = []
@@ -427,7 +457,9 @@ def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
         ]
         command = a.fit(folder) if name.startswith("fit") else imports
         found.append((f"checkpoint, {name}", command, folder))
-    for name, (command, path) in config_files(a, place / "configs", whole["auto_map"]).items():
+    for name, (command, path) in config_files(
+        a, place / "configs", whole["auto_map"], seed
+    ).items():
         base = {
             "fit": a.fit(out, "--trainer.max_steps", "1"), "evaluate": a.evaluate(out),
             "regenerate": a.regenerate(out / "own.jsonl"), "serve": ["serve", *a.pair()],
@@ -458,10 +490,10 @@ def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
     return found
 
 
-def campaign(a: World, place: Path, share: float) -> list[Count]:
+def campaign(a: World, place: Path, share: float, seed: int = 0) -> list[Count]:
     """Every hostile thing before every command that reads it; ``share`` of them, evenly taken."""
     place.mkdir(parents=True, exist_ok=True)
-    all_of_them = attempts(a, place)
+    all_of_them = attempts(a, place, seed)
     step = max(1, round(1 / share))
     counts = []
     for number, (what, argv, folder) in enumerate(all_of_them[::step]):

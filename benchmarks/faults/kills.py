@@ -221,11 +221,12 @@ def kinds(a: World, server: Server) -> dict[str, Kind]:
         return a.sweep(out, "--engine", "Ray")
 
     answers = world.of_files("own.jsonl")
+    weights = world.of_files("config.json", "model.safetensors")
     between = (
         ("fit", a.fit, world.of_record),
         ("cache", lambda out: ["cache", *a.model_and_data(), "--out", str(out)], world.of_files("index.json")),
         ("regenerate", lambda out: a.regenerate(out / "own.jsonl"), world.of_files("own.jsonl", "own.jsonl.sha256")),
-        ("export", lambda out: ["export", *a.pair(), "--out", str(out)], world.of_files("config.json", "model.safetensors")),
+        ("export", lambda out: ["export", *a.pair(), "--out", str(out)], weights),
     )  # fmt: skip
     url = ("--engine", "openai", "--url", server.url, "--concurrency", "2")
     found = {
