@@ -60,10 +60,10 @@ def refuse_links(directory: Path, *free: str) -> None:
 
 
 def _links(directory: Path, free: Collection[str]) -> list[str]:
-    found = []
+    links = []
     for folder, folders, files in os.walk(directory):
         if Path(folder) == directory:
             folders[:] = [name for name in folders if name not in free]
         paths = (os.path.join(folder, name) for name in (*folders, *files))
-        found += [path for path in paths if os.path.islink(path)]
-    return sorted(found)
+        links += [path for path in paths if os.path.islink(path)]
+    return sorted(links)
