@@ -1,4 +1,4 @@
-"""The campaign: kills, flipped bits, bad inputs, full disks and hostile directories, two things at a time.
+"""The campaign: kills, flipped bits, links, bad inputs, full disks and hostile directories, two things at a time.
 
 ``python -m benchmarks.faults --out benchmarks/results/faults_<hardware>_<yyyymm>.md``
 
@@ -26,6 +26,7 @@ from benchmarks.faults import command
 PARTS = {
     "kills": "SIGKILL at random moments, then the same command again",
     "flips": "One flipped bit, then the next use",
+    "links": "A link in what is written again",
     "inputs": "Bad inputs, generated",
     "rims": "Disk full, two at once, deleted while running",
     "hostile": "Hostile directories",
@@ -41,9 +42,9 @@ HEAVY = ("sweep", "DDP", "FSDP2")  # use both cores by themselves: one at a time
 Task = Callable[[Path, float], Any]
 
 
-def tasks(place: Path, quick: bool) -> dict[str, Task]:
+def tasks(place: Path, quick: bool, seed: int) -> dict[str, Task]:
     """All of them by ``PART: NAME``; each gets a folder and a share, and returns what it counted."""
-    from benchmarks.faults import flips, hostile, inputs, kills, rims
+    from benchmarks.faults import flips, hostile, inputs, kills, links, rims
     from benchmarks.faults.world import Server, World
 
     a, found = World(place), dict[str, Task]()
@@ -52,22 +53,27 @@ def tasks(place: Path, quick: bool) -> dict[str, Task]:
     names.sort(key=lambda name: not any(word in name for word in HEAVY))
     for name in names:
         found[f"kills: {name}"] = lambda where, share, name=name: [
-            kills.campaign(a, name, where, share)
+            kills.campaign(a, name, where, share, seed)
         ]
     for name in flips.artefacts(a):
         if not (quick and name == "study"):
             found[f"flips: {name}"] = lambda where, share, name=name: [
-                flips.campaign(a, name, where, share)
+                flips.campaign(a, name, where, share, seed)
+            ]
+    for name in links.folders(a):
+        if not (quick and name == "study"):
+            found[f"links: {name}"] = lambda where, share, name=name: [
+                links.campaign(a, name, where, share, seed)
             ]
     for name in inputs.FAMILIES:
         found[f"inputs: {name}"] = lambda where, share, name=name: [
-            inputs.campaign(a, name, where, share)
+            inputs.campaign(a, name, where, share, seed)
         ]
     for name in ("disk full", "two at once", "deleted"):
         found[f"rims: {name}"] = lambda where, share, name=name: rims.campaign(
-            a, name, where, share
+            a, name, where, share, seed
         )
-    found["hostile: all"] = lambda where, share: hostile.campaign(a, where, share)
+    found["hostile: all"] = lambda where, share: hostile.campaign(a, where, share, seed)
     return found
 
 
@@ -126,12 +132,12 @@ def report(
     about: dict[str, Any], found: dict[str, list[dict[str, Any]]], minutes: float
 ) -> list[str]:
     """Markdown."""
-    from benchmarks.faults import flips, hostile, inputs, kills, rims
+    from benchmarks.faults import flips, hostile, inputs, kills, links, rims
 
     lines = [f"# Faults, {about['date'][:10]}\n", *harness.conditions(about, about["versions"])]
     lines += [f"- Duration: {minutes:.0f} minutes", ""]
-    tables = {"kills": kills.table, "flips": flips.table, "inputs": inputs.table, "rims": rims.table,
-              "hostile": hostile.table}  # fmt: skip
+    modules = (kills, flips, links, inputs, rims, hostile)
+    tables = {part: module.table for part, module in zip(PARTS, modules, strict=True)}
     for part, title in PARTS.items():
         if counts := [
             one for name, each in found.items() if name.startswith(f"{part}:") for one in each
@@ -157,6 +163,9 @@ def main() -> int:
         action="store_true",
         help="a little of everything that is cheap, in a minute or two",
     )
+    p.add_argument(
+        "--seed", type=int, default=0, help="of what is drawn: kills, flips, links, bad inputs"
+    )
     p.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
     p.add_argument("--force", action="store_true", help="overwrite what --out names")
     a = p.parse_args()
@@ -166,7 +175,8 @@ def main() -> int:
     known: dict[str, Any] = {}
     if partial is not None and partial.exists():
         before = json.loads(partial.read_text())
-        known = before["parts"] if before["quick"] == a.quick else {}
+        same = (before["quick"], before.get("seed")) == (a.quick, a.seed)
+        known = before["parts"] if same else {}
         harness.tell(f"{partial}: {len(known)} parts are done already")
     scratch = Path(tempfile.mkdtemp(prefix="faults-"))
     # a campaign that is ended ends all that it began
@@ -179,7 +189,7 @@ def main() -> int:
 
         about = harness.machine(1)
         about["command"] = shlex.join(["python", "-m", "benchmarks.faults", *sys.argv[1:]])
-        found = tasks(scratch / "world", a.quick)
+        found = tasks(scratch / "world", a.quick, a.seed)
         wanted = {name: task for name, task in found.items() if name.partition(":")[0] in a.only}
         left = {name: task for name, task in wanted.items() if name not in known}
         harness.tell(f"making a target, and what comes of it; then {len(left)} parts")
@@ -190,7 +200,7 @@ def main() -> int:
         def keep(name: str, counts: Any) -> None:
             known[name] = counts
             if partial is not None:
-                write_json(partial, {"quick": a.quick, "parts": known})
+                write_json(partial, {"quick": a.quick, "seed": a.seed, "parts": known})
 
         broken = run(left, scratch, QUICK if a.quick else 1.0, keep)
     finally:

@@ -96,6 +96,11 @@ def artefacts(a: World) -> dict[str, Artefact]:
             150, a.one, ("*.json", "*.jsonl", "SHA256SUMS"), lambda copy, out: ["compare", str(copy), str(a.two)],
             lambda copy, out: {},
         ),
+        "evaluation, with a table": Artefact(
+            100, a.one, ("*.json", "*.jsonl", "table.tex", "SHA256SUMS"),
+            lambda copy, out: ["compare", str(copy), str(a.two)], lambda copy, out: {},
+            lambda copy: finish(["table", "--runs", str(copy), "--out", str(copy)], a.folder) and None,
+        ),
         "features": Artefact(
             80, a.features, ("*.json", "*.safetensors"), lambda copy, out: a.fit(out, *a.cached(copy)),
             lambda copy, out: world.of_fit(out),
@@ -130,7 +135,7 @@ def campaign(a: World, name: str, place: Path, share: float, seed: int = 0) -> C
     ended, made = _use(one, a, place, lambda copy: None)
     if ended.status != 0:
         raise ValueError(f"{name}: status {ended.status} with nothing flipped: {ended.last}")
-    reference = made() | {"said": ended.out} if name == "evaluation" else made()
+    reference = made() | {"said": ended.out} if name.startswith("evaluation") else made()
     for number in range(max(1, round(one.flips * share))):
         flipped: list[tuple[Path, int]] = []
         ended, made = _use(
@@ -191,7 +196,7 @@ def _outcome(
             return "named"  # by what of the target is another
         return "named" if file.name in told else "folder" if str(copy) in told else "unnamed"
     try:
-        found = made() | {"said": ended.out} if name == "evaluation" else made()
+        found = made() | {"said": ended.out} if name.startswith("evaluation") else made()
     except (OSError, ValueError, KeyError):
         return "silent"  # success, and nothing that can be read
     return "identical" if found == reference else "silent"

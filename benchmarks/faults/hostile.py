@@ -5,14 +5,16 @@ hostile folder that is compiled or run, a module imported from anywhere but this
 ``--out``. The hostile files also leave a mark of their own when they run. The exit status does not matter.
 """
 
+import importlib.util
 import json
 import os
 import pickle
+import random
 import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,19 @@ OF_JSONARGPARSE = [sys.executable, "-c", "import sys, json; print(json.dumps(sys
 # what provenance and libraries ask
 KNOWN = ("git", "lscpu", "nvidia-smi", "uname", "ldconfig", "gcc", "cc")
 CSV = "lightning.pytorch.loggers.CSVLogger"
+PLACES = 40  # configs that name a place to write
+MODULES_OF = {"logger": "loggers", "callbacks": "callbacks", "profiler": "profilers"}
+WRITERS = (
+    ("logger", "CSVLogger", ("save_dir", "name", "version")),
+    ("logger", "TensorBoardLogger", ("save_dir", "name", "version", "sub_dir")),
+    ("callbacks", "ModelCheckpoint", ("dirpath", "filename")),
+    ("callbacks", "OnExceptionCheckpoint", ("dirpath", "filename")),
+    ("profiler", "SimpleProfiler", ("dirpath", "filename")),
+    ("profiler", "AdvancedProfiler", ("dirpath", "filename")),
+)  # parts of Lightning, and their arguments that say where they write
 MARK = "ran.txt"  # in the hostile folder
+# whose processes are started on purpose, so that the mark alone says what ran
+OF_WORKERS = "working folder, of Ray"
 EVIL = f"""
 import pathlib
 (pathlib.Path(__file__).parent / {MARK!r}).write_text("a hostile module ran")
@@ -185,10 +199,10 @@ class Pickled:
         return os.system, (f"echo a pickle ran > {self.mark}",)
 
 
-def planted(folder: Path) -> Path:
+def planted(folder: Path, modules: Iterable[str] = MODULES) -> Path:
     """A folder with modules that leave a mark when they run, and a script that would."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in MODULES:
+    for name in modules:
         (folder / f"{name}.py").write_text(EVIL)
     script = folder / "evil.sh"
     script.write_text(f"#!/bin/sh\necho a script ran > {folder / MARK}\n")
@@ -291,7 +305,25 @@ def checkpoints(a: World, place: Path) -> dict[str, Path]:
     return {"import of a pickle": weights, "import with auto_map": mapped, "fit of a pickle": run}
 
 
-def config_files(a: World, place: Path, target: Path) -> dict[str, tuple[str, Path]]:
+def places(folder: Path, seed: int) -> dict[str, Any]:
+    """Settings of a trainer by what is hostile of them: parts that write, and paths that lead out of the run."""
+    draw = random.Random(f"{seed} places")
+    ways = (str(folder / "elsewhere"), "../../elsewhere", "a/../../../elsewhere", "~/elsewhere", "$HOME/elsewhere",
+            "${model.target.source}", "{step}/../../../elsewhere")  # fmt: skip
+    settings = {}
+    for number in range(PLACES):
+        group, name, keys = draw.choice(WRITERS)
+        arguments = {"save_dir": "."} if group == "logger" else {}
+        arguments |= {key: draw.choice(ways) for key in draw.sample(keys, draw.randint(1, 2))}
+        part = {
+            "class_path": f"lightning.pytorch.{MODULES_OF[group]}.{name}",
+            "init_args": arguments,
+        }
+        settings[f"place {number} of {name}"] = {group: [part] if group == "callbacks" else part}
+    return settings
+
+
+def config_files(a: World, place: Path, target: Path, seed: int) -> dict[str, tuple[str, Path]]:
     """YAML files by what is hostile of them: for which command, and where."""
     folder, given = planted(place), target
     evil = str(folder / "evil.sh")
@@ -324,6 +356,7 @@ def config_files(a: World, place: Path, target: Path) -> dict[str, tuple[str, Pa
         "a place to write": ("fit", {"trainer": {"default_root_dir": str(folder / "elsewhere"), "logger": {
             "class_path": CSV, "init_args": {"save_dir": str(folder / "elsewhere")}}}}),
     }  # fmt: skip
+    settings |= {name: ("fit", {"trainer": value}) for name, value in places(folder, seed).items()}
     found = {}
     for name, (command, value) in settings.items():
         path = folder / f"{name.replace(' ', '-').replace(',', '')}.yaml"
@@ -388,7 +421,7 @@ def studies(a: World, place: Path, target: Path) -> dict[str, list[str]]:
     return found
 
 
-def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
+def attempts(a: World, place: Path, seed: int = 0) -> list[tuple[str, list[str], Path]]:
     """All of them: what is hostile, a command that reads it, and the folder in which it stands."""
     out = place / "room" / "out"
     found: list[tuple[str, list[str], Path]] = []
@@ -424,7 +457,9 @@ def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
         ]
         command = a.fit(folder) if name.startswith("fit") else imports
         found.append((f"checkpoint, {name}", command, folder))
-    for name, (command, path) in config_files(a, place / "configs", whole["auto_map"]).items():
+    for name, (command, path) in config_files(
+        a, place / "configs", whole["auto_map"], seed
+    ).items():
         base = {
             "fit": a.fit(out, "--trainer.max_steps", "1"), "evaluate": a.evaluate(out),
             "regenerate": a.regenerate(out / "own.jsonl"), "serve": ["serve", *a.pair()],
@@ -445,13 +480,20 @@ def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
         found.append((f"config, {name}", [*base, "--config", str(path)], path.parent))
     for name, words in studies(a, place / "studies", whole["auto_map"]).items():
         found.append((name, words, place / "studies"))
+    if importlib.util.find_spec("ray"):
+        # a file for every module that any command has loaded
+        loaded = {name.partition(".")[0] for name in sys.modules} | {"cloudpickle", "colorama"}
+        folder = planted(place / "workers", loaded)
+        features = ("--model.features", "Streamed", "--trainer.max_steps", "1")
+        found.append((OF_WORKERS, a.fit(out, *features), folder))
+        found.append((OF_WORKERS, a.sweep(out, "--engine", "Ray"), folder))
     return found
 
 
-def campaign(a: World, place: Path, share: float) -> list[Count]:
+def campaign(a: World, place: Path, share: float, seed: int = 0) -> list[Count]:
     """Every hostile thing before every command that reads it; ``share`` of them, evenly taken."""
     place.mkdir(parents=True, exist_ok=True)
-    all_of_them = attempts(a, place)
+    all_of_them = attempts(a, place, seed)
     step = max(1, round(1 / share))
     counts = []
     for number, (what, argv, folder) in enumerate(all_of_them[::step]):
@@ -491,9 +533,10 @@ def _watched(a: World, what: str, argv: list[str], folder: Path, place: Path) ->
         sys.addaudithook(watch)
         return watch.found
 
-    ended = Command(argv, cwd=folder, inside=inside).wait(PATIENCE / 3)
+    limit = PATIENCE if what == OF_WORKERS else PATIENCE / 3
+    ended = Command(argv, cwd=folder, inside=inside).wait(limit)
     count = Count(argv[0], what, ended.status)
-    for kind, text in ended.told or []:
+    for kind, text in [] if what == OF_WORKERS else ended.told or []:
         setattr(count, kind, getattr(count, kind) + 1)
         count.findings.append(f"{kind}: {text}")
     count.ran = mark.exists()
@@ -509,6 +552,8 @@ def _watched(a: World, what: str, argv: list[str], folder: Path, place: Path) ->
         count.findings.append(f"told: a variable's value is in {', '.join(where[:4])}")
     if ended.told is None:
         count.findings.append(f"not watched to its end: status {ended.status}: {ended.last}")
+    if what == OF_WORKERS and ended.status != 0:
+        count.findings.append(f"not tried: status {ended.status}: {ended.last}")
     return count
 
 

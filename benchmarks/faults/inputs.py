@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from benchmarks import harness
@@ -489,7 +490,7 @@ def campaign(a: World, name: str, place: Path, share: float, seed: int = 0) -> C
     count, seen = Count(name), set[str]()
 
     @settings(
-        max_examples=max(1, round(inputs * share)), derandomize=True, database=None, phases=[Phase.generate],
+        max_examples=max(1, round(inputs * share)), derandomize=not seed, database=None, phases=[Phase.generate],
         deadline=None, suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(st.data())
@@ -506,7 +507,7 @@ def campaign(a: World, name: str, place: Path, share: float, seed: int = 0) -> C
         shutil.rmtree(folder)
 
     random.seed(seed)
-    each()
+    seeded(seed)(each)()
     return count
 
 

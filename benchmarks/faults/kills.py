@@ -10,6 +10,8 @@ import json
 import os
 import random
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from benchmarks.faults.world import EVERY, Made, Server, World, losses
 
 MOST = 6  # kills of one run, so that it ends some time
 IN_ONE = 3  # workers of one sweep, which starts no job more often again
+RENAMES = 8  # of a command, before one of which it is killed
 SHARD = 200_000  # bytes of a shard of features, so that there are many
 
 Moment = Callable[[Command, Path, random.Random, float], bool]
@@ -102,6 +105,34 @@ def within_a_write(command: Command, out: Path, draw: random.Random, seconds: fl
     came = command.until(many)
     time.sleep(draw.random() * 0.004)
     return came
+
+
+def _orders(pid: int) -> Path:
+    """Where a command reads before which of its renames it is to be killed."""
+    return Path(tempfile.gettempdir()) / f"specdec-faults-{os.getuid()}-{pid}"
+
+
+def renames_may_kill() -> Callable[[], None]:
+    """Inside a command: SIGKILL before a rename, if :func:`before_a_rename` has said so."""
+    orders, seen = _orders(os.getpid()), list[str]()
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.rename":
+            seen.append(event)
+            if orders.exists() and len(seen) >= int(orders.read_text()):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    return lambda: None
+
+
+def before_a_rename(command: Command, out: Path, draw: random.Random, seconds: float) -> bool:
+    """Between two files that take their places, of which one may say something of the other."""
+    orders = _orders(command.pid)
+    orders.write_text(str(draw.randint(1, RENAMES)))
+    status = command.wait().status
+    orders.unlink()
+    return status == -signal.SIGKILL
 
 
 # --- victims of a sweep ----------------------------------------------------------------------------------------------
@@ -190,6 +221,13 @@ def kinds(a: World, server: Server) -> dict[str, Kind]:
         return a.sweep(out, "--engine", "Ray")
 
     answers = world.of_files("own.jsonl")
+    weights = world.of_files("config.json", "model.safetensors")
+    between = (
+        ("fit", a.fit, world.of_record),
+        ("cache", lambda out: ["cache", *a.model_and_data(), "--out", str(out)], world.of_files("index.json")),
+        ("regenerate", lambda out: a.regenerate(out / "own.jsonl"), world.of_files("own.jsonl", "own.jsonl.sha256")),
+        ("export", lambda out: ["export", *a.pair(), "--out", str(out)], weights),
+    )  # fmt: skip
     url = ("--engine", "openai", "--url", server.url, "--concurrency", "2")
     found = {
         "fit": fit(30),
@@ -206,6 +244,8 @@ def kinds(a: World, server: Server) -> dict[str, Kind]:
             20, lambda out: ["export", *a.pair(), "--out", str(out)],
             world.of_files("config.json", "model.safetensors"), (any_time, within_a_write),
         ),
+        **{f"{name}, before a rename": Kind(
+            24, argv, made, (before_a_rename,), inside=renames_may_kill) for name, argv, made in between},
         "sweep, runner": Kind(8, a.sweep, world.of_study, (a_worker_lives,), the_runner),
         "sweep, worker": Kind(8, a.sweep, world.of_study, (a_worker_lives,), a_worker),
         "fit, DDP": fit(8, *two, "ddp", moments=(at_a_step,), fresh=True),
@@ -281,7 +321,9 @@ def _to_the_end(kind: Kind, out: Path, a: World) -> Ended:
 
 def _judge(count: Count, ended: Ended, reference: Made, kind: Kind, out: Path) -> None:
     made: Mapping[str, str] = {}
-    if ended.status != 0 and not (count.kind == "export" and "exists already" in ended.err):
+    if ended.status != 0 and not (
+        count.kind.startswith("export") and "exists already" in ended.err
+    ):
         count.failed += 1
         count.findings.append(f"the same command again: status {ended.status}: {ended.last}")
     try:

@@ -230,6 +230,13 @@ def of_fit(run: Path) -> Made:
     }
 
 
+def of_record(run: Path) -> Made:
+    """The same, and which files say what the run was."""
+    names = sorted(path.name for path in run.iterdir() if path.suffix in (".yaml", ".json"))
+    # those of a run that was resumed have a number
+    return {**of_fit(run), "record": " ".join(name for name in names if name.count(".") == 1)}
+
+
 def of_files(*names: str) -> Callable[[Path], Made]:
     """The bytes of a folder's files of these patterns."""
     return lambda folder: {

@@ -49,6 +49,7 @@ from specdec.utils.machine import provenance
 from specdec.utils.numbers import (
     check_numbers,
 )
+from specdec.utils.places import checkpoint_folders, keep_inside, typed_values
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.trust import flags_for, load_yaml, parse_yaml, read_yaml_text, redacted, writing
 
@@ -120,6 +121,11 @@ class DrafterCLI(LightningCLI):
         parser.add_lightning_class_args(AcceptanceLength, "acceptance")
         parser.set_defaults({**DEFAULTS, "trainer.logger": LOGGERS})
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Remember what was typed: it may lead out of the run's directory."""
+        self.typed = typed_values(args)
+        super().parse_arguments(parser, args)
+
     def _parse_ckpt_path(self) -> None:
         """The present config decides, never a checkpoint's: Lightning would let the checkpoint win silently."""
 
@@ -146,14 +152,12 @@ class DrafterCLI(LightningCLI):
             trainer.logger = self._parser("fit").get_defaults().trainer.logger
 
     def instantiate_classes(self) -> None:
-        """Choose the run directory, below which loggers write where their ``save_dir`` is relative; then build all."""
+        """Choose the run directory, in which the parts write that a config names; then build all."""
         _check_accelerator(self.config.fit.trainer.accelerator)
         self.out = self._choose()
         # with the directories as they were given: a saved config serves another run
         self.saved = self._dumped()
-        for logger in _listed(self.config.fit.trainer.logger or None):
-            if "save_dir" in logger.get("init_args", {}) and logger.init_args.save_dir is not None:
-                logger.init_args.save_dir = str(self.out / logger.init_args.save_dir)
+        keep_inside(self.config.fit, self.out, self.typed)
         super().instantiate_classes()
         self._warn_of_engines()
 
@@ -190,7 +194,8 @@ class DrafterCLI(LightningCLI):
         }
         del config["trainer"]["logger"]  # names the logger's own run, which may go on
         self.model.save_hyperparameters(hyperparameters(config))
-        kwargs["plugins"] = [*_listed(trainer.plugins), AtomicCheckpointIO()]
+        folders = checkpoint_folders(out, _listed(trainer.callbacks), self.typed)
+        kwargs["plugins"] = [*_listed(trainer.plugins), AtomicCheckpointIO(folders)]
         key = torch.initial_seed() if seed is False else seed
         record = RunRecord(out, key, self.saved, provenance(seed=seed))
         callbacks = [*_listed(trainer.callbacks), record, Throughput()]

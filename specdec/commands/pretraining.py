@@ -30,6 +30,7 @@ from specdec.nn.view import View
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, newest
 from specdec.training.progress import progress_callback
 from specdec.utils.files import staged_directory, write_json
+from specdec.utils.links import refuse_links
 from specdec.utils.machine import multiplies_bfloat16, provenance
 from specdec.utils.reading import read_json, sha256
 
@@ -269,6 +270,7 @@ def _is_begun(record: Path, config: PretrainConfig) -> bool:
         raise ValueError(
             f"{folder} exists already and is of other settings: choose another --out or remove it"
         )
+    refuse_links(folder)
     return True
 
 

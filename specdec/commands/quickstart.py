@@ -22,6 +22,7 @@ from specdec.target import TargetSource
 from specdec.training.run_directory import CLAIM, write_run_sums
 from specdec.utils.config import runs_folder
 from specdec.utils.files import write_json, write_text
+from specdec.utils.links import in_place, refuse_links
 from specdec.utils.machine import multiplies_bfloat16
 from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many, printable
@@ -78,7 +79,7 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
     is_trained = (out / "DONE.json").exists()
     stages.announce("training the drafter, EAGLE-3.1", TRAINS, is_trained)
     if not is_trained:
-        (out / CLAIM).touch()  # by which fit knows the directory for a run's
+        in_place(out / CLAIM, "a").close()  # by which fit knows the directory for a run's
         again = ["specdec", "quickstart", "--out", str(out), "--seed", str(seed)]
         again += ["--full", "true"] * full
         if status := fit("fit", [*fit_args, "--ckpt_path", "auto"], again):
@@ -120,6 +121,7 @@ def _claim_directory(out: Path, seed: int, full: bool) -> None:
         "new_tokens": NEW_TOKENS,
     }
     if mark.exists():
+        refuse_links(out)
         if read_json(mark) != settings:
             raise ValueError(
                 f"{out} holds a quickstart with other settings: choose another --out or remove it"

@@ -27,11 +27,12 @@ from specdec.utils.text import printable
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 # what checking a template may take; a real one takes less than a thousandth of each
-SECONDS = 10.0
+SECONDS = 10.0  # of computing, which the kernel counts: a job that stands still takes none
 MEMORY = 2**30  # bytes
-START_SECONDS = 60.0  # for the process to import what it needs
 CHARACTERS = 2**25  # of one rendering
-LIMITS = {"memory": MEMORY, "characters": CHARACTERS, "seconds": 2 * SECONDS}
+# for an answer of any kind; while this process stands still, it counts none
+POLLS = 1200
+POLL = 0.5  # seconds
 TEMPLATE_CHARACTERS = 2**20
 LARGEST_NUMBER = 10**6  # in a template
 
@@ -83,11 +84,10 @@ class _Sandbox:
             for messages in CONVERSATIONS
             for prompt in (False, True)
         ]
-        request = {"source": source, "conversations": conversations, "special": special} | LIMITS
         with self.lock:
             if self.process is None or self.process.poll() is not None:
                 self._start()
-            answer = self._ask(request, SECONDS)
+            answer = self._ask(source, conversations, special)
         fault = answer.get("error", "memory")
         return (
             f"it takes more than {SECONDS:g} s or {MEMORY / 2**30:g} GiB"
@@ -100,16 +100,19 @@ class _Sandbox:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        if (
-            self._ask({"source": "", "conversations": [], "special": {}} | LIMITS, START_SECONDS)
-            == {}
-        ):
+        if self._ask("", [], {}) == {}:
             raise ValueError(
                 "the process that checks chat templates does not start: is transformers installed here?"
             )
 
-    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The process's answer; empty if it died or took too long, and then it is ended."""
+    def _ask(
+        self, source: str, conversations: list[dict[str, Any]], special: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The process's answer; empty if it died, as of too much computing or memory. ValueError if none comes."""
+        request = {
+            "source": source, "conversations": conversations, "special": special, "memory": MEMORY,
+            "characters": CHARACTERS, "seconds": SECONDS,
+        }  # fmt: skip
         process = self.process
         assert process is not None
         assert process.stdin is not None
@@ -119,7 +122,10 @@ class _Sandbox:
             process.stdin.flush()
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            line = process.stdout.readline() if selector.select(seconds) else b""
+            if not any(selector.select(POLL) for _ in range(POLLS)):
+                self.stop()
+                raise ValueError("the process that checks it does not answer: try again")
+            line = process.stdout.readline()
         if not line:
             self.stop()
             return {}

@@ -1,12 +1,13 @@
 """A process that renders somebody else's chat template under limits, so that one that loops or grows does no harm.
 
 Jinja's sandbox keeps a template away from the machine. It does not keep it from running forever or from filling the
-memory. :mod:`specdec.data.rendering` starts this file as a script, sends it a template once, and ends it if no answer
-comes in time. The file therefore imports nothing of specdec: what it needs must be there within a second.
+memory. :mod:`specdec.data.rendering` starts this file as a script and sends it a template once. The file imports
+nothing of specdec, so that it starts within a second. Its limits count its own computing and memory: a process that
+stands still has taken none.
 
 A request is a line of JSON with ``source``, ``conversations``, ``special`` (the tokenizer's special tokens by name),
-``memory`` (bytes beyond what the process has), ``seconds`` and ``characters`` (of one rendering). The answer is a line
-of JSON: ``error``, null or the reason.
+``memory`` (bytes beyond what the process has), ``seconds`` (of computing) and ``characters`` (of one rendering). The
+answer is a line of JSON: ``error``, null or the reason.
 """
 
 import json
@@ -30,12 +31,13 @@ def limit_memory(memory: int) -> None:
 
 
 def limit_time(seconds: float) -> None:
-    """Let this process compute this many seconds more, even if its parent has ended."""
+    """Let this process compute this many seconds more; then the kernel ends it."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime + seconds) + 1, hard)
-    )
+    limit = int(usage.ru_utime + usage.ru_stime + seconds) + 1
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
 
 
 def fault_of(request: dict[str, Any]) -> str | None:

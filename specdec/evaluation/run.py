@@ -295,6 +295,7 @@ def _certify(
             batch=config.batch_size,
             compiled=config.compile,
         )
+    check_sums(out, "evaluate again")  # certifying has taken long
     with staged_directory(out, replace=True) as folder:
         shutil.copytree(out, folder, dirs_exist_ok=True)
         write_certificate(folder / CERTIFICATE, statement, located(config.drafter), metrics)

@@ -8,6 +8,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import os
 import threading
 import zlib
 from collections.abc import Sequence
@@ -56,12 +57,21 @@ class WantedRow(NamedTuple):
 
 
 class Producer:
-    """A copy of the target, in a separate process. It is loaded at the first call, and again after its death."""
+    """A copy of the target, in a separate process. It is loaded at the first call, and again after its death.
 
-    def __init__(self, setup: EngineSetup, contract: Contract, longest: int) -> None:
+    Args:
+        longest: tokens of the longest document's piece.
+        folder: the folder that relative paths start from; None: Ray's.
+    """
+
+    def __init__(
+        self, setup: EngineSetup, contract: Contract, longest: int, folder: str | None = None
+    ) -> None:
+        if folder is not None:
+            os.chdir(folder)
         self.setup = setup
         self.contract = contract
-        self.longest = longest  # tokens of the longest document's piece
+        self.longest = longest
         self._lock = threading.Lock()
         self._open = contextlib.ExitStack()
         self._running: Engine | None = None

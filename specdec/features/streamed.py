@@ -187,8 +187,9 @@ class StreamedSource(RowSource):
         source = self._source_of_producers(self.target.origin)
         setup = EngineSetup(features.engine, source, features.rows, features.vllm_args)
         options = self._producer_options()
+        folder = None if features.address else os.getcwd()
         producers = [
-            actors.start_actor(Producer, name, setup, contract, longest, **options)
+            actors.start_actor(Producer, name, setup, contract, longest, folder, **options)
             for name in names
         ]
         log.info(

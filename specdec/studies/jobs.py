@@ -32,14 +32,16 @@ from specdec.studies.strict_yaml import read_strictly
 from specdec.studies.study import MEASURES, Study, arm_name
 from specdec.studies.worker import FOLDERS, Job, JobFolder, specdec_job, write_config
 from specdec.utils.config import normalize_config
-from specdec.utils.files import write_json, write_sums, write_text
+from specdec.utils.files import drop_sums, write_json, write_sums, write_text
+from specdec.utils.links import refuse_links
 from specdec.utils.machine import provenance
-from specdec.utils.reading import SUMS, read_json
+from specdec.utils.reading import read_json
 from specdec.utils.text import how_many
 
 VERSION = 3
 PLAN = "plan.json"
 STUDY = "study.yaml"
+LISTED = (STUDY, PLAN, "prompts-*.jsonl")  # with their hashes
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class StudyPlan:
     def write(self) -> None:
         """Write the study, then its prompts and the configs of its jobs; ``plan.json`` last."""
         changed = self.primary_changed()
-        (self.directory / SUMS).unlink(missing_ok=True)  # which would list what is about to change
+        drop_sums(self.directory, *LISTED)  # some are about to change
         write_text(self.directory / STUDY, self.study.text)
         for prompts in self.prompts.values():
             if prompts.text is not None:
@@ -130,7 +132,7 @@ class StudyPlan:
             write_config(self.directory, job)
         about = {"primary_changed": changed, "provenance": provenance()}
         write_json(self.directory / PLAN, self.to_json() | about)
-        write_sums(self.directory, STUDY, PLAN, "prompts-*.jsonl")
+        write_sums(self.directory, *LISTED)
 
     def primary_changed(self) -> bool:
         """Whether primary contrasts are others than those planned before anything was measured."""
@@ -183,6 +185,8 @@ def claim(directory: Path, name: str) -> None:
         return
     if directory.is_dir() and {path.name for path in directory.iterdir()} <= {*FOLDERS.values()}:
         return
+    # another study's may be linked: docs/study.md
+    refuse_links(directory, *FOLDERS.values())
     if not (directory / STUDY).is_file():
         raise ValueError(f"{directory} exists already and holds no study: choose another --out")
     if (held := read_strictly(directory / STUDY).get("name")) != name:

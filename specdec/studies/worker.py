@@ -26,10 +26,11 @@ import yaml
 
 from specdec.features.store import INDEX
 from specdec.utils import supervise
-from specdec.utils.files import write_sums, write_text
+from specdec.utils.files import drop_sums, write_sums, write_text
 from specdec.utils.imports import flags
 from specdec.utils.journal import Journal, JournalBusyError, is_being_written, read_journal
-from specdec.utils.reading import SUMS, explained
+from specdec.utils.links import in_place
+from specdec.utils.reading import explained
 
 JOBS = "jobs"
 CONFIG = "config.yaml"
@@ -133,7 +134,7 @@ def write_config(study: Path, job: Job) -> None:
     """Write ``jobs/KEY/config.yaml``."""
     text = yaml.safe_dump(dict(job.config), sort_keys=False, allow_unicode=True)
     folder = study / JOBS / job.key
-    (folder / SUMS).unlink(missing_ok=True)
+    drop_sums(folder, CONFIG)
     write_text(folder / CONFIG, text)
     write_sums(folder, CONFIG)
 
@@ -192,7 +193,7 @@ def _start_supervisor(
         if name not in RANKS and not name.startswith("SLURM_")
     }
     command = [sys.executable, "-m", *job.command]
-    with explained(folder.path), (folder.path / LOG).open("ab") as stream:
+    with explained(folder.path), in_place(folder.path / LOG, "ab") as stream:
         stream.write(title.encode())
         stream.flush()
         return subprocess.Popen(

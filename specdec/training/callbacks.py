@@ -25,9 +25,16 @@ from specdec.training.ema import EMA
 from specdec.training.losses_file import read_losses, with_checksum
 from specdec.training.memory import MB, Precision, memory_need, precision, report_memory
 from specdec.training.module import DrafterModule
-from specdec.training.run_directory import CONFIG, LOSSES, write_run_sums
-from specdec.utils.files import write_json, write_text
-from specdec.utils.reading import SUMS, check_sums, explained, read_json
+from specdec.training.run_directory import (
+    CONFIG,
+    LOSSES,
+    STEADY,
+    record_to_write,
+    write_run_sums,
+)
+from specdec.utils.files import drop_sums, write_json, write_text
+from specdec.utils.links import in_place
+from specdec.utils.reading import check_sums, explained, read_json
 
 # a run's folder, and a key of the config.json in it
 BEST = "drafter_best"
@@ -84,16 +91,13 @@ class RunRecord(pl.Callback):
             _chosen_by(self.directory / BEST) if trainer.is_global_zero else None
         )
         if trainer.is_global_zero:
-            # which would list what is about to change
-            (self.directory / SUMS).unlink(missing_ok=True)
+            drop_sums(self.directory, *STEADY)  # some are about to change
             (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
-            # a resumed run keeps what it was before
-            times = len(list(self.directory.glob("config*.yaml")))
-            mark = f".{times}" if times else ""
-            write_text(self.directory / f"config{mark}.yaml", self.config)
             data = trainer.datamodule  # type: ignore[attr-defined]
             mix = {"mix": data.shares} if isinstance(data, TokenData) and data.shares else {}
-            write_json(self.directory / f"provenance{mark}.json", self.provenance | mix)
+            config, provenance = record_to_write(self.directory)
+            write_text(config, self.config)
+            write_json(provenance, self.provenance | mix)
             write_run_sums(self.directory)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -191,7 +195,7 @@ class RunRecord(pl.Callback):
         lines = [with_checksum(f"{step} {part} {loss.hex()}") for (step, part, _), loss in rows]
         self._held = []
         path = self.directory / LOSSES
-        with explained(path), path.open("a", encoding="ascii") as file:
+        with explained(path), in_place(path, "a", encoding="ascii") as file:
             file.writelines(lines)
 
 

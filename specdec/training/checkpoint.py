@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from specdec.utils.files import staged
 from specdec.utils.numbers import FromMinusOne, Whole, check_numbers
+from specdec.utils.places import is_inside
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -37,12 +38,31 @@ DIGEST = 64  # letters of a SHA-256
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Lightning's checkpoints, staged next to their place: Lightning itself stages in ``$TMPDIR`` and then copies,
-    which leaves a truncated file under the final name when the copy is cut off."""
+    which leaves a truncated file under the final name when the copy is cut off.
+
+    Args:
+        folders: where checkpoints may lie; anywhere if none is given.
+    """
+
+    def __init__(self, folders: Sequence[Path | str] = ()) -> None:
+        super().__init__()
+        self.folders = folders
+
+    def _check(self, path: _PATH) -> None:
+        """Raise ValueError if a checkpoint, whose name a template may have made, lies outside the folders."""
+        if self.folders and not any(is_inside(str(path), folder) for folder in self.folders):
+            raise ValueError(f"{path}: a checkpoint outside {self.folders[0]}: change its filename")
+
+    def remove_checkpoint(self, path: _PATH) -> None:
+        """Remove a checkpoint; ValueError if it lies elsewhere."""
+        self._check(path)
+        super().remove_checkpoint(path)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None
     ) -> None:
         """Write ``path`` in one rename; ValueError if the disk is full, or the folder may not be written."""
+        self._check(path)
         with staged(str(path)) as temporary, temporary.open("w+b") as stream:
             try:
                 torch.save(checkpoint, stream)

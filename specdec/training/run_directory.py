@@ -1,12 +1,13 @@
 """The directory of one run: claimed while the run lasts, and resumed only under the same settings."""
 
 import contextlib
+import itertools
 import logging
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import IO, Any, Self
 
 from specdec.training.checkpoint import read_training_checkpoint
 from specdec.utils.config import (
@@ -18,6 +19,7 @@ from specdec.utils.config import (
     to_text,
 )
 from specdec.utils.files import remove_abandoned, write_sums
+from specdec.utils.links import refuse_links
 from specdec.utils.locks import claim_message, is_held, release_claim, take_claim
 from specdec.utils.reading import explained
 
@@ -29,6 +31,8 @@ CLAIM = ".claimed"
 PATIENCE = 15.0  # seconds; the other ranks of a killed run notice within some
 CONFIG = "specdec_config"  # in a checkpoint: the run's resolved config
 LENGTH = ("trainer.max_steps", "trainer.max_epochs", "trainer.min_steps", "trainer.min_epochs")
+STEADY = ("config*.yaml", "provenance*.json", "DONE.json", "*prompts.jsonl")
+"""The files of a run that do not grow."""
 NUMBERLESS = (
     # what is written and measured
     "out", "ckpt_path", "weights_only", "allow_changes", "acceptance", "checkpoint",
@@ -55,7 +59,7 @@ class RunDirectory:
 
     def __init__(self) -> None:
         self.path: Path | None = None
-        self._claim: TextIO | None = None
+        self._claim: IO[Any] | None = None
         self._made = self._resumed = False  # by this process
 
     def choose(self, out: str | None, resumes: bool = False, first: bool = True) -> Path:
@@ -78,12 +82,14 @@ class RunDirectory:
         self.path = path = Path(out)
         self._resumed = first and resumes and path.is_dir() and _is_used(path)
         of_a_run = (path / CLAIM).exists() or all(
-            (path / name).exists() for name in ("config.yaml", "provenance.json")
+            any(path.glob(pattern)) for pattern in ("config*.yaml", "provenance*.json")
         )
         if self._resumed and not of_a_run:  # a killed run leaves its claim
             raise ValueError(
                 f"{path} holds files, and none of a run of specdec fit: choose another --out"
             )
+        if self._resumed:
+            refuse_links(path)
         if first and not self._claimed(path):
             if is_held(path / CLAIM):
                 raise ValueError(claim_message(path, path / CLAIM))
@@ -146,9 +152,20 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def record_to_write(directory: Path) -> tuple[Path, Path]:
+    """The next config and provenance of a run, which are one record: if a kill left one of the two, both are written
+    again."""
+    for number in itertools.count():
+        mark = f".{number}" if number else ""
+        record = (directory / f"config{mark}.yaml", directory / f"provenance{mark}.json")
+        if not all(path.exists() for path in record):
+            return record
+    raise AssertionError
+
+
 def write_run_sums(directory: Path) -> None:
     """List the files of a run that do not grow, with their hashes."""
-    write_sums(directory, "config*.yaml", "provenance*.json", "DONE.json", "*prompts.jsonl")
+    write_sums(directory, *STEADY)
 
 
 def is_first(devices: object, num_nodes: int) -> bool:

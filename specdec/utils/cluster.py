@@ -1,11 +1,15 @@
 """Ray, joined where it runs or started on this machine alone."""
 
+import itertools
 import logging
 import os
 import shutil
 import signal
+import sys
+import tempfile
 import threading
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -19,6 +23,9 @@ MISSING = "Ray is not installed: pip install 'specdec-lightning[ray]'"
 
 def join(address: str | None, namespace: str | None = None, **options: Any) -> Any:
     """The module ``ray``, connected; one that this process has connected before stays as it is.
+
+    Workers run in an empty folder of Ray's, so no file of the working folder is imported there, and relative
+    paths start elsewhere.
 
     Args:
         address: of a cluster that runs: ``auto`` for the one this machine belongs to, ``ray://HOST:10001``, ...; None
@@ -42,9 +49,12 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
         return ray
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **options
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as empty:
+            # without a folder of its own, Ray puts the working folder before all libraries
+            options["runtime_env"] = {"working_dir": empty, "env_vars": _import_variables()}
+            ray.init(
+                address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **options
+            )  # fmt: skip
     except Exception as error:
         raise ValueError(
             f"Ray cannot be had at {address or 'this machine'}: {last_line(error)}"
@@ -67,6 +77,18 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
                 "container by docker run --shm-size", SHARED, f"{free / 1e6:,.0f}", f"{size / 1e6:,.0f}"
             )  # fmt: skip
     return ray
+
+
+def _import_variables() -> dict[str, str]:
+    """The variables by which a worker imports from where this process does, and from nowhere else."""
+    variables = {name: os.environ[name] for name in ("PYTHONSAFEPATH",) if name in os.environ}
+    root = str(Path(__file__).resolve().parents[2])
+    library = os.path.realpath(os.path.dirname(os.__file__))
+    front = itertools.takewhile(lambda place: place != library, map(os.path.realpath, sys.path))
+    # specdec is run from a checkout that is not installed
+    if root in front:
+        variables["PYTHONPATH"] = root
+    return variables
 
 
 def last_line(error: BaseException) -> str:

@@ -2,18 +2,19 @@
 
 import contextlib
 import errno
+import fnmatch
 import json
 import os
 import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from specdec.utils.locks import claim_message, claim_of, lock_now, release_claim, take_claim
-from specdec.utils.reading import SUMS, TEMPORARY, _sums, explained
+from specdec.utils.reading import SUMS, TEMPORARY, _listed, _sums, explained
 
 LOCK = ".lock"  # in such a folder: it is held until the writer ends, however that ends
 REPLACED = ".replaced"  # in such a folder: what its content takes the place of
@@ -200,8 +201,28 @@ def write_json(path: Path | str, value: Any) -> None:
 
 def write_sums(directory: Path, *patterns: str) -> None:
     """List a directory's files of these names, or all, with their hashes, except sub-directories, names with a dot
-    first, and documents."""
-    write_text(directory / SUMS, "".join(_sums(directory, *patterns)))
+    first, and documents. What the list says of other files stays: it is another writer's."""
+    lines = _sums(directory, *patterns) + _sums_of_others(directory, patterns)
+    write_text(directory / SUMS, "".join(sorted(lines, key=lambda line: line[66:])))
+
+
+def drop_sums(directory: Path, *patterns: str) -> None:
+    """Take the files of these names, which are about to change, off a directory's list."""
+    if others := _sums_of_others(directory, patterns):
+        write_text(directory / SUMS, "".join(others))
+    else:
+        (directory / SUMS).unlink(missing_ok=True)
+
+
+def _sums_of_others(directory: Path, patterns: Sequence[str]) -> list[str]:
+    """The lines of a directory's list that are of no file of these names."""
+    names = patterns or ("*",)
+    listed = [line.rstrip("\n") for line in _listed(directory / SUMS)]
+    return [
+        f"{line}\n"
+        for line in listed
+        if not any(fnmatch.fnmatchcase(line[66:], name) for name in names)
+    ]
 
 
 def cache_directory() -> Path:

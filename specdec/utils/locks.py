@@ -8,8 +8,9 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Any
 
+from specdec.utils.links import in_place
 from specdec.utils.reading import explained
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ def locked(path: Path) -> Iterator[None]:
     """
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.open("a")
+        stream = in_place(path, "a")
     with stream:
         if not lock_now(stream):
             log.info("waiting for another process that holds %s", path)
@@ -49,14 +50,14 @@ def claim_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.claimed")
 
 
-def take_claim(path: Path, patience: float = 0.0) -> TextIO | None:
+def take_claim(path: Path, patience: float = 0.0) -> IO[Any] | None:
     """Claim what the file ``path`` stands for: an open file whose lock ends with the last process that has inherited
     it. None: a living process has it, after this many seconds too, or the folder is gone."""
     end = time.monotonic() + patience
     while True:
         with explained(path.parent):
             try:
-                stream = path.open("a+")
+                stream = in_place(path, "a+")
                 # unless its last holder has just removed the file that was opened here
                 if (
                     lock_now(stream)
@@ -76,7 +77,7 @@ def take_claim(path: Path, patience: float = 0.0) -> TextIO | None:
         time.sleep(0.5)
 
 
-def release_claim(path: Path, claim: TextIO) -> None:
+def release_claim(path: Path, claim: IO[Any]) -> None:
     """Remove the file, then let go: from here on the place may be another's."""
     path.unlink(missing_ok=True)
     fcntl.flock(claim, fcntl.LOCK_UN)  # workers that still end hold the same lock
@@ -85,11 +86,13 @@ def release_claim(path: Path, claim: TextIO) -> None:
 
 def is_held(claim: Path) -> bool:
     """Whether a living process has a claim."""
-    try:
-        with claim.open() as stream:
-            return not lock_now(stream)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+    with explained(claim):
+        try:
+            stream = in_place(claim, "r")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    with stream:
+        return not lock_now(stream)
 
 
 def claim_message(path: Path, claim: Path) -> str:

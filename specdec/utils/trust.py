@@ -40,7 +40,13 @@ REACH = {
     "push": "files are sent there",
     "more": "options of sbatch can run commands",
 }
-PLACES = ("save_dir", "dirpath", "default_root_dir", "log_dir")  # where loggers and callbacks write
+PLACES = (
+    "save_dir",
+    "dirpath",
+    "default_root_dir",
+    "log_dir",
+    "tee",
+)  # where loggers, callbacks and features write
 REPORTING = ("WandbLogger", "CometLogger", "MLFlowLogger", "NeptuneLogger", "LitLogger")
 REFUSED = r"\S+: \S+ is taken from the command line alone.* --allow_keys \w+|\S+: \S+: \S+ is a function: .* alone"
 # by its last word; but bos_token is text, and so are a tokenizer's others
@@ -190,11 +196,7 @@ def _reaching(value: Any, key: str = "") -> Iterator[tuple[str, str | None, str]
             yield from _reaching(child, key)
     elif last in REACH and value not in (False, None, "", "127.0.0.1"):
         yield key, last, REACH[last]
-    elif (
-        last in PLACES
-        and isinstance(value, str)
-        and (Path(value).is_absolute() or ".." in Path(value).parts)
-    ):
+    elif last in PLACES and isinstance(value, str) and _leads_out(value):
         yield key, last, "it lies outside the run's directory"
     elif not isinstance(value, str):
         return
@@ -204,6 +206,12 @@ def _reaching(value: Any, key: str = "") -> Iterator[tuple[str, str | None, str]
         yield key, last, "it is an address, which may be contacted"
     elif _FUNCTION.fullmatch(value) and not value.endswith(SUFFIXES):
         yield key, None, f"{value} is a function: a file may name classes alone"
+
+
+def _leads_out(text: str) -> bool:
+    """Whether a path, whose variables and ``~`` some loggers resolve, is absolute or goes up."""
+    path = Path(os.path.expanduser(os.path.expandvars(text)))
+    return path.is_absolute() or ".." in path.parts
 
 
 def redacted(value: Any, name: str = "") -> Any:

@@ -2,15 +2,17 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks import harness
-from benchmarks.faults import flips, hostile, inputs, kills, rims, world
+from benchmarks.faults import flips, hostile, inputs, kills, links, rims, world
 from benchmarks.faults.__main__ import report
 from benchmarks.faults.command import TRACEBACK, Command, Ended
 
@@ -50,6 +52,23 @@ def test_flips_are_judged_by_what_was_told_and_made(tmp_path: Path) -> None:
     assert judged(ended(1, f"{TRACEBACK}: a.json")) == judged(ended(-7)) == "traceback"
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_what_changes_behind_a_link_is_seen(tmp_path: Path, seed: int) -> None:
+    copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
+    (copy / "folder").mkdir(parents=True)
+    (copy / "folder" / "file").write_text("a")
+    (copy / "file").write_text("a")
+    folder = links.Folder(1, copy, (".claimed",), lambda copy: [])
+    link, behind = links._link(folder, copy, elsewhere, random.Random(seed))
+    before = links._content(behind)
+    assert before and links._content(behind) == before
+    file = link / "file" if link.is_dir() else link
+    file.write_text("another text")
+    assert links._content(behind) != before
+    (link / "new" if link.is_dir() else behind).write_text("a")
+    assert links._content(behind) != before
+
+
 def test_bad_inputs_are_judged_by_status_lines_and_memory() -> None:
     count = inputs.Count("x")
     inputs._judge(count, ended(2, "specdec fit: error: no\n"), "good refusal")
@@ -83,6 +102,25 @@ def test_a_killed_run_that_differs_is_counted(tmp_path: Path) -> None:
     (run.parent / ".tmp-1").mkdir()
     kills._judge(count, ended(2, "no"), reference, kind, run)
     assert (count.differing, count.unequal, count.failed, count.left_over) == (1, 1, 1, 1)
+
+
+def test_a_command_is_killed_before_the_rename_that_is_drawn(tmp_path: Path) -> None:
+    def inside():  # type: ignore[no-untyped-def]
+        behind = kills.renames_may_kill()
+        while not kills._orders(os.getpid()).exists():
+            time.sleep(0.01)
+        time.sleep(0.05)  # until the number is written
+        for number in range(kills.RENAMES):
+            (tmp_path / "file").touch()
+            (tmp_path / "file").rename(tmp_path / f"{number}")
+        return behind
+
+    draw = random.Random(0)
+    renamed = draw.randint(1, kills.RENAMES) - 1
+    command = Command(["--version"], cwd=tmp_path, inside=inside)
+    assert kills.before_a_rename(command, tmp_path, random.Random(0), 1.0)
+    assert not kills._orders(command.pid).exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"file", *map(str, range(renamed))}
 
 
 def test_the_watch_sees_what_a_hostile_file_does(tmp_path: Path) -> None:

@@ -175,6 +175,20 @@ def test_somebody_elses_directory_is_left_alone(
     assert {path.name for path in out.iterdir()} == set(held)
 
 
+@pytest.mark.parametrize("name", [".claimed", "target", "checkpoints"])
+def test_a_link_in_its_directory_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setattr("specdec.commands.quickstart.fit", lambda *args: 130)
+    out, behind = tmp_path / "run", tmp_path / "behind"
+    assert main(["quickstart", "--out", str(out)]) == 130
+    (out / ".claimed").unlink(missing_ok=True)
+    (out / name).symlink_to(behind)
+    assert main(["quickstart", "--out", str(out)]) == 2
+    assert f"{out / name}: it is a link out of {out}" in capsys.readouterr().err
+    assert not behind.exists()
+
+
 @pytest.mark.slow
 def test_in_full_the_target_is_trained_too_and_decoding_compiled(
     small_world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

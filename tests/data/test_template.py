@@ -1,5 +1,6 @@
 """A template that loops, grows or fails is refused in one line and in bounded time."""
 
+import signal
 import threading
 import time
 from typing import Any
@@ -84,6 +85,36 @@ def test_a_template_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         rendered(source)
     assert checked == [source]
+
+
+@pytest.mark.parametrize("pause", [0.0, 2.0])
+def test_a_checking_process_that_stands_still_is_waited_for(pause: float, short: None) -> None:
+    """As when a job is stopped, or the machine has no time for it: it has computed nothing meanwhile."""
+    rendered(tiny.CHATML + f"{{# which starts the process, {pause} #}}")
+    process = rendering._SANDBOX.process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    timer = threading.Timer(pause, process.send_signal, [signal.SIGCONT])
+    timer.start()
+    try:
+        text = rendered(tiny.CHATML + f"{{# which waits for the process, {pause} #}}")
+        assert text.startswith("<|im_start|>user\na<|im_end|>")
+        assert rendering._SANDBOX.process is process
+    finally:
+        timer.join()
+
+
+def test_a_checking_process_that_never_goes_on_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rendered(tiny.CHATML + "{# which starts it #}")
+    monkeypatch.setattr(rendering, "POLLS", 4)
+    process = rendering._SANDBOX.process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(ValueError, match="the process that checks it does not answer"):
+        rendered(tiny.CHATML + "{# which has no answer #}")
+    assert process.poll() is not None
 
 
 GIANTS = {

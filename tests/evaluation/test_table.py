@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from specdec.evaluation.table import write_table
+from specdec.utils.files import write_sums
+from specdec.utils.reading import check_sums
 
 Make = Callable[..., Path]
 
@@ -103,3 +105,20 @@ def test_what_no_column_can_hold_is_refused(
     places = [make("a", "one"), make("b", "two"), make("c", "two", **changes)]
     with pytest.raises(ValueError, match=message):
         write_table(None, places)
+
+
+def test_a_table_in_an_evaluation_leaves_its_checksums(make: Make, tmp_path: Path) -> None:
+    """Of the other files; one bit that changes in them is still found."""
+    place = make("a", "runs/x/drafter")
+    (place / "answers.jsonl").write_text('{"tokens": 4}\n')
+    write_sums(place)
+    for _ in range(2):  # the second table replaces the first
+        write_table(place, [place])
+    assert check_sums(place, partial=True).keys() >= {"metrics.json", "answers.jsonl", "table.tex"}
+    for name in ("metrics.json", "answers.jsonl", "table.tex"):
+        whole = (place / name).read_bytes()
+        (place / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        with pytest.raises(ValueError, match=name):
+            check_sums(place, partial=True)
+        (place / name).write_bytes(whole)
+    check_sums(place, partial=True)

@@ -321,3 +321,15 @@ def test_a_directory_of_something_else_is_left_alone(
     assert "holds the study drift, not tiny" in capsys.readouterr().err
     (tmp_path / "linked" / "fits").mkdir(parents=True)  # of a study with the same trainings
     claim(tmp_path / "linked", "tiny")
+
+
+def test_a_study_with_a_link_out_of_it_is_left_alone(tmp_path: Path) -> None:
+    """Only fits and features may be those of another study."""
+    (tmp_path / "other" / "fits").mkdir(parents=True)
+    (tmp_path / "out" / "jobs").mkdir(parents=True)
+    (tmp_path / "out" / "study.yaml").write_text("name: tiny\n")
+    (tmp_path / "out" / "fits").symlink_to(tmp_path / "other" / "fits")
+    claim(tmp_path / "out", "tiny")
+    (tmp_path / "out" / "jobs" / "key").symlink_to(tmp_path / "other")
+    with pytest.raises(ValueError, match="jobs/key: it is a link out of "):
+        claim(tmp_path / "out", "tiny")

@@ -4,6 +4,8 @@ import csv
 import json
 import logging
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from specdec.data import Batch
 from specdec.training.checkpoint import AtomicCheckpointIO, newest
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import CONFIG, changed_settings
+from specdec.utils.reading import check_sums
 from tests.short_run import short_run
 
 
@@ -55,6 +58,40 @@ def flip(path: Path) -> None:
 
 def checkpoints(out: Path) -> list[str]:
     return sorted(path.name for path in (out / "checkpoints").iterdir())
+
+
+KILLED = """
+import os, signal, sys
+number, *args = sys.argv[1:]
+
+def kill(event, arguments, seen=[]):
+    if event == "os.rename" and os.path.basename(os.fspath(arguments[1])) in ("config.yaml", "provenance.json"):
+        seen.append(event)
+        if len(seen) == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+from specdec.cli import main
+sys.addaudithook(kill)
+sys.exit(main(args))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
+def test_config_and_provenance_are_written_together(
+    base: list[str], tmp_path: Path, number: int
+) -> None:
+    """Killed before either, the run resumes, ends, and is known for a run from then on."""
+    out = tmp_path / "run"
+    command = ["fit", *base, "--out", str(out), "--ckpt_path", "auto"]
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(number), *command], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [*out.glob("config*.yaml")] == [] or not [*out.glob("provenance*.json")]
+    for _ in range(2):
+        assert main(command) == 0
+    names = {path.name for path in out.iterdir() if path.suffix in (".yaml", ".json")}
+    assert names == {"config.yaml", "provenance.json", "DONE.json"}
+    assert names <= check_sums(out, partial=True).keys()
 
 
 class DeadError(Exception):

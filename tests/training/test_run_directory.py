@@ -68,6 +68,26 @@ def test_a_failed_run_leaves_the_directory_as_it_was(tmp_path: Path, made: bool)
         corrected.choose(str(out))
 
 
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "checkpoints/step-4.ckpt", "csv", "csv/metrics.csv"]
+)
+def test_a_run_with_a_link_out_of_it_is_not_gone_on_with(tmp_path: Path, name: str) -> None:
+    """Step files behind the link would be removed, and logs be written."""
+    out, behind = tmp_path / "run", tmp_path / "elsewhere"
+    (out / name).parent.mkdir(parents=True)
+    (out / CLAIM).touch()
+    (behind / ".tmp-0123456789ab").mkdir(parents=True)
+    (behind / "step-1.ckpt").write_text("another run's")
+    (out / name).symlink_to(behind)
+    before = tree(tmp_path)
+    with (
+        pytest.raises(ValueError, match=rf"run/{name}: it is a link out of "),
+        RunDirectory() as run,
+    ):
+        run.choose(str(out), resumes=True)
+    assert tree(tmp_path) == before
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_what_a_resumed_run_finds_is_claimed_and_kept(tmp_path: Path, begun: bool) -> None:
     """The claim of the killed run is void."""

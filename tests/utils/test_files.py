@@ -1,6 +1,8 @@
 import errno
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -274,3 +276,36 @@ def test_what_a_kill_left_beside_a_whole_folder_goes_when_it_is_asked_for_again(
     ):
         pass
     assert names(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_writer_of_checksums_keeps_those_of_others(tmp_path: Path, seed: int) -> None:
+    """Generated: writers with patterns of their own, in any order; a changed file is found, whoever listed it."""
+    draw = random.Random(seed)
+    writers = {
+        ("a*.json", "b.txt"): ["a.json", "a.1.json", "b.txt"],
+        ("c-*.yaml",): ["c-.yaml"],
+        ("D?.tex", "[e].md"): ["D1.tex", "e.md"],
+    }
+    listed = set[str]()
+    for _ in range(8):
+        patterns, names_of_writer = draw.choice(list(writers.items()))
+        if draw.random() < 0.3:
+            files.drop_sums(tmp_path, *patterns)
+            listed -= {*names_of_writer}
+        else:
+            for name in names_of_writer:
+                (tmp_path / name).write_text(str(draw.random()))
+            files.write_sums(tmp_path, *patterns)
+            listed |= {*names_of_writer}
+        assert (tmp_path / reading.SUMS).exists() == bool(listed)
+        assert listed <= reading.check_sums(tmp_path, partial=True).keys()
+    for name in sorted(listed):
+        whole = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(f"{whole}0")
+        for patterns, names_of_writer in writers.items():
+            if name not in names_of_writer and {*names_of_writer} <= listed:
+                files.write_sums(tmp_path, *patterns)
+        with pytest.raises(ValueError, match=re.escape(name)):
+            reading.check_sums(tmp_path, partial=True)
+        (tmp_path / name).write_text(whole)
