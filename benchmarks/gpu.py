@@ -5,7 +5,7 @@ of a 1B and an 8B target; decoding with random weights, eager and compiled into 
 in 16 bits; a real target from end to end (``--target``, else the small one that comes with specdec); the tests that
 need CUDA; with ``--peers`` and ``--vllm`` both beside others.
 
-Every part is a process of its own. The report is written anew after each line, so that whoever stops the command keeps
+Every part is a process of its own. The report is written again after each line, so that whoever stops the command keeps
 what was measured. A part that fails is named with its error, the rest goes on, and the exit status is 1.
 
 A machine without a package index gets what it lacks from a folder of ``benchmarks/gpu_wheels.py`` (``--wheels``); it
@@ -142,7 +142,7 @@ def lines_of(run: Run, seconds: float, log: Path) -> Iterator[list[str]]:
 
 
 class Report:
-    """The file that is written anew after every line."""
+    """The file that is written again after every line."""
 
     def __init__(self, out: Path | None, about: dict[str, Any], device: str) -> None:
         self.out = out
@@ -164,9 +164,9 @@ class Report:
     def lines(self) -> list[str]:
         """Return the report as it is by now."""
         lines = list(self.head)
-        for title, found in self.raw["parts"].items():
+        for title, rows in self.raw["parts"].items():
             columns, words = TABLES[title]
-            table = harness.table(columns, found, words) if columns else [row for (row,) in found]
+            table = harness.table(columns, rows, words) if columns else [row for (row,) in rows]
             lines += ["", f"## {title}", "", *table]
         lines += ["", *(f"**Failed**: {what}" for what in self.raw["failed"])]
         return [*lines, "", f"Took {time.monotonic() - BEGAN:.0f} s."]

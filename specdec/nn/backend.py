@@ -56,10 +56,9 @@ def own_graphs(function: Callable[..., Any], **settings: Any) -> Callable[..., A
     def call(*args: Any, **options: Any) -> Any:
         return function(*args, **options)
 
-    own = types.FunctionType(
-        call.__code__.replace(), globals(), call.__name__, closure=call.__closure__
-    )
-    return torch.compile(own, fullgraph=True, **settings)
+    code = call.__code__.replace()
+    caller = types.FunctionType(code, globals(), call.__name__, closure=call.__closure__)
+    return torch.compile(caller, fullgraph=True, **settings)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
