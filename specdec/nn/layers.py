@@ -268,9 +268,7 @@ class SwiGLU(nn.Module):
         with torch.autograd.graph.saved_tensors_hooks(
             lambda kept: kept.shape if kept.data_ptr() == place else kept,
             lambda kept: (
-                kept
-                if isinstance(kept, Tensor)
-                else _gate(*held.grad_fn.saved_tensors).view(kept)
+                kept if isinstance(kept, Tensor) else _gate(*held.grad_fn.saved_tensors).view(kept)
             ),
         ):
             return self.down_proj(product)
