@@ -1,361 +1,263 @@
-"""What a GPU makes of specdec: one command of about ten minutes, from this checkout and nothing else. Linux only.
+"""What a GPU makes of specdec: one command of at most nine minutes, from this checkout and nothing else. Linux only.
 
-The tests that need CUDA; the proof of random targets in 16 bits, on the device; training steps of EAGLE-3.1 at the
-widths of a 1B and an 8B target, from random features; decoding with random weights, eager and compiled, where passes
-count and acceptance says nothing; with ``--peers`` and ``--vllm`` both beside others. What fails is told and the rest
-goes on. ``--device cpu --shapes tiny``: a dry run.
+The most valuable figures come first: flex attention beside the dense kernel; training steps of EAGLE-3.1 at the widths
+of a 1B and an 8B target; decoding with random weights, eager and compiled into CUDA graphs; the proof of random targets
+in 16 bits; a real target from end to end (``--target``, else the small one that comes with specdec); the tests that
+need CUDA; with ``--peers`` and ``--vllm`` both beside others.
 
-``python benchmarks/gpu.py --out FILE.md``
+Every part is a process of its own. The report is written again after each line, so that whoever stops the command keeps
+what was measured. A part that fails is named with its error, the rest goes on, and the exit status is 1.
+
+A machine without a package index gets what it lacks from a folder of ``benchmarks/gpu_wheels.py`` (``--wheels``); it
+needs torch, transformers and lightning. ``--device cpu --shapes tiny``: a dry run.
+
+``python benchmarks/gpu.py --wheels FOLDER --out FILE.md``
 """
 
 import argparse
 import contextlib
+import json
+import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+ROOT = Path(__file__).resolve().parents[1]
 # the folder of `benchmarks`, which is not installed
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(ROOT))
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from benchmarks import harness
-from benchmarks.training.recipe import WORKLOADS
-from specdec.commands.plan_costs import drafter_flops, target_flops
-from specdec.data import Batch
-from specdec.decoding import Chain, DynamicTree, PlainDecoder, SpeculativeDecoder
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save_drafter
-from specdec.features import FeatureSource, OnTheFly
-from specdec.nn.backend import compile_pointwise
-from specdec.nn.kernels import unroll_kernel
-from specdec.target import Target, TargetOutput
-from specdec.training.step import CUDA_PIECE, ObjectiveConfig, TrainStep, target_outputs
+from benchmarks import harness  # noqa: E402  it needs Python alone
 
 BEGAN = time.monotonic()
-# seconds, after which nothing new begins, and what runs in a process of its own is ended
-LIMIT, END = 540.0, 590.0
-CUDA_TESTS = "test_flex_is_the_dense_oracle or test_a_gpu_runs_cuda_graphs"
+DRY_RUN_SECONDS = 3600.0  # a CPU compiles slowly
 
 
-class Shape(NamedTuple):
-    """A target's, and of a training step."""
+class Run(NamedTuple):
+    """A part's process, which adds lines to the table of its title."""
 
-    hidden: int
-    intermediate: int
-    heads: int
-    groups: int
-    layers: int
-    vocab: int
-    draft_vocab: int
-    rows: int
-    tokens: int
+    title: str
+    part: str  # of benchmarks.gpu_parts
+    options: dict[str, Any]
+    most: float  # seconds, of which the graphs of a GPU take a good part
 
 
-SHAPES = {
-    "tiny": Shape(64, 128, 2, 1, 4, 512, 256, 2, 64),
-    "S": Shape(512, 1408, 8, 4, 8, 32_000, 8192, 2, 512),
-    "M": Shape(1024, 2816, 16, 8, 8, 32_000, 16_000, 2, 1024),
-    "1B": Shape(2048, 8192, 32, 8, 16, 128_256, 32_000, 8, 2048),
-    "8B": Shape(4096, 14_336, 32, 8, 32, 128_256, 32_000, 8, 4096),
-}
+# columns of a title's table, and how many of them are words
+TABLES: dict[str, tuple[tuple[str, ...], int]] = {
+    "Attention of the unroll": (("sizes of", "tokens", "kernel", "ms", "differs from dense", "peak GB"), 3),
+    "Training step": (
+        ("sizes of", "what", "s", "tokens/s", "TFLOP/s by plan", "of the data sheet's", "of a product's", "peak GB"), 2,
+    ),
+    "Decoding": (("sizes of", "shape", "how", "ms a pass", "tokens", "s of the first text"), 3),
+    "Proofs of the target": (("sizes of", "dtype", "verdict", "s"), 3),
+    "A real target from end to end": (("what", "s", "result", "texts equal"), 1),
+    "Tests that need CUDA": (("ended with",), 1),
+    "Training step beside peers": ((), 0),
+    "Decoding beside vLLM": ((), 0),
+}  # fmt: skip
 
 
-def llama(shape: Shape, layers: int, dtype: torch.dtype, device: str) -> Target:
-    """A random target, made on the device."""
-    config = LlamaConfig(
-        vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
-        num_hidden_layers=layers, num_attention_heads=shape.heads, num_key_value_heads=shape.groups,
-        max_position_embeddings=8192, tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    with torch.device(device):
-        return Target(LlamaForCausalLM(config).to(dtype))
-
-
-def drafter_of(target: Target, shape: Shape, dtype: torch.dtype) -> Drafter:
-    """EAGLE-3.1's, random, with as many boundaries of the target as it is deep enough for."""
-    layers = target.num_layers
-    spec = DrafterSpec(
-        draft_vocab_size=shape.draft_vocab, aux_layers=sorted({1, layers // 2, layers})
-    )
-    config = DrafterConfig.for_target(
-        spec, target.config, vocab_size=target.vocab_size, num_target_layers=layers, identity={}
-    )
-    return Drafter(config, torch.arange(shape.draft_vocab)).to(device=target.device, dtype=dtype)
-
-
-class Random(FeatureSource):
-    """Features that no target made, drawn once."""
-
-    def __init__(self) -> None:
-        self.made: TargetOutput | None = None
-
-    def __call__(
-        self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool
-    ) -> TargetOutput:
-        """Of the batch's shape."""
-        if self.made is None:
-            weight, shape = (
-                target.embedding_weight(),
-                (*batch.ids_BT.shape, len(layers), target.hidden_size),
-            )
-            self.made = TargetOutput(
-                torch.randn(*shape).to(weight), torch.randn(*shape[:2], shape[3]).to(weight)
-            )
-        return self.made
-
-
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def proofs(shape: Shape, device: str) -> Iterator[tuple[str, ...]]:
-    """A line for each dtype."""
-    for dtype in (torch.bfloat16, torch.float16):
-        begin = time.perf_counter()
-        llama(shape, min(shape.layers, 16), dtype, device).prove()
-        yield str(dtype).removeprefix("torch."), "sound", f"{time.perf_counter() - begin:.1f}"
-
-
-def training(name: str, shape: Shape, device: str, steps: int) -> Iterator[tuple[str, ...]]:
-    """Steps from stored features, K = 7, bf16-mixed, AdamW; and forwards of the target, of which four layers are made.
-
-    Operations are those that ``specdec plan`` reckons with: what it is told by ``--efficiency`` is their rate here.
-    """
-    target = llama(shape, 4, torch.bfloat16, device)
-    drafter = drafter_of(target, shape, torch.float32)
-    drafter.embed_tokens.requires_grad_(False)
-    kernel_name, kernel = unroll_kernel("auto", torch.device(device))
-    pieces = {"piece_bytes": CUDA_PIECE} if device == "cuda" else {}
-    objective = ObjectiveConfig(steps=7, kernel=kernel, **pieces)
-    step, source = TrainStep(drafter, objective), Random()
-    ids_BT = torch.randint(0, shape.vocab, (shape.rows, shape.tokens), device=device)
-    batch = Batch(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), torch.zeros_like(ids_BT))
-    optimizer = torch.optim.AdamW(
-        [p for p in drafter.parameters() if p.requires_grad], fused=device == "cuda"
-    )
-
-    def one() -> None:
-        with torch.autocast(device, torch.bfloat16):
-            loss = step(
-                batch,
-                target_outputs(target, drafter, batch, objective, False, source),
-                measure=False,
-            ).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    tokens = shape.rows * shape.tokens
-
-    def line(what: str, act: Callable[[], object], flops_per_token: float) -> tuple[str, ...]:
-        act()  # compiles
-        synchronize(device)
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        begin = time.perf_counter()
-        for _ in range(steps):
-            act()
-        synchronize(device)
-        rate = tokens * steps / (time.perf_counter() - begin)
-        peak = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if device == "cuda" else "-"
-        done = rate * flops_per_token / 1e12
-        return name, what, f"{tokens / rate:.3f}", f"{rate:,.0f}", f"{done:,.3g}", peak
-
-    compile_pointwise(True)
-    try:
-        flops = sum(drafter_flops(drafter.config, objective, True, shape.tokens).values())
-        yield line(f"drafter's step, {kernel_name}", one, flops)
-    finally:
-        compile_pointwise(False)
-    layers = drafter.config.aux_layers
-    with torch.no_grad():
-        forward = partial(OnTheFly(), target, batch, layers, False)
-        yield line(
-            "target's forward, four layers", forward, target_flops(target.model, shape.tokens)
-        )
-
-
-def decoding(name: str, shape: Shape, device: str, tokens: int) -> Iterator[tuple[str, ...]]:
-    """One text at a time, greedily; milliseconds for a pass, eager and compiled."""
-    target = llama(shape, shape.layers, torch.bfloat16, device)
-    drafter = drafter_of(target, shape, torch.bfloat16).eval().requires_grad_(False)
-    prompt = list(range(3, 35))
-    for compiled in (False, True):
-        plain = PlainDecoder(target, compiled=compiled)
-        for what, decoder in {
-            "plain": plain,
-            "chain of 4": SpeculativeDecoder(target, drafter, Chain(4), compiled=compiled),
-            "draft tree of 16": SpeculativeDecoder(
-                target, drafter, DynamicTree(depth=4, top_k=4, nodes=16), compiled=compiled
-            ),
-        }.items():
-            decoder.generate(prompt, tokens, ())  # compiles
-            synchronize(device)
-            begin = time.perf_counter()
-            made = decoder.generate(prompt, tokens, ())
-            synchronize(device)
-            each = 1000 * (time.perf_counter() - begin) / max(1, len(made.accepted) or tokens)
-            yield name, what, "compiled" if compiled else "eager", f"{each:.2f}", f"{len(made.ids)}"
-
-
-def left() -> float:
-    """Seconds that a process may still take."""
-    return max(1.0, BEGAN + END - time.monotonic())
-
-
-def beside(script: str, *arguments: str) -> Iterator[tuple[str, ...]]:
-    """The tables of another benchmark's report, line by line; ValueError if it failed."""
-    command = [sys.executable, str(harness.ROOT / "benchmarks" / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left())
-    if done.returncode:
-        raise ValueError(
-            (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        )
-    for line in done.stdout.splitlines():
-        if line.startswith(("|", "##")):
-            yield (f"#{line}\n" if line.startswith("#") else line,)
-
-
-def beside_vllm(shape: Shape, device: str, vllm: str, tokens: int) -> Iterator[tuple[str, ...]]:
-    """:mod:`benchmarks.decode` of a random target and drafter, written for both."""
-    with tempfile.TemporaryDirectory() as folder:
-        target = llama(shape, shape.layers, torch.bfloat16, device)
-        target.model.save_pretrained(f"{folder}/target")
-        save_drafter(drafter_of(target, shape, torch.bfloat16), f"{folder}/drafter")
-        places = f"--target={folder}/target", f"--drafter={folder}/drafter", f"--vllm={vllm}"
-        del target
-        few = f"--tokens={tokens}", "--dtypes=bfloat16", "--count=4", f"--device={device}"
-        compiled = "--systems", "specdec", "specdec-chain3", "vllm", "vllm-eagle3"
-        yield from beside("decode.py", *places, *few, *compiled)
-
-
-def cuda_tests() -> Iterator[tuple[str, ...]]:
-    """Their last line; ValueError if one failed."""
-    tests = ["tests/nn/test_unroll.py", "tests/decoding/test_session.py"]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n0",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        CUDA_TESTS,
-        *tests,
+def runs_of(options: argparse.Namespace) -> list[Run]:
+    """List what is run, in order."""
+    on = {"device": options.device}
+    first, *others = options.shapes
+    times = {"times": options.steps}
+    attention = [
+        Run("Attention of the unroll", "attention", {"name": first} | on | times, 90),
     ]
-    done = subprocess.run(
-        command, cwd=harness.ROOT, capture_output=True, text=True, check=False, timeout=left()
-    )
-    said = done.stdout.strip().splitlines()[-1:]
+    training = [
+        Run("Training step", "training", {"name": name} | on | times, 120)
+        for name in options.shapes
+    ]
+    tokens = {"tokens": options.tokens}
+    decoding = [
+        Run("Decoding", "decoding", {"name": name} | on | tokens, 240) for name in (first, *others)
+    ]
+    proofs = [Run("Proofs of the target", "proofs", {"name": first} | on, 60)]
+    real = [
+        Run("A real target from end to end", "end_to_end", {"source": options.target} | on, 180)
+    ]
+    tests = [Run("Tests that need CUDA", "cuda_tests", {}, 120)]
+    peers = [
+        Run(
+            "Training step beside peers", "peers", {"name": name, "python": options.peers} | on, 600
+        )
+        for name in options.shapes
+        if options.peers
+    ]
+    vllm = [
+        Run("Decoding beside vLLM", "vllm", {"name": first, "python": options.vllm} | on | tokens, 600)
+    ] * bool(options.vllm)  # fmt: skip
+    return [
+        *attention,
+        *training,
+        *decoding[:1],
+        *proofs,
+        *real,
+        *decoding[1:],
+        *tests,
+        *peers,
+        *vllm,
+    ]
+
+
+def lines_of(run: Run, seconds: float, log: Path) -> Iterator[list[str]]:
+    """Start a part, and yield its lines as they come.
+
+    Raises:
+        ValueError: it failed, or took longer than ``seconds``; the message ends with its last words.
+    """
+    command = [sys.executable, "-m", "benchmarks.gpu_parts", run.part, json.dumps(run.options)]
+    end = time.monotonic() + seconds
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        )
+    assert process.stdout is not None
+    try:
+        pending = b""
+        while True:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+                raise ValueError(f"ended after {seconds:.0f} s, the time that was left for it")
+            read = os.read(process.stdout.fileno(), 1 << 16)
+            if not read:
+                break
+            *whole, pending = (pending + read).split(b"\n")
+            for line in whole:
+                yield json.loads(line)
+        if status := process.wait():
+            words = [line.strip() for line in log.read_text().splitlines() if line.strip()]
+            raise ValueError(" ".join((words or [f"ended with status {status}"])[-1].split())[:400])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started too
+        process.wait()
+        process.stdout.close()
+
+
+class Report:
+    """The file that is written again after every line."""
+
+    def __init__(self, out: Path | None, about: dict[str, Any], device: str) -> None:
+        self.out = out
+        self.head = ["# specdec on a GPU", "", f"Device: {device}.", ""]
+        self.head += harness.conditions(about, about["versions"])
+        self.raw: dict[str, Any] = {"about": about, "device": device, "parts": {}, "failed": []}
+
+    def add(self, title: str, line: list[str]) -> None:
+        """Add a line to a table."""
+        self.raw["parts"].setdefault(title, []).append(line)
+        self.write()
+
+    def fail(self, what: str) -> None:
+        """Add what failed, and why."""
+        harness.tell(f"failed: {what}")
+        self.raw["failed"].append(what)
+        self.write()
+
+    def lines(self) -> list[str]:
+        """Return the report as it is by now."""
+        lines = list(self.head)
+        for title, rows in self.raw["parts"].items():
+            columns, words = TABLES[title]
+            table = harness.table(columns, rows, words) if columns else [row for (row,) in rows]
+            lines += ["", f"## {title}", "", *table]
+        lines += ["", *(f"**Failed**: {what}" for what in self.raw["failed"])]
+        return [*lines, "", f"Took {time.monotonic() - BEGAN:.0f} s."]
+
+    def write(self) -> None:
+        """Write it, and the raw figures beside it."""
+        if self.out is not None:
+            from specdec.utils.files import write_json, write_text
+
+            write_text(self.out, "\n".join(self.lines()) + "\n")
+            write_json(self.out.with_suffix(".json"), self.raw)
+
+
+def named_device(device: str) -> str:
+    """Ask torch, in a process of its own, for the GPU's name; SystemExit if there is none."""
+    if device == "cpu":
+        return "the CPU, a dry run"
+    code = "import torch; print(torch.cuda.get_device_name())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ValueError(f"{said}")
-    yield tuple(said)
+        raise SystemExit("no CUDA device: give --device cpu --shapes tiny for a dry run")
+    return done.stdout.strip()
 
 
-def main(argv: list[str]) -> int:
-    """Run all, print, and keep; the exit status is 1 if something failed."""
+def install(wheels: Path, site: str) -> None:
+    """Install a folder of wheels into another folder, which this process and those that it starts look into first."""
+    files = sorted(map(str, wheels.glob("*.whl")))
+    if not files:
+        raise SystemExit(f"--wheels {wheels}: no wheel lies there: see benchmarks/gpu_wheels.py")
+    flags = ["-q", "--no-index", "--no-deps", "--no-compile", "--find-links", str(wheels)]
+    command = [sys.executable, "-m", "pip", "install", *flags, "--target", site, *files]
+    subprocess.run(command, check=True)
+    sys.path.insert(1, site)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [site, *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu for a dry run")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["1B", "8B"])
-    parser.add_argument("--steps", type=int, default=10, help="training steps that are timed")
-    parser.add_argument("--tokens", type=int, default=128, help="that are decoded")
-    parser.add_argument(
-        "--peers", metavar="PYTHON", help="of speculators and specforge, to train beside them"
-    )
-    parser.add_argument("--vllm", metavar="PYTHON", help="of vLLM, to decode beside it")
-    parser.add_argument(
-        "--out", type=Path, help="a report, .md; raw figures go to the .json beside it"
-    )
-    parser.add_argument("--force", action="store_true", help="write over one that is there")
-    options = parser.parse_args(argv)
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cuda, or cpu for a dry run")
+    add("--shapes", nargs="+", choices=("tiny", "S", "M", "1B", "8B"), default=["1B", "8B"])
+    add("--target", help="a directory or GGUF file of a real target; default: the embedded one")
+    add("--steps", type=int, default=10, help="training steps that are timed")
+    add("--tokens", type=int, default=128, help="that are decoded")
+    add("--seconds", type=float, help="all may take; default: 530, of a dry run 3600")
+    add("--wheels", type=Path, help="folder of the packages that this machine lacks")
+    add("--peers", metavar="PYTHON", help="of speculators and specforge, to train beside them")
+    add("--vllm", metavar="PYTHON", help="of vLLM, to decode beside it")
+    add("--out", type=Path, help="a report, .md; raw figures go to the .json beside it")
+    add("--force", action="store_true", help="write over one that is there")
+    return parser
+
+
+def measure(options: argparse.Namespace, work: str) -> Report:
+    """Run every part, in order, within the time."""
+    if options.wheels:
+        install(options.wheels, f"{work}/site")
+    dry = options.device == "cpu"
+    limit = options.seconds or (DRY_RUN_SECONDS if dry else 530.0)
+    about = harness.machine(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    report = Report(options.out, about, named_device(options.device))
+    for number, run in enumerate(runs_of(options)):
+        what = f"{run.title}, {run.options.get('name', run.part)}"
+        left = BEGAN + limit - time.monotonic()
+        if left < 10:
+            report.fail(f"{what}: not begun, the time was over")
+            continue
+        harness.tell(what)
+        try:
+            seconds = left if dry else min(left, run.most)
+            for line in lines_of(run, seconds, Path(work, f"{number}.log")):
+                report.add(run.title, line)
+        except ValueError as error:
+            report.fail(f"{what}: {error}")
+    return report
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run all, print, and keep; the exit status is 1 if something failed."""
+    options = parser().parse_args(argv)
     harness.check_out(options.out, options.force)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("no CUDA device: give --device cpu --shapes tiny for a dry run")
-    about = harness.machine(torch.get_num_threads())
-    named = torch.cuda.get_device_name() if options.device == "cuda" else "the CPU, a dry run"
-    lines = [
-        "# specdec on a GPU",
-        "",
-        f"Device: {named}.",
-        "",
-        *harness.conditions(about, {"torch": torch.__version__}),
-    ]
-    raw: dict[str, Any] = {"about": about, "device": named, "failed": []}
-
-    def part(
-        title: str,
-        words: int,
-        columns: Sequence[str],
-        runs: dict[str, Callable[[], Iterator[tuple[str, ...]]]],
-    ) -> None:
-        found = []
-        for what, run in runs.items():
-            if time.monotonic() - BEGAN > LIMIT:
-                raw["failed"].append(f"{title}, {what}: not begun, the time was over")
-                continue
-            harness.tell(f"{title}: {what}")
-            try:
-                found += list(run())
-            except Exception as error:  # noqa: BLE001  the rest is worth having
-                reason = " ".join(str(error).split())[:300]
-                raw["failed"].append(f"{title}, {what}: {type(error).__name__}: {reason}")
-            with contextlib.suppress(AttributeError):
-                torch.cuda.empty_cache()
-        raw[title] = found
-        table = harness.table(columns, found, words) if columns else [line for (line,) in found]
-        lines.extend(["", f"## {title}", "", *table])
-
-    shapes = {name: SHAPES[name] for name in options.shapes}
-    first = next(iter(shapes.values()))
-    if options.device == "cuda":
-        part("Tests that need CUDA", 1, ("ended with",), {"pytest": cuda_tests})
-    part(
-        "Proofs of the target",
-        2,
-        ("dtype", "verdict", "s"),
-        {"16 bits": lambda: proofs(first, options.device)},
-    )
-    part(
-        "Training step", 2, ("target", "what", "s", "tokens/s", "TFLOP/s by plan", "peak GB"),
-        {name: lambda name=name, one=one: training(name, one, options.device, options.steps)
-         for name, one in shapes.items()},
-    )  # fmt: skip
-    part(
-        "Decoding", 3, ("target", "shape", "how", "ms a pass", "tokens"),
-        {name: lambda name=name, one=one: decoding(name, one, options.device, options.tokens)
-         for name, one in list(shapes.items())[:1]},
-    )  # fmt: skip
-    if options.peers:
-        widths = [name for name in shapes if name in WORKLOADS] or ["T"]
-        given = (
-            f"--device={options.device}",
-            f"--peers={options.peers}",
-            "--dtypes=bfloat16",
-            "--masks=all",
-        )
-        part(
-            "Training step beside peers", 0, (),
-            {name: lambda name=name: beside("train_step.py", *given, "--workloads", name) for name in widths},
-        )  # fmt: skip
-    if options.vllm:
-        part(
-            "Decoding beside vLLM", 0, (),
-            {"vLLM": lambda: beside_vllm(first, options.device, options.vllm, options.tokens)},
-        )  # fmt: skip
-    lines += ["", *(f"**Failed**: {one}" for one in raw["failed"])]
-    lines.append(f"\nTook {time.monotonic() - BEGAN:.0f} s.")
-    harness.keep(options.out, lines, raw)
-    return 1 if raw["failed"] else 0
+    with tempfile.TemporaryDirectory() as work:
+        report = measure(options, work)
+    report.write()
+    print("\n".join(report.lines()))
+    return 1 if report.raw["failed"] else 0
 
 
 if __name__ == "__main__":

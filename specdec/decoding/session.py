@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec.decoding.accept import DraftTree
 from specdec.decoding.round import PlainRound
+from specdec.nn.backend import own_graphs
 from specdec.target import Target
 from specdec.utils.text import duration, how_many
 
@@ -82,13 +83,9 @@ class DecodeSession:
             # products of a single row as fused sums: a library's 16-bit products take twice as long for it
             options["post_grad_fusion_options"] = {"decompose_mm_pass": {}}
 
-        compile_: Callable[..., Any] = torch.compile  # its type stubs lack isolate_recompiles
-
         def graph(function: Callable[..., Any]) -> Any:
-            # isolated: of other sessions' graphs of the same function none is taken for this one's
-            return compile_(
-                function, fullgraph=True, dynamic=False, isolate_recompiles=True, options=options
-            )
+            # of other sessions' graphs of the same function none is taken for this one's
+            return own_graphs(function, dynamic=False, options=options)
 
         # makes the target's key buffers; a second token for the drafter
         round_.prefill(0, [0, 0], 0)

@@ -1,12 +1,14 @@
-"""Settings of the whole process: what torch fuses, which library multiplies on a CPU, what memory the process keeps."""
+"""What torch compiles and fuses, which library multiplies on a CPU, and what memory the process keeps."""
 
 import contextlib
 import ctypes
 import functools
+import inspect
 import platform
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -34,6 +36,29 @@ def pointwise(function: Function) -> Function:
         return (compiled() if _compiling else function)(*args)
 
     return call  # type: ignore[return-value]
+
+
+def own_graphs(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """``torch.compile`` of a function as a whole, for this call alone.
+
+    Without that, torch keeps the graphs of all calls in one list: it could take another call's graph for this one's,
+    and counts both against one limit. Newer releases of torch have an option for it. Where they have none, the
+    function is called by a new function, for torch keeps a list for every code object.
+
+    Args:
+        settings: other arguments of ``torch.compile``.
+    """
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        # torch's type stubs lack the option
+        compile_: Callable[..., Any] = torch.compile
+        return compile_(function, fullgraph=True, isolate_recompiles=True, **settings)
+
+    def call(*args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    code = call.__code__.replace()
+    caller = types.FunctionType(code, globals(), call.__name__, closure=call.__closure__)
+    return torch.compile(caller, fullgraph=True, **settings)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

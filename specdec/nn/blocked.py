@@ -138,7 +138,7 @@ class Tiling:
         place = nodes.start, keys.start
         if place in self._biases:
             return self._biases[place]
-        seen_B11Rn = self.spans.part(nodes, keys)[:, :, None]
+        seen_B11Rn = self.spans.part(nodes, keys, slice(None))[:, :, None]
         bias = torch.zeros_like(seen_B11Rn, dtype=torch.bfloat16)  # exact, and half as wide
         bias.masked_fill_(~seen_B11Rn, float("-inf"))
         if self._keeps:

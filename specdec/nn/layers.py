@@ -259,15 +259,16 @@ class SwiGLU(nn.Module):
         if not both.requires_grad:
             return self.down_proj(_gate(both))
         product = _Lean.apply(_gate, _gate_backward, 0, (), both)
-        # the product is as wide as the rest of the layer, and cheap to make again: its shape is kept instead, and a
-        # node that holds its factors as any operator does, so that gradient checkpointing can let go of them; the
-        # hooks live as long as the graph, so they must not know the product itself
-        held = _Lean.apply(lambda both: both.new_empty(0), None, 0, (), both).grad_fn
+        # the product is as wide as the rest of the layer, and cheap to make again: its shape is kept instead, and an
+        # empty tensor whose node holds its factors as any operator does, so that gradient checkpointing can let go of
+        # them (before torch 2.12 a node loses them with its last tensor); the hooks live as long as the graph, so they
+        # must not know the product itself
+        held = _Lean.apply(lambda both: both.new_empty(0), None, 0, (), both)
         place = product.data_ptr()
         with torch.autograd.graph.saved_tensors_hooks(
             lambda kept: kept.shape if kept.data_ptr() == place else kept,
             lambda kept: (
-                kept if isinstance(kept, Tensor) else _gate(*held.saved_tensors).view(kept)
+                kept if isinstance(kept, Tensor) else _gate(*held.grad_fn.saved_tensors).view(kept)
             ),
         ):
             return self.down_proj(product)

@@ -1,13 +1,12 @@
 """Attention that gives its log-sum-exp, merged with a node's own keys of the later steps, such as flex attention."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec.nn.backend import wide
+from specdec.nn.backend import own_graphs, wide
 from specdec.nn.own_columns import add_own_value, own_gradients, own_scores
 from specdec.nn.unroll import Keys
 from specdec.nn.view import Spans
@@ -104,10 +103,9 @@ class Flex(Merged):
 
         super().__init__(self._causal_block)
         # for sequences of any number and length: a graph of each would soon be one too many, and what torch then runs
-        # instead keeps all scores; fullgraph makes that an error
-        compiled = partial(torch.compile, dynamic=True, fullgraph=True, isolate_recompiles=True)
-        self._attend = compiled(flex_attention)
-        self._create = compiled(create_block_mask)
+        # instead keeps all scores; in a graph of its own that is an error
+        self._attend = own_graphs(flex_attention, dynamic=True)
+        self._create = own_graphs(create_block_mask, dynamic=True)
         self._lse: Any = AuxRequest(lse=True)
         self._spans: Spans | None = None
         self._block_mask: Any = None

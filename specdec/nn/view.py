@@ -26,9 +26,10 @@ class Spans(NamedTuple):
     @property
     def mask_B1TS(self) -> Tensor:  # noqa: N802  shapes are part of names
         """bool, True where the node sees the key."""
-        return self.part(slice(None), torch.arange(self.columns, device=self.first_BT.device))
+        columns_S = torch.arange(self.columns, device=self.first_BT.device)
+        return self.part(slice(None), columns_S, slice(None))
 
-    def part(self, rows: slice, keys: slice | Tensor, sequences: slice = slice(None)) -> Tensor:
+    def part(self, rows: slice, keys: slice | Tensor, sequences: slice) -> Tensor:
         """This part of the mask, (sequences, 1, rows, keys); ``keys`` from a number to a number, or int64 (K,)."""
         keys_K = (
             torch.arange(keys.start, keys.stop, device=self.first_BT.device)

@@ -192,8 +192,8 @@ class Tape:
 class TargetCache(Cache):
     """Fixed slots for every layer, sliding ones too: the window is in the mask, so a commit can move any slot.
 
-    Hugging Face's attention layers take it as ``past_key_values``. Buffers are made at a layer's first write,
-    since families differ in heads and widths from layer to layer.
+    Hugging Face's attention layers take it as ``cache``, or ``past_key_values`` before transformers 5.24. Buffers are
+    made at a layer's first write, since families differ in heads and widths from layer to layer.
 
     Args:
         capacity: S, slots per layer.

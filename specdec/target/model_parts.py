@@ -38,6 +38,9 @@ class ModelParts(NamedTuple):
     attends: tuple[bool, ...]  # per layer, whether it takes a mask
     recurrent: tuple[bool, ...]  # per layer, whether it carries a state from token to token
     mask_argument: int  # place of ``attention_mask`` among a layer's positional arguments
+    cache_argument: (
+        str  # the name under which the decoder and the model take and return their cache
+    )
 
 
 def model_parts(model: PreTrainedModel) -> ModelParts:
@@ -71,9 +74,10 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
         raise ValueError(f"{family}: its decoder and output head are not its own direct parts")
     kinds = _kinds(family, config)
     mask_argument = arguments.index("attention_mask")
-    return ModelParts(
-        config, decoder, layers, final_norm, head, paths[0], heads[0], *kinds, mask_argument
-    )
+    # transformers 5.24 calls it so, and warns of the earlier name
+    takes_cache = "cache" in inspect.signature(decoder.forward).parameters
+    names = mask_argument, "cache" if takes_cache else "past_key_values"
+    return ModelParts(config, decoder, layers, final_norm, head, paths[0], heads[0], *kinds, *names)
 
 
 def _check_family(model: PreTrainedModel, decoder: nn.Module, config: Any) -> None:

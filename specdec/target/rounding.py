@@ -127,11 +127,11 @@ def in_pieces(target: "Target", ids_1T: Tensor, sizes: int | list[int]) -> list[
     """Return the model's own states on a text, which it runs in pieces of these sizes, one after the other, with its
     cache."""
     parts = []
-    cache = None
+    cache = {target._parts.cache_argument: None}
     for piece in ids_1T.split(sizes, 1):
-        states, out = run_itself(target, piece, use_cache=True, past_key_values=cache)
+        states, out = run_itself(target, piece, use_cache=True, **cache)
         parts.append(states)
-        cache = out.past_key_values
+        cache = {name: out[name] for name in cache}
     return [torch.cat(part, 1) for part in zip(*parts, strict=True)]
 
 

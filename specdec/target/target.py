@@ -243,8 +243,8 @@ class Target:
                 input_ids=ids_BT,
                 attention_mask=no_mask.expand(len(ids_BT), 1, ids_BT.shape[1], columns),
                 position_ids=view.positions_BT,
-                past_key_values=cache,
                 use_cache=cache is not None,
+                **{self._parts.cache_argument: cache},
             ).last_hidden_state.to(ids_BT.device)
         if final_norm:
             h[last] = final_BTH

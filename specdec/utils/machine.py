@@ -1,5 +1,6 @@
 """What a result was made with: date, command, commit, versions, and what the machine has for this process."""
 
+import contextlib
 import datetime
 import functools
 import importlib.metadata
@@ -61,8 +62,12 @@ def _loaded_code() -> tuple[str | None, bool | None]:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """As installed; read once, for it takes longer than all the rest."""
-    return {name: importlib.metadata.version(name) for name in DISTRIBUTIONS}
+    """Of those that are installed; read once, for it takes longer than all the rest."""
+    versions = {}
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
