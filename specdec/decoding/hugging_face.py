@@ -55,7 +55,8 @@ class DraftedGenerate:
         model.generate(**inputs, custom_generate=drafted, max_new_tokens=256)
         print(drafted.generation.acceptance_length)
 
-    The model's attention is set to one of specdec's, which verifies draft trees and computes the same as SDPA.
+    The model is put in evaluation mode, its parameters are frozen, and its attention is set to one of specdec's, which
+    also verifies draft trees.
 
     Args:
         model: the target, loaded. Its hidden states, logits and cached verification are checked first, as for training.
