@@ -247,7 +247,12 @@ def default_target_note(commands: Sequence[str], argv: Sequence[str], message: s
     source = next((name for name in TARGETS if name in options), None)
     typed = list(_command_line(words))
     settings = itertools.chain(typed, _config_files(typed))
-    is_given = any(setting.option in (*TARGETS, *MODELS) for setting in settings)
+    is_given = any(
+        setting.option in (*TARGETS, *MODELS)
+        # a server has a target of its own
+        or (setting.option == "engine" and setting.value != "transformers")
+        for setting in settings
+    )
     if source is None or is_given or not ABOUT_TARGET.search(message) or BUNDLED in message:
         return ""
     return (

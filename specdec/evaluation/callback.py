@@ -131,6 +131,8 @@ class AcceptanceLength(pl.Callback):
             # the first process's clock
             if not trainer.strategy.broadcast(due and self._affords(trainer, pl_module)):
                 return
+        if trainer.is_global_zero and not self._seen["decodings"]:
+            log.info("decoding up to %d prompts for val/acceptance_length", self.count)
         start = self.clock()
         figures = logged_figures(of_all_processes(self._answers(trainer, pl_module)))
         if trainer.state.fn == TrainerFn.FITTING and "acceptance_length" in figures:
@@ -141,6 +143,15 @@ class AcceptanceLength(pl.Callback):
         self._seen["decodings"] += 1
         self._seen["spent"] += seconds
         self._seen["last"] = seconds
+        if trainer.is_global_zero and "acceptance_length" in figures:
+            length, low, high = (
+                figures.get(f"acceptance_length{end}") for end in ("", "_low", "_high")
+            )
+            interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+            log.info(
+                "step %d: val/acceptance_length %.2f%s (%.1f s)",
+                trainer.global_step, length, interval, seconds,
+            )  # fmt: skip
         figures["acceptance_seconds"] = self._seen["spent"]
         pl_module.log_dict(
             {f"val/{key}": value for key, value in figures.items()}, sync_dist=True, batch_size=1

@@ -191,9 +191,13 @@ def _notes(tuned: dict[str, Any]) -> list[str]:
     for batch in tuned["batches"]:
         size = batch["batch"]
         if batch["recommended"]:
-            speedup = format_speedup(batch["results"][0])
+            fastest = batch["results"][0]
+            low = fastest["speedup_interval"]["low"]
+            doubt = ", perhaps no faster than plain decoding" if low is None or low <= 1 else ""
             options = f"--shape {batch['recommended']} --compile {compiled} --batch_size {size}"
-            lines.append(f"Batch size {size}: the fastest is {options} ({speedup})")
+            lines.append(
+                f"Batch size {size}: the fastest is {options} ({format_speedup(fastest)}{doubt})"
+            )
         else:
             lines.append(f"Batch size {size}: plain decoding is faster than every draft shape")
             slower.append(str(size))

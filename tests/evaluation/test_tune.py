@@ -74,17 +74,20 @@ def test_tune_recommends_checks_and_writes(
     assert main(arguments) == 2 and "exists already" in capsys.readouterr().err
     summary = tune.shape_summary
 
-    def sped(speedup: float) -> Any:
-        return lambda *args: summary(*args) | {"speedup": speedup}
+    def sped(speedup: float, half: float) -> Any:
+        interval = {"low": speedup - half, "high": speedup + half}
+        faster = {"speedup": speedup, "speedup_interval": interval}
+        return lambda *args: summary(*args) | faster
 
-    for name, speedup, said in (
-        ("slow", 0.9, "Batch size 2: plain decoding is faster than every draft shape"),
-        ("fast", 1.1, "Batch size 2: the fastest is --shape chain:"),
+    for name, speedup, half, said in (
+        ("slow", 0.9, 0.05, "Batch size 2: plain decoding is faster than every draft shape"),
+        ("fast", 1.1, 0.05, "(1.10x [1.05, 1.15])"),
+        ("noise", 1.1, 0.2, "(1.10x [0.90, 1.30], perhaps no faster than plain decoding)"),
     ):
-        monkeypatch.setattr(tune, "shape_summary", sped(speedup))
+        monkeypatch.setattr(tune, "shape_summary", sped(speedup, half))
         assert main([*arguments[:-1], str(tmp_path / name), "--batch_sizes", "2"]) == 0
         told = capsys.readouterr().out
-        assert said in told and ("at these batch sizes: 2." in told) == (speedup < 1)
+        assert said in told and ("plain decoding at batch size 2." in told) == (speedup < 1)
 
 
 def chain(depth: int, draft_ms: float, speedup: float) -> dict[str, Any]:
