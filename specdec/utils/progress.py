@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 # seconds to the first line, between lines at most: each takes twice as long as the one before
 FIRST = 4.0
 EVERY = 30.0
+# this many, or a tenth of a small total, before a rate is said
+ENOUGH = 10
 
 
 class Advance(Protocol):
@@ -59,11 +61,10 @@ def progress(what: str, unit: str, total: int | None, done: int = 0) -> Iterator
             if not console.is_terminal and at - logged > wait:
                 logged = at
                 wait = min(2 * wait, EVERY)
-                log.info(
-                    "%s: %s",
-                    doing,
-                    _so_far(finished, total, unit, (finished - done) / (at - begin)),
-                )
+                # the first of a batch come together: a rate of one would say nothing
+                is_enough = finished - done >= min(ENOUGH, (total or 0) / ENOUGH)
+                rate = (finished - done) / (at - begin) if is_enough else 0.0
+                log.info("%s: %s", doing, _so_far(finished, total, unit, rate))
 
         yield advance
 

@@ -32,7 +32,7 @@ def test_elsewhere_a_line_comes_now_and_then(
             advance(1, "the first file" if n == 5 else "")
     assert [record.getMessage() for record in caplog.records] == [
         "tokenizing: 1,140 conversations, 40 of them done",
-        "tokenizing: 45 of 1,140 conversations, 1.0 a second, 18 min left",
+        "tokenizing: 45 of 1,140 conversations",  # too few for a rate
         "tokenizing, the first file: 54 of 1,140 conversations, 1.0 a second, 18 min left",
     ]
     assert capsys.readouterr().err == ""
