@@ -153,6 +153,15 @@ def _commands_with_options(name: str) -> list[str]:
     return [name, "fit"] if name in OF_FIT else [name]
 
 
+def _is_run_from_here() -> bool:
+    """Whether specdec itself is found in the working folder, as in a checkout that is not installed."""
+    root = Path(__file__).resolve().parents[1]
+    try:
+        return {Path(sys.path[0] or os.curdir).resolve(), Path.cwd()} == {root}
+    except OSError:  # the working folder is gone
+        return False
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status. Wrong input is one line on standard error and status 2."""
     for stream in ("stdout", "stderr"):
@@ -173,8 +182,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[StderrLines()])
     logging.getLogger("specdec").setLevel(logging.INFO)
-    # specdec is not run from here
-    if Path(sys.path[0] or os.curdir).resolve() != Path(__file__).resolve().parents[1]:
+    if not _is_run_from_here():
         # `python -c`, as libraries run it, imports nothing from here
         os.environ.setdefault("PYTHONSAFEPATH", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

@@ -135,3 +135,21 @@ def _into_a_closed_pipe(*args: str) -> subprocess.CompletedProcess[str]:
 def test_a_reader_that_has_gone_is_no_fault(args: tuple[str, ...]) -> None:
     done = _into_a_closed_pipe(*args)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("place", ["checkout", "elsewhere", "gone"])
+def test_what_a_command_starts_imports_nothing_of_the_working_folder(
+    place: str, tmp_path: Path
+) -> None:
+    """Unless specdec is found there alone; ``-P`` puts the checkout of $PYTHONPATH where a script's folder stands."""
+    root = Path(__file__).parents[1]
+    code = "import os; from specdec.cli import main; main(['presets']); print(os.environ.get('PYTHONSAFEPATH'))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    (tmp_path / "folder").mkdir()
+    leave = 'cd "$0" && rmdir "$0" &&' if place == "gone" else 'cd "$0" &&'
+    folder = root if place == "checkout" else tmp_path / "folder"
+    done = subprocess.run(
+        ["sh", "-c", f'{leave} exec "$@"', str(folder), sys.executable, "-P", "-c", code],
+        env=environment | {"PYTHONPATH": str(root)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == ("None" if place == "checkout" else "1")

@@ -190,6 +190,7 @@ def test_configs_studies_cards_and_checkpoints_run_nothing(folder: Path) -> None
         "serve",
         "--config",
         "FILE",
+        *given[:2],
     )
     asks = {"url": url, "engine": "openai", "data": ["x.jsonl"], "out": "o.jsonl"}
     hostile("regenerate", "--allow_keys url", asks, "regenerate", "--config", "FILE")

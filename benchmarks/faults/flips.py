@@ -1,5 +1,6 @@
 """One flipped bit in a file, and the file's next use: it is named in an error, or changes nothing; never silent."""
 
+import os
 import random
 import re
 import shutil
@@ -63,6 +64,10 @@ def artefacts(a: World) -> dict[str, Artefact]:
         world.cut_journal(world.copied(target.parent / "begun", out))
         return a.regenerate(out / "own.jsonl", target=target)
 
+    def keep_there(copy: Path) -> None:
+        """Let every later command of this process keep its tokens in the copy."""
+        os.environ["SPECDEC_CACHE"] = str(copy)
+
     half = lambda copy, out: a.fit(copy)  # noqa: E731
     export = world.of_files("config.json", "model.safetensors")
     weights = ("drafter/*",)
@@ -104,6 +109,9 @@ def artefacts(a: World) -> dict[str, Artefact]:
         "features": Artefact(
             80, a.features, ("*.json", "*.safetensors"), lambda copy, out: a.fit(out, *a.cached(copy)),
             lambda copy, out: world.of_fit(out),
+        ),
+        "tokens and rows": Artefact(
+            150, a.tokens, ("*/*/*",), lambda copy, out: a.fit(out), lambda copy, out: world.of_fit(out), keep_there,
         ),
         "export": Artefact(
             150, a.export, ("*.json", "*.safetensors", "SHA256SUMS"),

@@ -1,11 +1,13 @@
 """What the campaign does things to: a tiny target, and of every kind of artefact one that was made from it."""
 
+import contextlib
 import hashlib
 import json
+import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,7 +41,7 @@ class World:
 
     def __getattr__(self, name: str) -> Path:
         """``target``, ``run``, ``half`` (a killed run), ``features``, ``export``, ``one`` and ``two`` (evaluations),
-        ``answers`` (what regenerate wrote) and ``study``, by attribute."""
+        ``answers`` (what regenerate wrote), ``tokens`` (the cache of the run) and ``study``, by attribute."""
         if name.startswith("_"):
             raise AttributeError(name)
         return self.folder / name
@@ -166,7 +168,8 @@ class World:
             "evaluate": {"prompts": [str(self.prompts)], "max_new_tokens": TOKENS, "shape": ["chain:depth=2"],
                          "compile": False},
         }, sort_keys=False))  # fmt: skip
-        finish(self.fit(self.run), self.folder)
+        with own_cache(self.tokens):
+            finish(self.fit(self.run), self.folder)
         half = Command(self.fit(self.half), cwd=self.folder)
         half.until(lambda: len(losses(self.half)) > STEPS // 2)
         half.kill(signal.SIGKILL)
@@ -180,6 +183,16 @@ class World:
         finish(self.regenerate(self.answers / "own.jsonl"), self.folder)
         if study:
             finish(self.sweep(self.study), self.folder)
+
+
+@contextlib.contextmanager
+def own_cache(folder: Path) -> Iterator[None]:
+    """Inside, commands keep tokens and rows in this folder."""
+    os.environ["SPECDEC_CACHE"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["SPECDEC_CACHE"]
 
 
 def _said(number: int) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.utils.reading import check_sum, explained, read_bytes, sha256
+from specdec.utils.reading import check_sum, check_sums, explained, read_bytes, sha256
 
 log = logging.getLogger(__name__)
 
@@ -249,20 +249,26 @@ def _stored_rows(path: Path) -> Iterable[dict[str, Any]]:
     """The rows of a Parquet file or of a folder of ``save_to_disk``; imports are here, since most files need none."""
     with explained(path):
         path.stat()  # pyarrow tells a missing file in other words
-    try:
-        if path.is_dir():
-            from datasets import DatasetDict, load_from_disk
+    if not path.is_dir():
+        check_sum(path)
+        return _table_rows(path)
+    check_sums(path, partial=True)
+    return _saved_rows(path)
 
-            stored = load_from_disk(str(path))
-        else:
-            return _table_rows(path)
-    except READING as error:
+
+def _saved_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a folder of ``save_to_disk``, validated first: a damaged one could end the process."""
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        stored = load_from_disk(str(path))
+        if not isinstance(stored, DatasetDict):
+            stored.data.validate(full=True)
+            yield from stored
+            return
+    except (*READING, IndexError, AttributeError, RecursionError) as error:
         raise _unreadable(path, error) from error
-    if isinstance(stored, DatasetDict):
-        raise ValueError(
-            f"{path}: holds the splits {', '.join(stored)}: name one of the folders in it"
-        )
-    return stored
+    raise ValueError(f"{path}: holds the splits {', '.join(stored)}: name one of the folders in it")
 
 
 def _table_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -24,6 +24,7 @@ from specdec.report.tables import (
     TEMPLATES,
     ReportTable,
     markdown_table,
+    markdown_text,
     print_report,
 )
 from specdec.utils.files import write_sums, write_text
@@ -79,7 +80,7 @@ def write_table(out: Path | None, places: Sequence[Path]) -> None:
     notes = [TAU, *_notes(evaluations)]
     notes += [LOOPING] if any("*" in cell for row in rows for cell in row) else []
     if out is not None:
-        paragraphs = [f"{note}\n" for note in notes]
+        paragraphs = [f"{markdown_text(note)}\n" for note in notes]
         lines = [f"# {TITLE}", "", markdown_table(table), "", *paragraphs]
         write_text(out / MARKDOWN, "\n".join(lines))
         write_text(out / LATEX, latex(headings, rows))

@@ -17,16 +17,17 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from specdec.data.rows import HUB_NAME, stem
 from specdec.drafter import Concat, DrafterConfig, LastLayer, PostNorm, TargetLayer, Wide
 from specdec.export.formats import FORMATS
 from specdec.export.subject import Subject
-from specdec.report.tables import FEW_PROMPTS, LOOPING_SHARE
+from specdec.report.tables import FEW_PROMPTS, LOOPING_SHARE, markdown_text
 from specdec.target import EMBEDDED, TargetSource
 from specdec.utils.config import normalize_config, to_text
 from specdec.utils.reading import read_json
-from specdec.utils.text import how_many
+from specdec.utils.text import how_many, printable
 from specdec.utils.trust import load_yaml, read_yaml_text
 
 Record = Mapping[str, Any]
@@ -276,14 +277,30 @@ def _mean(figure: Record | None) -> str:
     return f"{figure['mean']:.2f}{interval_text(figure)}" if figure else "-"
 
 
+def _shown(value: Any) -> str:
+    """Text that a record gives, for Markdown; a text of the template's own is whole already."""
+    return value if isinstance(value, Markup) else markdown_text(str(value))
+
+
+def _code(text: str) -> Markup:
+    """Text for one line of code, which it cannot end."""
+    return Markup(" ".join(printable(text).replace("`", "'").splitlines()))
+
+
+def _cells(values: Sequence[Any]) -> Markup:
+    """A row of a table."""
+    return Markup(" | ".join(map(_shown, values)))
+
+
 # The text stands in files beside this one.
 TEXTS = Environment(
+    finalize=_shown,
     loader=FileSystemLoader(Path(__file__).parent),
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=StrictUndefined,
 )
-TEXTS.filters |= {"mean": _mean, "short_name": _short_name}
+TEXTS.filters |= {"mean": _mean, "short_name": _short_name, "code": _code, "cells": _cells}
 TEXTS.globals |= {
     "prompts_text": prompts_text,
     "interval_text": interval_text,
@@ -338,4 +355,4 @@ def training_text(training: Record | None) -> str:
     """Return the section on how the drafter was trained."""
     if training is None:
         return "The record of its training is missing."
-    return TEXTS.get_template("training.md.jinja").render(training)
+    return Markup(TEXTS.get_template("training.md.jinja").render(training))  # it is shown text

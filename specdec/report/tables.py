@@ -1,10 +1,11 @@
 """Parts of all reports: tables for Markdown and the terminal, numbers with intervals."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader
 from rich.console import Console
@@ -64,6 +65,7 @@ def write_report(
         how=HOW,
         settings=ReportTable("", ["Setting", "Value"], rows, left=2),
         markdown_table=markdown_table,
+        markdown_text=markdown_text,
     )
     write_text(path, text)
 
@@ -76,9 +78,10 @@ def print_report(
     for section in tables:
         if not section.rows:
             continue
-        printed = Table(title=section.title, title_justify="left")
+        printed = Table(title=Text(printable(section.title)), title_justify="left")
         for column, heading in enumerate(section.headings):
-            printed.add_column(heading, justify="left" if column < section.left else "right")
+            side: Literal["left", "right"] = "left" if column < section.left else "right"
+            printed.add_column(Text(printable(heading)), justify=side)
         for row in section.rows:
             printed.add_row(*(Text(printable(cell)) for cell in row))
         console.print(printed)
@@ -90,12 +93,21 @@ def markdown_table(table: ReportTable) -> str:
     """A Markdown table with the first columns aligned left, numbers right."""
     rule = ["---" if index < table.left else "---:" for index in range(len(table.headings))]
     rows = (table.headings, rule, *table.rows)
-    return "\n".join(f"| {' | '.join(cell(text) for text in row)} |" for row in rows)
+    return "\n".join(f"| {' | '.join(markdown_text(text) for text in row)} |" for row in rows)
 
 
-def cell(text: str) -> str:
-    """Return the text on one line, with nothing that would end the cell."""
-    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
+def markdown_text(text: str) -> str:
+    """Return foreign text on one line of Markdown that shows it as it is: no tag, link, picture, style or end of a
+    cell, and nothing that a terminal obeys."""
+    plain = re.sub(
+        r"__|\](?=[(\[:])|\*(?=\S)|[&<`]", lambda match: _ENTITIES[match[0]], printable(text)
+    )
+    return " ".join(plain.replace("\\", "\\\\").replace("|", "\\|").split())
+
+
+_ENTITIES = {
+    "&": "&amp;", "*": "&#42;", "<": "&lt;", "`": "&#96;", "__": "&#95;&#95;", "]": "&#93;",
+}  # fmt: skip
 
 
 def with_interval(

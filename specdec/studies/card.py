@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from specdec.report.contrasts import METHOD, distinct
 from specdec.report.statistics import ALPHA
-from specdec.report.tables import TEMPLATES, cell, with_interval
+from specdec.report.tables import TEMPLATES, markdown_text, with_interval
 from specdec.studies.figures import SEPARATOR, draw_figures, label_of, short_names
 from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
 from specdec.studies.reproduce import CARD, VERSION, manifest
@@ -23,7 +23,7 @@ from specdec.studies.results import read_record, results
 from specdec.studies.study import FEWEST_SEEDS
 from specdec.utils.config import to_text
 from specdec.utils.files import staged_directory, write_json, write_text
-from specdec.utils.text import how_many
+from specdec.utils.text import how_many, printable
 
 DIGITS = dict.fromkeys(FAMILIES, 3) | {ACCEPTANCE: 2}
 
@@ -124,12 +124,16 @@ def _plain(value: Any) -> str:
     """Text that Markdown takes for text, in a table too: names hold underscores, stars and angle brackets."""
     if isinstance(value, Markup):  # a text of the template's own
         return value
-    entities = {"&": "&amp;", "*": "&#42;", "<": "&lt;", "`": "&#96;", "__": "&#95;&#95;"}
-    return cell(re.sub("__|[&*<`]", lambda match: entities[match[0]], str(value)))
+    return markdown_text(str(value))
+
+
+def _quoted(word: str) -> str:
+    """Return a word of a command, on one line."""
+    return shlex.quote(" ".join(printable(word).splitlines()))
 
 
 _TEMPLATES = TEMPLATES.overlay(finalize=_plain)
-_TEMPLATES.filters |= {"quote": shlex.quote, "in_words": to_text}
+_TEMPLATES.filters |= {"quote": _quoted, "in_words": to_text}
 _GLOBALS = {
     "alpha": ALPHA,
     "digits": DIGITS,

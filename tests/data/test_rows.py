@@ -1,6 +1,8 @@
 """Where rows are read from."""
 
 import json
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ from pyarrow import parquet
 from specdec.data.chat import read_conversations
 from specdec.data.rows import DataRow, find_sources, read_rows, stem, warn_of_overlap
 from specdec.data.texts import iter_texts
+from specdec.utils import reading
+from specdec.utils.files import write_sums
+from tests.data import arrow_flips
 
 CALL = [
     {"role": "user", "content": "hi"},
@@ -313,3 +318,42 @@ def test_what_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch, error: 
     ) as caught:
         list(read_rows("hub:openai/gsm8k:main:test"))
     assert "\n" not in str(caught.value) and str(error).split()[-1] in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.parametrize("summed", [False, True])
+def test_a_flipped_bit_of_a_stored_data_set_ends_no_process(
+    kind: str, summed: bool, tmp_path: Path
+) -> None:
+    """With a list of hashes beside the data none is silent; without, damage is refused where it can be seen."""
+    rows = [
+        {"id": f"row-{n}", "messages": [{"role": "user", "content": f"{n}"}] * (n % 3)}
+        for n in range(40)
+    ]
+    source = tmp_path / ("saved" if kind == "folder" else "rows.parquet")
+    table = datasets.Dataset.from_list(rows)
+    table.save_to_disk(source) if kind == "folder" else table.to_parquet(source)
+    if summed:
+        write_sums(source if kind == "folder" else tmp_path)
+    command = [sys.executable, arrow_flips.__file__, str(source), "60", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    counts = json.loads(done.stdout)
+    assert counts["refused"] > 0 and not counts.keys() & {"died", "traceback"}, counts
+    assert not (summed and "other rows" in counts), counts
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_stored_data_set_is_compared_with_its_hashes(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / ("saved" if kind == "folder" else "rows.parquet")
+    table = datasets.Dataset.from_list([{"prompt": "a"}])
+    table.save_to_disk(source) if kind == "folder" else table.to_parquet(source)
+    place = source if kind == "folder" else tmp_path
+    write_sums(place)
+    assert len(list(read_rows(str(source)))) == 1
+    sums = place / reading.SUMS
+    lines = sums.read_text()
+    sums.write_text(("1" if lines[0] == "0" else "0") + lines[1:])
+    with pytest.raises(ValueError, match=f"its SHA-256 is not that in {reading.SUMS}"):
+        list(read_rows(str(source)))

@@ -10,18 +10,23 @@ from typing import Any
 import pytest
 from huggingface_hub import EvalResult, ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
+from markdown_it import MarkdownIt
 
 from specdec.cli import main
 from specdec.drafter import Drafter, DrafterSpec, ScalarMix, save_drafter
 from specdec.drafter.io import weights_sha256
 from specdec.export import export_drafter
-from specdec.export.card import hub_id, trained
+from specdec.export.card import hub_id, trained, training_text
 from specdec.target import Target, TargetSource
 from tests.export.made import evaluation, made_drafter
 from tests.short_run import short_run
 from tests.tiny import presets, variants
 
 REPO = "me/small"
+TRAINED = {
+    "steps": 3, "tokens": 4, "data": ["a.jsonl"], "ttt_steps": 2, "loss": "x", "seed": 0, "resumed": 0,
+    "date": "2026-01-01", "gpus": [], "cpu": "c", "versions": {"torch": "2"}, "git_commit": None, "command": "specdec",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -269,3 +274,27 @@ def test_what_is_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("../x", None), (str(tmp_path), None),
     ):  # fmt: skip
         assert hub_id(source) == found
+
+
+def test_a_record_of_any_text_is_shown_and_not_obeyed(
+    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = made_drafter(DrafterSpec(draft_vocab_size=200), target)
+    directory = save_drafter(drafter, tmp_path / "drafter")
+    hostile = "![p](http://evil/p.png)<img src=x>|`a`[c](javascript:alert(1))"
+    quoted(
+        tmp_path / "a",
+        drafter,
+        prompts=[f"{hostile}.jsonl"],
+        dtype=f"{hostile}\n\n# Title\n\x1b[31m",
+    )
+    body = pushed(directory, capsys).text
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(body)
+    assert not re.search(r"<img|href=|src=|<h1>Title|\x1b", html.replace("&lt;img src=", ""))
+    rows = [line for line in body.splitlines() if "p.png" in line and line.startswith("|")]
+    assert rows and html.count("p.png") >= 2
+    assert training_text(None).startswith("The record")
+    told = training_text(
+        TRAINED | {"loss": hostile, "command": "specdec fit\n```\n# Title", "cpu": "<b>"}
+    )
+    assert "<b>" not in told and "](http" not in told and told.count("\n```") == 2

@@ -149,6 +149,27 @@ def test_the_card_alone(
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "level",
+    [
+        "![x](http://evil/x.png)", "[x](javascript:alert(1))", "[x](http://evil/)", "<img/src=x>", "<http://evil/>",
+        "\x1b[31mx", "a|b", "```", "\n```\n<b>x</b>\n[x](http://evil/)\n",
+    ],
+)  # fmt: skip
+def test_a_level_of_any_name_is_shown_and_not_obeyed(level: str, tmp_path: Path) -> None:
+    directory = make_study(tmp_path / "study", {"norm": ["off", level]}, seeds=[0], curves=False)
+    place = write_card(directory)
+    text = (place / "card.md").read_text()
+    page = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", (place / "card.html").read_text())
+    outside_code, code = re.split(r"^```$", text, flags=re.MULTILINE)[:2]
+    assert code.startswith("\nspecdec sweep ") and text.count("\n```\n") == 2
+    assert not re.search(r"\]\((http|javascript)|\]\(x|<(img|b|http)|\x1b", outside_code)
+    sources = re.findall(r"(?:src|href)=\"([^\"]*)\"", page)
+    assert all(source == "" or source.startswith("#") for source in sources)
+    assert not re.search(r"<(b>|img/src|http)", page) and "\x1b" not in page
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_study_of_which_nothing_is_done_has_a_card(tmp_path: Path) -> None:
     directory = make_study(tmp_path / "study", {"norm": ["off", "on"]}, seeds=[0], curves=False)
     shutil.rmtree(directory / "fits")
