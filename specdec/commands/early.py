@@ -81,10 +81,12 @@ def check_values(commands: Sequence[str], argv: Sequence[str], is_first: bool) -
     options = {name: option for text in texts for name, option in known_options(text).items()}
     positional = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     typed = list(_command_line(words))
-    files = list(_config_files(typed))
+    unread: list[str] = []
+    files = list(_config_files(typed, unread))
     _check_presets_first(typed, files)
     values = _effective(typed, files)
-    _check_required(commands[0], words, {setting.option for setting in values}, options)
+    if not unread:  # else the parser says why, and what it needs may stand there
+        _check_required(commands[0], words, {setting.option for setting in values}, options)
     for setting in values:
         if not _has_reference(setting.value):
             _check_value(setting, options, commands)
@@ -167,16 +169,17 @@ def _listed(text: str) -> list[Any]:
     return [text]
 
 
-def _config_files(typed: Sequence[Setting]) -> Iterator[Setting]:
-    """Yield the values of the config files of a command line, the last file's last."""
+def _config_files(typed: Sequence[Setting], unread: list[str]) -> Iterator[Setting]:
+    """Yield the values of the config files of a command line, the last file's last; ``unread`` gets the others."""
     for number, setting in enumerate(typed):
         if setting.option in CONFIGS and setting.value is not None:
             path = packaged_path(str(setting.value))
-            with contextlib.suppress(
-                ValueError, OSError
-            ):  # what is wrong with it is said elsewhere
-                for leaf in _leaves(read_yaml(path), path):
-                    yield leaf._replace(source=-2 - number)
+            try:
+                leaves = list(_leaves(read_yaml(path), path))
+            except (ValueError, OSError):
+                unread.append(path)
+                continue
+            yield from (leaf._replace(source=-2 - number) for leaf in leaves)
 
 
 def _leaves(value: Any, where: str, option: str = "") -> Iterator[Setting]:
@@ -246,7 +249,7 @@ def default_target_note(commands: Sequence[str], argv: Sequence[str], message: s
     options = known_options(index()["commands"][commands[-1]])
     source = next((name for name in TARGETS if name in options), None)
     typed = list(_command_line(words))
-    settings = itertools.chain(typed, _config_files(typed))
+    settings = itertools.chain(typed, _config_files(typed, []))
     is_given = any(
         setting.option in (*TARGETS, *MODELS)
         # a server has a target of its own

@@ -130,6 +130,13 @@ def test_a_value_that_another_takes_the_place_of_is_not_checked(line: str, folde
     check_command_line("fit", line.split())
 
 
+def test_what_a_config_that_cannot_be_read_would_give_is_not_missed(folder: Path) -> None:
+    (folder / "c.yaml").write_text("drafter: made\nprompts: &a [*a]\n")
+    check_command_line("evaluate", ["--config", "c.yaml"])
+    with pytest.raises(ValueError, match="needs --drafter"):
+        check_command_line("evaluate", ["--prompts", "rows.jsonl"])
+
+
 def test_only_the_first_process_finds_its_directory_new() -> None:
     """The first one has made it by the time the others start."""
     check_values(["fit"], ["--out", "made"], is_first=False)
