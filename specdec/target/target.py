@@ -329,7 +329,9 @@ class Target:
             bias_D = None if parts.head.bias is None else parts.head.bias[at]
             body[parts.head_name] = lambda x_BTH: F.linear(x_BTH, weight_DH, bias_D)
         with torch.autocast(device.type, enabled=False):
-            output = type(self.model).forward(_Stub(self.model, body), use_cache=False)
+            # some families look at the input's length, and at nothing else of it
+            stub = _Stub(self.model, body)
+            output = type(self.model).forward(stub, inputs_embeds=final_BTH, use_cache=False)
         return output.logits.to(final_BTH.device)
 
     def new_cache(self, capacity: int, batch: int = 1) -> TargetCache:
