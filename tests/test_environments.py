@@ -41,7 +41,7 @@ def test_a_finished_check_is_not_run_again(
     )
     text = out.read_text()
     assert (
-        "Tests: `tests/nn`" in text
+        "Tests: of `tests/nn`" in text
         and "| 9 passed (0 s) | failed: no memory (0 s) | not run |" in text
     )
 
