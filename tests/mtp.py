@@ -67,6 +67,12 @@ NEXTN = {"enorm": "enorm", "hnorm": "hnorm", "fc": "eh_proj", "norm": "shared_he
 MTP = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "fc": "fc", "norm": "norm"}
 
 
+def rotary_tables(rotary: Any, x_BTH: Tensor, positions_BT: Tensor) -> Any:
+    """A family's own cosines and sines; those with sections get a position for each, as transformers 5.17 needs."""
+    sections = hasattr(rotary, "mrope_section")
+    return rotary(x_BTH, positions_BT.expand(3, -1, -1) if sections else positions_BT)
+
+
 class Module(nn.Module):
     """A module as the papers and engines have it: two norms, a projection, the target's kind of layer, a norm."""
 
@@ -89,7 +95,7 @@ class Module(nn.Module):
         mask = torch.zeros(T, T, dtype=x_BTH.dtype).masked_fill(hidden_TT, float("-inf"))[
             None, None
         ]
-        tables = self.rotary[0](x_BTH, torch.arange(T)[None])
+        tables = rotary_tables(self.rotary[0], x_BTH, torch.arange(T)[None])
         made: Tensor = self.block(x_BTH, attention_mask=mask, position_embeddings=tables)
         return made
 

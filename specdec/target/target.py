@@ -329,7 +329,10 @@ class Target:
             bias_D = None if parts.head.bias is None else parts.head.bias[at]
             body[parts.head_name] = lambda x_BTH: F.linear(x_BTH, weight_DH, bias_D)
         with torch.autocast(device.type, enabled=False):
-            output = type(self.model).forward(_Stub(self.model, body), use_cache=False)
+            stub = _Stub(
+                self.model, body
+            )  # some families read the input's length, and no more of it
+            output = type(self.model).forward(stub, inputs_embeds=final_BTH, use_cache=False)
         return output.logits.to(final_BTH.device)
 
     def new_cache(self, capacity: int, batch: int = 1) -> TargetCache:

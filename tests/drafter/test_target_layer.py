@@ -21,7 +21,7 @@ from specdec.export import import_drafter
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.training.building import config_for, new_drafter
-from tests.mtp import BASE, CONFIGS, FAMILIES, Module, made
+from tests.mtp import BASE, CONFIGS, FAMILIES, Module, made, rotary_tables
 from tests.parity.unrolled import worst_gap
 from tests.tiny import HIDDEN, LAYERS, VOCAB, mtp, tiny_config, tiny_target
 
@@ -136,7 +136,9 @@ def test_a_layer_is_transformers_own(kind: str) -> None:
     hidden_TT = torch.ones(9, 9, dtype=torch.bool).triu(1)
     mask = torch.zeros(9, 9, dtype=torch.float64).masked_fill(hidden_TT, float("-inf"))[None, None]
     theirs = own.layers[0](
-        x_BTH, attention_mask=mask, position_embeddings=own.rotary_emb(x_BTH, positions_BT)
+        x_BTH,
+        attention_mask=mask,
+        position_embeddings=rotary_tables(own.rotary_emb, x_BTH, positions_BT),
     )
     ours = drafter.layers(Entered(x_BTH, None, x_BTH), View.packed(torch.zeros_like(positions_BT)))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)  # some routers choose in float32

@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from specdec.nn import backend
-from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend, pointwise
+from specdec.nn.backend import (
+    compile_pointwise,
+    keep_freed_memory,
+    matmul_backend,
+    own_graphs,
+    pointwise,
+)
 from specdec.nn.layers import RMSNorm
 
 Patch = pytest.MonkeyPatch
@@ -46,6 +52,35 @@ def test_compiled_once_and_only_while_it_is_on(monkeypatch: Patch) -> None:
     assert same(2) == ("fused", 2) and same(3) == ("fused", 3) and len(compiled) == 1
     compile_pointwise(False)
     assert same(4) == 4
+
+
+class Adder:
+    """Adds its number, which a graph takes for constant."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.number
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_graphs")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("isolates", [True, False])
+def test_a_graph_of_ones_own_is_not_taken_for_anothers(monkeypatch: Patch, isolates: bool) -> None:
+    """Without guards, torch takes the first graph that it has of a function, whatever object it is of."""
+    present = torch.compile
+
+    def earlier(model: Callable, *, fullgraph: bool, options: dict) -> Callable:
+        return present(model, fullgraph=fullgraph, options=options)
+
+    if not isolates:  # as before torch 2.13
+        monkeypatch.setattr(torch, "compile", earlier)
+    options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    x = torch.zeros(2)
+    graphs = [own_graphs(Adder(number).add, options=options) for number in (1, 2, 3)]
+    assert [graph(x).tolist() for graph in graphs] == [[1, 1], [2, 2], [3, 3]]
 
 
 @pytest.mark.slow

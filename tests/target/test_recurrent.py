@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import OlmoHybridConfig, OlmoHybridForCausalLM, PreTrainedModel
 
 from specdec.decoding import Chain, DynamicTree, PlainDecoder, Request, Sampling, SpeculativeDecoder
@@ -36,6 +38,9 @@ def test_they_prove_themselves(family: str, dtype: torch.dtype) -> None:
     target.prove()
 
 
+@pytest.mark.skipif(
+    Version(transformers.__version__) >= Version("5.24"), reason="transformers 5.24 has mended it"
+)
 def test_a_family_whose_cache_cannot_go_on_is_refused() -> None:
     """OLMo hybrid of transformers 5.19 forgets its state where several tokens follow."""
     torch.manual_seed(0)

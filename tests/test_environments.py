@@ -1,0 +1,64 @@
+"""``.ci/environments``: what is checked already is not checked again, and the table says what was run."""
+
+import importlib.machinery
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "environments"
+pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="not a checkout")
+
+
+@pytest.fixture
+def environments() -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("environments", str(SCRIPT))
+    spec = importlib.util.spec_from_loader("environments", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_a_finished_check_is_not_run_again(
+    environments: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environments, "build", lambda folder, wanted: Path(sys.executable))
+    ran = []
+    monkeypatch.setattr(environments, "tests", lambda *words: ran.append(words) or "9 passed")
+    monkeypatch.setattr(environments, "quick_start", lambda *words: "failed: no memory")
+    out = tmp_path / "table.md"
+    command = [str(tmp_path), "--environments", "3.11:2.13.0:5.20.2", "--tests", "tests/nn"]
+    for checks, runs, status in ((["tests"], 1, 0), (["tests", "quick start"], 1, 1)):
+        assert environments.main([*command, "--checks", *checks, "--out", str(out)]) == status
+        assert len(ran) == runs
+    (row,) = json.loads(out.with_suffix(".json").read_text()).values()
+    assert row["tests"].startswith("9 passed") and row["quick start"].startswith(
+        "failed: no memory"
+    )
+    text = out.read_text()
+    assert (
+        "Tests: of `tests/nn`" in text
+        and "| 9 passed (0 s) | failed: no memory (0 s) | not run |" in text
+    )
+
+
+def test_other_tests_than_before_are_refused(environments: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "table.md"
+    out.with_suffix(".json").write_text(json.dumps({"x": {"selection": "tests/nn"}}))
+    with pytest.raises(SystemExit, match="other tests"):
+        environments.main([str(tmp_path), "--tests", "tests/target", "--out", str(out)])
+
+
+@pytest.mark.parametrize("text", ["3.11", "3.11:2.13.0", "a:b:c:d"])
+def test_versions_that_are_none(environments: ModuleType, text: str) -> None:
+    with pytest.raises(SystemExit, match="is no PYTHON:TORCH:TRANSFORMERS"):
+        environments.Environment.parse(text)
+
+
+def test_a_python_that_is_not_there(environments: ModuleType) -> None:
+    with pytest.raises(SystemExit, match=r"there is no python9\.9 here"):
+        environments.interpreter("9.9")
