@@ -172,9 +172,10 @@ def _check_inputs(
     mask = model_kwargs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         raise ValueError("the prompt has padding (attention_mask has zeros): give it without")
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length():
-        raise ValueError("past_key_values holds tokens already: give the whole text as input_ids")
+    for name in ("past_key_values", "cache"):  # the new name, from transformers 5.24 on
+        cache = model_kwargs.get(name)
+        if cache is not None and cache.get_seq_length():
+            raise ValueError(f"{name} holds tokens already: give the whole text as input_ids")
     unavailable = [name for name in UNAVAILABLE if getattr(config, name)]
     if unavailable:
         raise ValueError(f"{unavailable[0]}=True is not available with a drafter: leave it out")

@@ -212,6 +212,7 @@ def test_what_it_cannot_do_is_one_error(
         MODEL.generate(torch.tensor(PROMPTS[:1]), custom_generate=drafted, **options)
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 def test_another_model_or_cache_is_refused(drafted: DraftedGenerate) -> None:
     other = markov_target().model
     prompt = torch.tensor(PROMPTS[:1])
