@@ -219,7 +219,7 @@ def test_another_model_or_cache_is_refused(drafted: DraftedGenerate) -> None:
     with pytest.raises(ValueError, match="another model object"):
         other.generate(prompt, custom_generate=drafted, max_new_tokens=4)
     cache = MODEL(prompt, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="past_key_values"):
+    with pytest.raises(ValueError, match="holds tokens already"):
         MODEL.generate(
             torch.tensor([[3, 4, 5, 6]]),
             past_key_values=cache,
