@@ -20,7 +20,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
+from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput, GenerationMode
 
 from specdec.decoding.accept import Sampling
 from specdec.decoding.checks import warn_unless_made_for
@@ -40,6 +40,17 @@ WARPERS: Mapping[type, str] = {
 }
 # what generate can return beside the tokens, of passes that it makes itself
 UNAVAILABLE = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+# what generate hands on that the decoder has of its own, or that is checked
+KNOWN = (
+    "attention_mask",
+    "cache",
+    "cache_position",
+    "logits_to_keep",
+    "past_key_values",
+    "position_ids",
+    "token_type_ids",
+    "use_cache",
+)
 
 
 class DraftedGenerate:
@@ -87,10 +98,8 @@ class DraftedGenerate:
         self.shape = parse_shape(shape) if isinstance(shape, str) else shape
         self.compiled = compiled
         self.generation: Generation | None = None
-        self._decoders: dict[Sampling, SpeculativeDecoder] = {}
-        self._decoder(Sampling())
+        self._decoder = self._new_decoder(Sampling())
 
-    @torch.inference_mode()
     def __call__(
         self,
         model: PreTrainedModel,
@@ -107,7 +116,8 @@ class DraftedGenerate:
         Args:
             input_ids: (1, T) int64.
             logits_processor: what ``generate`` made of its arguments; temperature, top-k, top-p and min-p alone.
-            token_streamer: the streamer. Up to transformers 5.20 ``generate`` does not hand on its own ``streamer``.
+            token_streamer: gets the prompt, every new token, and the end. ``generate`` puts the prompt to its own
+                ``streamer`` and does not hand it on (transformers 5.16 to 5.24).
 
         Returns:
             Prompt and new tokens, (1, T + new) int64; within transformers' output class if
@@ -122,12 +132,16 @@ class DraftedGenerate:
             )
         _check_inputs(input_ids, generation_config, model_kwargs)
         prompt = input_ids[0].tolist()
-        decoder = self._decoder(_sampling(logits_processor, generation_config))
+        sampling = _sampling(logits_processor, generation_config)
+        if sampling != self._decoder.sampling:
+            self._decoder = self._new_decoder(sampling)
         seed = int(torch.randint(2**31, ())) if generation_config.do_sample else 0
         request = Request(prompt, generation_config.max_length - len(prompt), seed)
-        streamer = streamer or token_streamer
+        if token_streamer is not None:
+            streamer = token_streamer
+            streamer.put(input_ids.cpu())
         tokens = input_ids
-        for generation in decoder.passes(request, _end_tokens(generation_config)):
+        for generation in self._decoder.passes(request, _end_tokens(generation_config)):
             is_done = False
             for token in generation.ids[tokens.shape[1] - len(prompt) :]:
                 new = tokens.new_tensor([[token]])
@@ -147,13 +161,11 @@ class DraftedGenerate:
             return GenerateDecoderOnlyOutput(sequences=tokens)
         return tokens
 
-    def _decoder(self, sampling: Sampling) -> SpeculativeDecoder:
-        """Return the decoder of these sampling parameters; a compiled one keeps its graphs for the next call."""
-        if sampling not in self._decoders:
-            self._decoders[sampling] = SpeculativeDecoder(
-                self.target, self.drafter, self.shape, sampling, compiled=self.compiled
-            )
-        return self._decoders[sampling]
+    def _new_decoder(self, sampling: Sampling) -> SpeculativeDecoder:
+        """Return a decoder with these sampling parameters; it serves further calls with the same ones."""
+        return SpeculativeDecoder(
+            self.target, self.drafter, self.shape, sampling, compiled=self.compiled
+        )
 
 
 def _check_inputs(
@@ -169,9 +181,22 @@ def _check_inputs(
             f"a drafter decodes one sequence at a time, not {len(input_ids)}: call generate for each prompt, or use "
             "specdec.SpeculativeDecoder, which has batches"
         )
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ValueError(f"{mode.value} cannot be drafted for: only greedy search and sampling can")
+    for name, value in model_kwargs.items():
+        if value is not None and name not in KNOWN:
+            raise ValueError(f"{name} cannot be given to a drafter: leave it out")
     mask = model_kwargs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         raise ValueError("the prompt has padding (attention_mask has zeros): give it without")
+    positions = model_kwargs.get("position_ids")
+    plain_positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+    if positions is not None and not torch.equal(positions[0], plain_positions):
+        raise ValueError("position_ids must count from 0: leave them out")
+    types = model_kwargs.get("token_type_ids")
+    if types is not None and bool(types.any()):
+        raise ValueError("token_type_ids must be 0, of text alone")
     for name in ("past_key_values", "cache"):  # the new name, from transformers 5.24 on
         cache = model_kwargs.get(name)
         if cache is not None and cache.get_seq_length():

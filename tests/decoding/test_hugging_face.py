@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    AutoModelForCausalLM,
     MinPLogitsWarper,
     PreTrainedModel,
     StoppingCriteria,
     TemperatureLogitsWarper,
+    TextStreamer,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -23,7 +25,7 @@ from specdec.decoding import Chain, DraftedGenerate, DraftShape, DynamicTree
 from specdec.drafter import save_drafter
 from specdec.target import Target
 from tests.perfect import astray, markov_target, perfect_drafter
-from tests.tiny import VOCAB, presets, tiny_drafter, variants
+from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter, variants
 
 SPECS = {
     name: dataclasses.replace(spec, draft_vocab_size="all")
@@ -138,13 +140,41 @@ def test_a_criterion_ends_the_text_within_a_pass_and_a_streamer_hears_no_more(
         return_dict_in_generate=True,
     ).sequences[0].tolist()  # fmt: skip
     assert text == plain(prompt)[:length]
-    assert heard.ids == text[len(prompt) :]
+    assert heard.ids == text
     assert heard.ended == 1
     generation = drafted.generation
     assert generation is not None
     assert generation.ids == text[len(prompt) :]
     # the prompt's own pass gives one token, each further pass its accepted drafts and one more
     assert len(generation.ids) == 1 + sum(generation.accepted) + len(generation.accepted)
+
+
+def test_what_it_returns_can_be_trained_on(drafted: DraftedGenerate) -> None:
+    text = MODEL.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=4, custom_generate=drafted)
+    assert not text.is_inference()
+    text += 0
+
+
+@pytest.mark.parametrize("skip_prompt", [False, True])
+def test_transformers_own_streamer_writes_what_plain_generate_writes(
+    skip_prompt: bool, target_directory: Path, drafter_directory: Path, capsys: Any
+) -> None:
+    target = Target.load(target_directory)
+    inputs = target.tokenizer("def add", return_tensors="pt")
+    streamer = TextStreamer(target.tokenizer, skip_prompt=skip_prompt)
+    plain_model = AutoModelForCausalLM.from_pretrained(target_directory)
+    plain_model.generate(**inputs, max_new_tokens=12, do_sample=False, streamer=streamer)
+    expected = capsys.readouterr().out
+    drafted = DraftedGenerate(target.model, drafter_directory)
+    target.model.generate(
+        **inputs,
+        max_new_tokens=12,
+        do_sample=False,
+        custom_generate=drafted,
+        token_streamer=streamer,
+    )
+    assert capsys.readouterr().out == expected
+    assert expected.startswith("def add") != skip_prompt
 
 
 def test_sampling_is_that_of_transformers_and_repeats_with_the_seed(
@@ -159,7 +189,7 @@ def test_sampling_is_that_of_transformers_and_repeats_with_the_seed(
         )
         texts.append(text[0].tolist())
     assert texts[0] == texts[1] != texts[2]
-    used = max(drafted._decoders, key=lambda sampling: sampling.temperature)
+    used = drafted._decoder.sampling
     logits = torch.randn(50, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     scores = logits
     for warper in (
@@ -202,6 +232,8 @@ def test_first_tokens_are_drawn_with_the_models_probabilities(drafted: DraftedGe
         ({"attention_mask": torch.tensor([[0, 1, 1]])}, "padding"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True"),
         ({"max_new_tokens": 600}, "512 positions"),
+        ({"position_ids": torch.tensor([[4, 5, 6]])}, "position_ids must count from 0"),
+        ({"inputs_embeds": torch.zeros(1, 3, HIDDEN).double()}, "inputs_embeds cannot be given"),
     ],
 )
 def test_what_it_cannot_do_is_one_error(
