@@ -141,7 +141,8 @@ def _decoded(
             wanted = wanted or said
             count = sum(map(len, said))
             passes = sum(len(answer.accepted) for answer in made)
-            length = f", acceptance length {count / passes:.2f}" if what != "plain" else ""
+            accepted = sum(sum(answer.accepted) for answer in made)
+            length = f", acceptance length {1 + accepted / passes:.2f}" if what != "plain" else ""
             equal = sum(ours == plain for ours, plain in zip(said, wanted, strict=True))
             how = "compiled" if compiled else "eager"
             rate = f"{count / took:,.0f} tokens/s{length}"

@@ -316,7 +316,7 @@ class Target:
         ``forward`` with a decoder that is already done.
         """
         parts = self._parts
-        device = self._parts.head.weight.device
+        device = parts.head.weight.device
         decoded = _Stub(None, {"last_hidden_state": final_BTH.to(device)})
         body: dict[str, Any] = {}
         # the decoder, or modules around it: whichever is called
@@ -329,9 +329,7 @@ class Target:
             bias_D = None if parts.head.bias is None else parts.head.bias[at]
             body[parts.head_name] = lambda x_BTH: F.linear(x_BTH, weight_DH, bias_D)
         with torch.autocast(device.type, enabled=False):
-            stub = _Stub(
-                self.model, body
-            )  # some families read the input's length, and no more of it
+            stub = _Stub(self.model, body)  # some families read the length of the input
             output = type(self.model).forward(stub, inputs_embeds=final_BTH, use_cache=False)
         return output.logits.to(final_BTH.device)
 
