@@ -34,7 +34,7 @@ from specdec.training.run_directory import (
     write_run_sums,
 )
 from specdec.utils.files import drop_sums, write_json, write_text
-from specdec.utils.links import in_place
+from specdec.utils.links import open_in_place
 from specdec.utils.reading import check_sums, explained, read_json
 
 # a run's folder, and a key of the config.json in it
@@ -198,7 +198,7 @@ class RunRecord(pl.Callback):
         path = self.directory / LOSSES
         with explained(path):
             try:
-                file = in_place(path, "a", encoding="ascii")
+                file = open_in_place(path, "a", encoding="ascii")
             except OSError as error:
                 if error.errno != errno.EMLINK:
                     raise

@@ -130,13 +130,13 @@ def merge_config(args: list[str]) -> tuple[dict[str, Any], list[str]]:
 def _clash(earlier: DictConfig, later: dict[str, Any]) -> str:
     """The first key whose value is a list in one config and a mapping in the other, which do not merge; or nothing."""
     for key, value in later.items():
-        before = None
+        setting = None
         with contextlib.suppress(OmegaConfBaseException):  # a reference that leads nowhere yet
-            before = earlier.get(key)
-        if isinstance(before, DictConfig) and isinstance(value, dict):
-            if below := _clash(before, value):
+            setting = earlier.get(key)
+        if isinstance(setting, DictConfig) and isinstance(value, dict):
+            if below := _clash(setting, value):
                 return f"{key}.{below}"
-        elif (type(before), type(value)) in ((DictConfig, list), (ListConfig, dict)):
+        elif (type(setting), type(value)) in ((DictConfig, list), (ListConfig, dict)):
             return key
     return ""
 

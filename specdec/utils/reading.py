@@ -85,7 +85,7 @@ def check_sum(path: Path | str) -> None:
     path = Path(path)
     place = path.with_name(SUMS)
     beside = path.with_name(f"{path.name}.sha256")
-    lines = (line for line in _listed(place) if line[66:].removeprefix("./") == f"{path.name}\n")
+    lines = (line for line in _listed(place) if _name(line).removeprefix("./") == f"{path.name}\n")
     if any(line[:64] != sha256(path) for line in lines):
         raise _damaged(path, place)
     # as sha256sum writes it, of a file in any folder; PowerShell writes capitals
@@ -120,6 +120,11 @@ def _sums(directory: Path, *patterns: str) -> list[str]:
     return [f"{sha256(file)}  {file.name}\n" for file in files if file.name != SUMS]
 
 
+def _name(line: str) -> str:
+    """The file of a line that :func:`_sums` wrote, behind 64 digits and two spaces; its end too, if it has one."""
+    return line[66:]
+
+
 def _listed(place: Path) -> list[str]:
     """The lines of a list of hashes; none where there is none."""
     if not place.is_file():
@@ -151,7 +156,7 @@ def check_sums(directory: Path, remedy: str | None = None, partial: bool = False
         line.partition("  ")[2].strip() for line in (listed - lines if partial else listed ^ lines)
     }:
         raise _damaged(directory / min(differing), directory / SUMS, remedy)
-    return {line[66:-1]: line[:64] for line in lines}
+    return {_name(line)[:-1]: line[:64] for line in lines}
 
 
 LISTED = re.compile(
