@@ -22,7 +22,7 @@ from specdec.target import TargetSource
 from specdec.training.run_directory import CLAIM, write_run_sums
 from specdec.utils.config import runs_folder
 from specdec.utils.files import write_json, write_text
-from specdec.utils.links import in_place, refuse_links
+from specdec.utils.links import open_in_place, refuse_links
 from specdec.utils.machine import multiplies_bfloat16
 from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many, printable
@@ -79,7 +79,7 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
     is_trained = (out / "DONE.json").exists()
     stages.announce("training the drafter, EAGLE-3.1", TRAINS, is_trained)
     if not is_trained:
-        in_place(out / CLAIM, "a").close()  # by which fit knows the directory for a run's
+        open_in_place(out / CLAIM, "a").close()  # by which fit knows the directory for a run's
         again = ["specdec", "quickstart", "--out", str(out), "--seed", str(seed)]
         again += ["--full", "true"] * full
         if status := fit("fit", [*fit_args, "--ckpt_path", "auto"], again):

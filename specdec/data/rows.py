@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.utils.reading import check_sum, check_sums, explained, read_bytes, sha256
+from specdec.utils.reading import check_listed, check_sum, explained, read_bytes, sha256
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ def _stored_rows(path: Path) -> Iterable[dict[str, Any]]:
     if not path.is_dir():
         check_sum(path)
         return _table_rows(path)
-    check_sums(path, partial=True)
+    check_listed(path)
     return _saved_rows(path)
 
 

@@ -150,27 +150,29 @@ def looping(answers: Sequence[Answer]) -> dict[str, Any]:
 def answer_warnings(
     what: str, figures: Mapping[str, Any], least: float = LOOPING_SHARE
 ) -> list[str]:
-    """Return lines about ``what``: that no draft was accepted, or that many of its answers repeat themselves.
+    """Return lines about ``what``: that no draft was accepted, and that many of its answers repeat themselves.
 
     Args:
         figures: those of :func:`looping` and ``acceptance_length`` among them.
         least: the share of answers from which on the second line is due.
     """
     accepted = figures["acceptance_length"]
+    lines = []
     if accepted is not None and accepted["mean"] == 1:
-        return [
+        lines.append(
             f"{what}: the target accepted no draft, so this says nothing about the drafter's quality "
             "(docs/troubleshooting.md)"
-        ]
+        )
     if not figures["looping_answers"] or figures["looping_share"] < least:
-        return []
+        return lines
     names = ("acceptance_length", "acceptance_length_without_looping")
     length, without = (
         f"{figures[name]['mean']:.2f}" if figures[name] else "of no answer" for name in names
     )
     return [
+        *lines,
         f"{what}: {figures['looping_share']:.0%} of the answers repeat themselves, which is easy to draft: acceptance "
-        f"length {length}, without them {without}"
+        f"length {length}, without them {without}",
     ]
 
 

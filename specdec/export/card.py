@@ -279,7 +279,8 @@ def _mean(figure: Record | None) -> str:
 
 def _shown(value: Any) -> str:
     """Text that a record gives, for Markdown; a text of the template's own is whole already."""
-    return value if isinstance(value, Markup) else markdown_text(str(value))
+    # "-" stands in a cell that has no figure
+    return value if isinstance(value, Markup) or value == "-" else markdown_text(str(value))
 
 
 def _code(text: str) -> Markup:

@@ -32,7 +32,7 @@ from specdec.target.files import weight_files
 from specdec.training.building import config_for
 from specdec.utils import hub
 from specdec.utils.files import staged_directory
-from specdec.utils.reading import SUMS, check_sums, read_json
+from specdec.utils.reading import SUMS, check_listed, read_json
 from specdec.utils.text import how_many, tensor_fault
 
 log = logging.getLogger(__name__)
@@ -267,7 +267,7 @@ def stitch(
         raise NotServable(
             f"{served.source} has its module in FP8, and weights are not quantized here"
         )
-    check_sums(source, partial=True)
+    check_listed(source)
     with staged_directory(directory) as temporary:
         shutil.copytree(
             source, temporary, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", SUMS),

@@ -93,21 +93,28 @@ def markdown_table(table: ReportTable) -> str:
     """A Markdown table with the first columns aligned left, numbers right."""
     rule = ["---" if index < table.left else "---:" for index in range(len(table.headings))]
     rows = (table.headings, rule, *table.rows)
-    return "\n".join(f"| {' | '.join(markdown_text(text) for text in row)} |" for row in rows)
+    return "\n".join(f"| {' | '.join(_inline(text) for text in row)} |" for row in rows)
 
 
 def markdown_text(text: str) -> str:
-    """Return foreign text on one line of Markdown that shows it as it is: no tag, link, picture, style or end of a
-    cell, and nothing that a terminal obeys."""
-    plain = re.sub(
-        r"__|\](?=[(\[:])|\*(?=\S)|[&<`]", lambda match: _ENTITIES[match[0]], printable(text)
+    """Return foreign text on one line of Markdown that shows it as it is: no tag, link, picture, style, block or end of
+    a cell, and nothing that a terminal obeys."""
+    return _BLOCK.sub(r"\1\\", _inline(text))
+
+
+def _inline(text: str) -> str:
+    """The same for a place that begins no line."""
+    plain = _SYNTAX.sub(
+        lambda match: _NAMED.get(match[0]) or f"&#{ord(match[0])};", printable(text)
     )
     return " ".join(plain.replace("\\", "\\\\").replace("|", "\\|").split())
 
 
-_ENTITIES = {
-    "&": "&amp;", "*": "&#42;", "<": "&lt;", "`": "&#96;", "__": "&#95;&#95;", "]": "&#93;",
-}  # fmt: skip
+# an underscore within a word is text
+_SYNTAX = re.compile(r"(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])|\*(?=\S)|[&<`~]")
+_NAMED = {"&": "&amp;", "<": "&lt;"}
+# behind what a backslash goes: a number of a list; nothing where another list, a heading, a quote or a rule begins
+_BLOCK = re.compile(r"^(\d{1,9}(?=[.)](?: |$))|(?=#{1,6}(?: |$)|[-+*](?: |$)|-[- ]*$|>))")
 
 
 def with_interval(

@@ -122,7 +122,8 @@ def _p(p_value: float | None) -> str:
 
 def _plain(value: Any) -> str:
     """Text that Markdown takes for text, in a table too: names hold underscores, stars and angle brackets."""
-    if isinstance(value, Markup):  # a text of the template's own
+    # a text of the template's own; a cell that has no figure
+    if isinstance(value, Markup) or value == "-":
         return value
     return markdown_text(str(value))
 

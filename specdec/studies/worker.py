@@ -29,7 +29,7 @@ from specdec.utils import supervise
 from specdec.utils.files import drop_sums, write_sums, write_text
 from specdec.utils.imports import flags
 from specdec.utils.journal import Journal, JournalBusyError, is_being_written, read_journal
-from specdec.utils.links import in_place
+from specdec.utils.links import open_in_place
 from specdec.utils.reading import explained
 
 JOBS = "jobs"
@@ -193,7 +193,7 @@ def _start_supervisor(
         if name not in RANKS and not name.startswith("SLURM_")
     }
     command = [sys.executable, "-m", *job.command]
-    with explained(folder.path), in_place(folder.path / LOG, "ab") as stream:
+    with explained(folder.path), open_in_place(folder.path / LOG, "ab") as stream:
         stream.write(title.encode())
         stream.flush()
         return subprocess.Popen(

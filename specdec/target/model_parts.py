@@ -76,8 +76,10 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     mask_argument = arguments.index("attention_mask")
     # transformers 5.24 calls it so, and warns of the earlier name
     takes_cache = "cache" in inspect.signature(decoder.forward).parameters
-    names = mask_argument, "cache" if takes_cache else "past_key_values"
-    return ModelParts(config, decoder, layers, final_norm, head, paths[0], heads[0], *kinds, *names)
+    cache_argument = "cache" if takes_cache else "past_key_values"
+    return ModelParts(
+        config, decoder, layers, final_norm, head, paths[0], heads[0], *kinds, mask_argument, cache_argument
+    )  # fmt: skip
 
 
 def _check_family(model: PreTrainedModel, decoder: nn.Module, config: Any) -> None:

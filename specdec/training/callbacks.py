@@ -1,5 +1,6 @@
 """Callbacks of a run: its record and drafter on the disk, and its speed in the logs."""
 
+import errno
 import hashlib
 import math
 import random
@@ -33,7 +34,7 @@ from specdec.training.run_directory import (
     write_run_sums,
 )
 from specdec.utils.files import drop_sums, write_json, write_text
-from specdec.utils.links import in_place
+from specdec.utils.links import open_in_place
 from specdec.utils.reading import check_sums, explained, read_json
 
 # a run's folder, and a key of the config.json in it
@@ -195,8 +196,17 @@ class RunRecord(pl.Callback):
         lines = [with_checksum(f"{step} {part} {loss.hex()}") for (step, part, _), loss in rows]
         self._held = []
         path = self.directory / LOSSES
-        with explained(path), in_place(path, "a", encoding="ascii") as file:
-            file.writelines(lines)
+        with explained(path):
+            try:
+                file = open_in_place(path, "a", encoding="ascii")
+            except OSError as error:
+                if error.errno != errno.EMLINK:
+                    raise
+                # a snapshot by hard links, taken meanwhile: it keeps the file, the run goes on with a copy
+                write_text(path, "".join([path.read_text(encoding="ascii"), *lines]))
+            else:
+                with file:
+                    file.writelines(lines)
 
 
 def _only_time_is_over(trainer: pl.Trainer) -> bool:

@@ -155,12 +155,11 @@ def _remove(path: Path) -> None:
 def record_to_write(directory: Path) -> tuple[Path, Path]:
     """The next config and provenance of a run, which are one record: if a kill left one of the two, both are written
     again."""
-    for number in itertools.count():
-        mark = f".{number}" if number else ""
-        record = (directory / f"config{mark}.yaml", directory / f"provenance{mark}.json")
-        if not all(path.exists() for path in record):
-            return record
-    raise AssertionError
+    marks = itertools.chain([""], (f".{number}" for number in itertools.count(1)))
+    records = (
+        (directory / f"config{mark}.yaml", directory / f"provenance{mark}.json") for mark in marks
+    )
+    return next(record for record in records if not all(path.exists() for path in record))
 
 
 def write_run_sums(directory: Path) -> None:

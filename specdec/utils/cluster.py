@@ -1,6 +1,7 @@
 """Ray, joined where it runs or started on this machine alone."""
 
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -18,6 +19,8 @@ SHARED = "/dev/shm"  # where Ray keeps objects
 LOCAL = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's switch, read when it is imported
 # which Ray sets where it starts a cluster: its token lies in the home directory
 AUTH = "RAY_AUTH_MODE"
+# in which Ray gives a job's command what the job's owner has set
+JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 MISSING = "Ray is not installed: pip install 'specdec-lightning[ray]'"
 
 
@@ -25,7 +28,8 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
     """The module ``ray``, connected; one that this process has connected before stays as it is.
 
     Workers run in an empty folder of Ray's, so no file of the working folder is imported there, and relative
-    paths start elsewhere.
+    paths start elsewhere. In a job of Ray's, what its owner has set stays (:data:`JOB`), so that workers run in the
+    job's ``working_dir`` and import from its ``PYTHONPATH``.
 
     Args:
         address: of a cluster that runs: ``auto`` for the one this machine belongs to, ``ray://HOST:10001``, ...; None
@@ -51,7 +55,9 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
     try:
         with tempfile.TemporaryDirectory() as empty:
             # without a folder of its own, Ray puts the working folder before all libraries
-            options["runtime_env"] = {"working_dir": empty, "env_vars": _import_variables()}
+            options["runtime_env"] = _beside_the_job(
+                {"working_dir": empty, "env_vars": _import_variables()}
+            )
             ray.init(
                 address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **options
             )  # fmt: skip
@@ -79,8 +85,18 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
     return ray
 
 
+def _beside_the_job(environment: dict[str, Any]) -> dict[str, Any]:
+    """The fields and variables that the job in which this process runs, if any, has not set: Ray refuses the others."""
+    job = json.loads(os.environ.get(JOB) or "{}").get("runtime_env") or {}
+    taken = job.get("env_vars") or {}
+    variables = {name: text for name, text in environment["env_vars"].items() if name not in taken}
+    fields = {name: value for name, value in environment.items() if name not in job}
+    return fields | {"env_vars": variables}
+
+
 def _import_variables() -> dict[str, str]:
-    """The variables by which a worker imports from where this process does, and from nowhere else."""
+    """The variables by which a worker imports from where this process does; Ray adds what its servers have inherited as
+    ``PYTHONPATH``."""
     variables = {name: os.environ[name] for name in ("PYTHONSAFEPATH",) if name in os.environ}
     root = str(Path(__file__).resolve().parents[2])
     library = os.path.realpath(os.path.dirname(os.__file__))

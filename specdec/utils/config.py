@@ -1,6 +1,7 @@
 """Configs: files as given on the command line of ``specdec fit``, values compared and in words, run directories."""
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -13,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from specdec.utils.imports import guard_parsers
 from specdec.utils.locks import claim_of, is_held
@@ -109,11 +111,34 @@ def merge_config(args: list[str]) -> tuple[dict[str, Any], list[str]]:
         arguments, rest = parser.parse_known_args(args)
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from error
-    config = OmegaConf.to_container(
-        OmegaConf.merge({}, *(read_yaml(packaged_path(path)) for path in arguments.config))
-    )
+    merged: Any = OmegaConf.create({})
+    for number, path in enumerate(arguments.config):
+        later = read_yaml(packaged_path(path))
+        try:
+            merged = OmegaConf.merge(merged, later)
+        except TypeError as error:
+            earlier = ", ".join(arguments.config[:number])
+            raise ValueError(
+                f"{path}: {_clash(merged, later)} is a list here and a mapping in {earlier}, or the reverse: write it "
+                "in the same form"
+            ) from error
+    config = OmegaConf.to_container(merged)
     assert isinstance(config, dict)
     return {str(key): value for key, value in config.items()}, rest
+
+
+def _clash(earlier: DictConfig, later: dict[str, Any]) -> str:
+    """The first key whose value is a list in one config and a mapping in the other, which do not merge; or nothing."""
+    for key, value in later.items():
+        setting = None
+        with contextlib.suppress(OmegaConfBaseException):  # a reference that leads nowhere yet
+            setting = earlier.get(key)
+        if isinstance(setting, DictConfig) and isinstance(value, dict):
+            if below := _clash(setting, value):
+                return f"{key}.{below}"
+        elif (type(setting), type(value)) in ((DictConfig, list), (ListConfig, dict)):
+            return key
+    return ""
 
 
 def runs_folder() -> Path:

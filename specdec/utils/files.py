@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from specdec.utils.locks import claim_message, claim_of, lock_now, release_claim, take_claim
-from specdec.utils.reading import SUMS, TEMPORARY, _listed, _sums, explained
+from specdec.utils.reading import SUMS, TEMPORARY, _listed, _name, _sums, explained
 
 LOCK = ".lock"  # in such a folder: it is held until the writer ends, however that ends
 REPLACED = ".replaced"  # in such a folder: what its content takes the place of
@@ -203,7 +203,7 @@ def write_sums(directory: Path, *patterns: str) -> None:
     """List a directory's files of these names, or all, with their hashes, except sub-directories, names with a dot
     first, and documents. What the list says of other files stays: it is another writer's."""
     lines = _sums(directory, *patterns) + _sums_of_others(directory, patterns)
-    write_text(directory / SUMS, "".join(sorted(lines, key=lambda line: line[66:])))
+    write_text(directory / SUMS, "".join(sorted(lines, key=_name)))
 
 
 def drop_sums(directory: Path, *patterns: str) -> None:
@@ -221,7 +221,7 @@ def _sums_of_others(directory: Path, patterns: Sequence[str]) -> list[str]:
     return [
         f"{line}\n"
         for line in listed
-        if not any(fnmatch.fnmatchcase(line[66:], name) for name in names)
+        if not any(fnmatch.fnmatchcase(_name(line), name) for name in names)
     ]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from specdec.utils.config import differences, to_text
-from specdec.utils.links import in_place
+from specdec.utils.links import open_in_place
 from specdec.utils.locks import lock_now
 from specdec.utils.reading import explained
 
@@ -54,7 +54,7 @@ class Journal:
     def __enter__(self) -> Self:
         with explained(self.path):  # of the lock too: a file system may have none
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = in_place(self.path, "a+b", buffering=0)
+            self._file = open_in_place(self.path, "a+b", buffering=0)
             alone = lock_now(self._file)
         try:
             if not alone:

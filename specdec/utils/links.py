@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 
-def in_place(path: Path, mode: str, **options: Any) -> IO[Any]:
+def open_in_place(path: Path, mode: str, **options: Any) -> IO[Any]:
     """Open a file that is written where it lies, instead of being replaced as a whole.
 
     OSError if it is a link, another name has the same file, or it is no regular file; it is as it was then.
@@ -18,7 +18,7 @@ def in_place(path: Path, mode: str, **options: Any) -> IO[Any]:
         options: more of :func:`open`.
     """
     assert "w" not in mode
-    return open(path, mode, opener=_own, **options)
+    return open(path, mode, opener=_open_own, **options)
 
 
 REASONS = {
@@ -28,7 +28,7 @@ REASONS = {
 }
 
 
-def _own(name: str, flags: int) -> int:
+def _open_own(name: str, flags: int) -> int:
     try:
         handle = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from specdec.utils.links import in_place
+from specdec.utils.links import open_in_place
 from specdec.utils.reading import explained
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def locked(path: Path) -> Iterator[None]:
     """
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        stream = in_place(path, "a")
+        stream = open_in_place(path, "a")
     with stream:
         if not lock_now(stream):
             log.info("waiting for another process that holds %s", path)
@@ -57,7 +57,7 @@ def take_claim(path: Path, patience: float = 0.0) -> IO[Any] | None:
     while True:
         with explained(path.parent):
             try:
-                stream = in_place(path, "a+")
+                stream = open_in_place(path, "a+")
                 # unless its last holder has just removed the file that was opened here
                 if (
                     lock_now(stream)
@@ -88,7 +88,7 @@ def is_held(claim: Path) -> bool:
     """Whether a living process has a claim."""
     with explained(claim):
         try:
-            stream = in_place(claim, "r")
+            stream = open_in_place(claim, "r")
         except (FileNotFoundError, NotADirectoryError):
             return False
     with stream:

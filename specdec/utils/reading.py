@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -84,7 +85,8 @@ def check_sum(path: Path | str) -> None:
     path = Path(path)
     place = path.with_name(SUMS)
     beside = path.with_name(f"{path.name}.sha256")
-    if any(line[66:] == f"{path.name}\n" and line[:64] != sha256(path) for line in _listed(place)):
+    lines = (line for line in _listed(place) if _name(line).removeprefix("./") == f"{path.name}\n")
+    if any(line[:64] != sha256(path) for line in lines):
         raise _damaged(path, place)
     # as sha256sum writes it, of a file in any folder; PowerShell writes capitals
     if beside.is_file():
@@ -118,6 +120,11 @@ def _sums(directory: Path, *patterns: str) -> list[str]:
     return [f"{sha256(file)}  {file.name}\n" for file in files if file.name != SUMS]
 
 
+def _name(line: str) -> str:
+    """The file of a line that :func:`_sums` wrote, behind 64 digits and two spaces; its end too, if it has one."""
+    return line[66:]
+
+
 def _listed(place: Path) -> list[str]:
     """The lines of a list of hashes; none where there is none."""
     if not place.is_file():
@@ -149,4 +156,43 @@ def check_sums(directory: Path, remedy: str | None = None, partial: bool = False
         line.partition("  ")[2].strip() for line in (listed - lines if partial else listed ^ lines)
     }:
         raise _damaged(directory / min(differing), directory / SUMS, remedy)
-    return {line[66:-1]: line[:64] for line in lines}
+    return {_name(line)[:-1]: line[:64] for line in lines}
+
+
+LISTED = re.compile(
+    r"\\?(?:([0-9a-fA-F]{64}) [ *](.+)|SHA256 \((.+)\) = ([0-9a-fA-F]{64}))\r?", re.DOTALL
+)
+"""A line of sha256sum, the second form with ``--tag``."""
+ESCAPES = {"\\n": "\n", "\\r": "\r", "\\\\": "\\"}
+
+
+def check_listed(directory: Path) -> None:
+    """Compare the files that a list of somebody else names with their hashes, as ``sha256sum -c SHA256SUMS`` does.
+
+    ValueError if a line is not one of sha256sum's, or its file was changed, is missing or lies elsewhere. The list
+    itself, which ``sha256sum *`` may name too, does not count.
+    """
+    place = directory / SUMS
+    if not place.is_file():
+        return
+    with explained(place):
+        lines = os.fsdecode(place.read_bytes()).split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = LISTED.fullmatch(line)
+        if match is None:
+            raise ValueError(
+                f"{place}, line {number}: not a hash and a file, as sha256sum writes them"
+            )
+        digest = match[1] or match[4]
+        name = match[2] or match[3]
+        if line.startswith("\\"):
+            name = re.sub(r"\\[nr\\]", lambda escape: ESCAPES[escape[0]], name)
+        file = Path(os.path.normpath(name))
+        if str(file) == SUMS:
+            continue
+        inside = not file.is_absolute() and ".." not in file.parts
+        path = directory / file
+        if not inside or not path.is_file() or sha256(path) != digest.lower():
+            raise _damaged(path, place)

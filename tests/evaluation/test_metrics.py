@@ -12,6 +12,7 @@ from specdec.evaluation.metrics import (
     LOOP_PART,
     LOOP_TOKENS,
     Answer,
+    answer_warnings,
     loops,
     per_prompt,
     position_intervals,
@@ -41,6 +42,23 @@ def test_acceptance_length_pools_passes_and_counts_the_bonus_token() -> None:
     found = [answer("a", (2, 0)), answer("b", (1,)), answer("b", (0,))]
     assert computed("acceptance_length", found).mean == 7 / 4
     assert computed("draft_acceptance_rate", found).mean == 3 / 12
+
+
+def test_drafts_that_the_target_refuses_and_answers_that_loop_are_both_reported() -> None:
+    def lines(*answers: Answer) -> list[str]:
+        length = {"mean": computed("acceptance_length", list(answers)).mean}
+        return answer_warnings("chain", {"acceptance_length": length, **metrics.looping(answers)})
+
+    nothing = (
+        "chain: the target accepted no draft, so this says nothing about the drafter's quality "
+        "(docs/troubleshooting.md)"
+    )
+    loop = "chain: 50% of the answers repeat themselves, which is easy to draft: acceptance length {}, without them {}"
+    refused, refused_loop = answer("a", (0, 0)), answer("b", (0,), loops=True)
+    assert lines(answer("a", (1,)), answer("b", (2,))) == []
+    assert lines(refused) == [nothing]
+    assert lines(answer("a", (1,)), answer("b", (3,), loops=True)) == [loop.format("3.00", "2.00")]
+    assert lines(refused, refused_loop) == [nothing, loop.format("1.00", "1.00")]
 
 
 def test_positions_and_histogram_by_hand() -> None:

@@ -20,8 +20,13 @@ HOSTILE = (
     "\u202etxt", "\r", "\n\n# Title\n\n", "\n- item", "\n```\n", "[[x]](y)", "![[a](b)](c)", "]",
     "(", "2.53 [2.28, 2.79]",
     "[red]rich[/red]", "[link=http://evil/]x[/link]", "*", "2.0*",
+    "_em_", "_", "a_b_", "(_em_)", "___", "~~gone~~", "~gone~", "~~~", "# h", "####", "- item", "-", "---", "- - -",
+    "+ item", "* item", "> quote", ">", "1. item", "12)", "===",
 )  # fmt: skip
-TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "em"}
+TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
 
 
 def hostile(draw: random.Random) -> str:
@@ -42,13 +47,18 @@ def test_a_report_shows_hostile_text_and_obeys_none(seed: int, tmp_path: Path) -
     write_report(path, "Evaluation", [f"Warning: {texts[0]}"], [], [table], {"prompts": texts[1]})
     markdown = path.read_text()
     assert printable(markdown) == markdown
-    html = (
-        MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(markdown)
-    )
+    html = PARSER.render(markdown)
     assert set(re.findall(r"<(\w+)", html)) <= TAGS and html.count("<h2>") == 2
     assert "href" not in html and "src" not in re.sub(r"&lt;img src", "", html)
     cells = [unescape(text) for text in re.findall(r"<td>(.*?)</td>", html)]
     assert [plain(text) for text in texts] == cells[: len(texts)]
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, *map(hostile, map(random.Random, range(300)))])
+def test_a_paragraph_is_its_text_alone(text: str) -> None:
+    html = PARSER.render(markdown_text(text))
+    assert "<" not in html.removeprefix("<p>").removesuffix("</p>\n")
+    assert unescape(html.removeprefix("<p>").removesuffix("</p>\n")) == plain(text)
 
 
 def test_what_is_no_syntax_stays_readable() -> None:
@@ -60,6 +70,8 @@ def test_what_is_no_syntax_stays_readable() -> None:
         "2.00*",
         "a/b.jsonl",
         "p > 0.05",
+        "-0.5",
+        "#1",
     ):
         assert markdown_text(text) == text
     assert markdown_text("a | b\nc") == "a \\| b c"

@@ -1,5 +1,6 @@
 """The moving average, the loss of every batch, and keyed randomness."""
 
+import os
 import random
 import sys
 from pathlib import Path
@@ -194,6 +195,19 @@ def test_no_bit_is_lost_and_a_batch_of_a_step_has_its_number(tmp_path: Path) -> 
         [str(step), str(part)] for step in range(4) for part in range(2)
     ]
     assert float.fromhex(rows[3][2]) == float(torch.tensor(1 / (4 + 1 / 8)))
+
+
+def test_a_snapshot_of_hard_links_ends_no_run_and_stays_as_it_was(tmp_path: Path) -> None:
+    """As ``cp -al`` takes it while the run goes on; so with every later one."""
+    record = RunRecord(tmp_path, 0)
+    record.on_train_start(trainer(0), None)  # type: ignore[arg-type]
+    for number in range(3):
+        os.link(tmp_path / "losses.txt", tmp_path / f"snapshot-{number}")
+        batches(record, range(3 * number, 3 * number + 3))
+    for number in range(3):
+        assert len(read_losses(tmp_path / f"snapshot-{number}")) == 3 * number
+    steps = [line.split()[0] for line in read_losses(tmp_path / "losses.txt")]
+    assert steps == [str(step) for step in range(9)]
 
 
 def test_a_resumed_run_forgets_what_came_after_its_checkpoint(tmp_path: Path) -> None:

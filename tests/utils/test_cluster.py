@@ -1,6 +1,7 @@
 """What a worker of Ray imports: nothing of the folder in which a command runs."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -71,6 +72,26 @@ def test_a_checkout_that_is_not_installed_is_that_of_its_workers(tmp_path: Path)
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     assert str(REPOSITORY / "specdec" / "__init__.py") in result.stdout
+
+
+def test_workers_of_a_job_import_what_its_owner_says(tmp_path: Path) -> None:
+    """Ray refuses a field that the job has already."""
+    (tmp_path / "parts.py").write_text("NAME = 'of the job'")
+    job = {
+        "working_dir": str(tmp_path),
+        "env_vars": {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": ""},
+    }
+    code = (
+        "from specdec.utils.cluster import join\n"
+        "def imported():\n    import parts, specdec\n    return parts.NAME\n"
+        "ray = join(None)\nprint(ray.get(ray.remote(imported).remote()))\nray.shutdown()"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    config = json.dumps({"runtime_env": job, "metadata": {}})
+    folder = plant(tmp_path.with_name("planted"))
+    printed = ran([str(script)], folder, RAY_JOB_CONFIG_JSON_ENV_VAR=config, PYTHONSAFEPATH="")
+    assert "of the job" in printed
 
 
 def test_producers_import_nothing_of_the_working_folder_and_find_its_target(

@@ -78,3 +78,21 @@ def test_a_bare_part_file_is_given_by_its_whole_path(
     assert compose(["--model.drafter", "part.yaml"])[1] == ["--model.drafter", part]
     assert compose(["--model.drafter=part.yaml"])[1] == [f"--model.drafter={part}"]
     assert compose(["--model.drafter", "none.yaml"])[1] == ["--model.drafter", "none.yaml"]
+
+
+FORMS = {
+    "list": "trainer: {other: [1], logger: [{class_path: A}]}",
+    "mapping": "trainer: {logger: {class_path: A}}",
+    "reference": "parts: {class_path: A}\ntrainer: {other: '${nowhere}', logger: '${parts}'}",
+}
+
+
+@pytest.mark.parametrize("order", [("mapping", "list"), ("list", "mapping"), ("reference", "list")])
+def test_a_list_and_a_mapping_do_not_merge(tmp_path: Path, order: tuple[str, str]) -> None:
+    first, last = (write(tmp_path / f"{name}.yaml", FORMS[name]) for name in order)
+    with pytest.raises(ValueError, match=r"trainer\.logger is a list") as raised:
+        compose(["--config", first, "--config", last])
+    assert first in str(raised.value) and last in str(raised.value)
+    null = write(tmp_path / "null.yaml", "trainer: {logger: null}")
+    config = compose(["--config", first, "--config", null, "--config", last])[0]
+    assert config["trainer"]["logger"] in ({"class_path": "A"}, [{"class_path": "A"}])

@@ -10,7 +10,7 @@ import pytest
 from specdec.training.run_directory import CLAIM, RunDirectory
 from specdec.utils.files import claimed
 from specdec.utils.journal import Journal
-from specdec.utils.links import in_place, refuse_links
+from specdec.utils.links import open_in_place, refuse_links
 from specdec.utils.locks import claim_of, is_held, locked
 
 CONTENT = "what somebody else has written\n"
@@ -101,7 +101,7 @@ def test_a_claim_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_file_is_opened_as_it_is(tmp_path: Path) -> None:
     for text in ("a", "b"):
-        with in_place(tmp_path / "file", "a", encoding="utf-8") as stream:
+        with open_in_place(tmp_path / "file", "a", encoding="utf-8") as stream:
             stream.write(text)
     assert (tmp_path / "file").read_text() == "ab"
     assert (tmp_path / "file").stat().st_mode & 0o111 == 0

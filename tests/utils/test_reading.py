@@ -10,7 +10,7 @@ import pytest
 
 from specdec.utils import reading
 from specdec.utils.files import write_sums
-from specdec.utils.reading import SUMS, check_sum, check_sums, sha256
+from specdec.utils.reading import SUMS, check_listed, check_sum, check_sums, sha256
 
 
 @pytest.fixture
@@ -158,3 +158,50 @@ def test_what_may_never_end_is_not_read(read: Callable[[Path], object], tmp_path
         read(tmp_path)
     with pytest.raises(ValueError, match="nowhere: no such file"):
         read(tmp_path / "nowhere")
+
+
+COMMANDS = (
+    "sha256sum * > SHA256SUMS", "sha256sum * > SHA256SUMS; sha256sum * > SHA256SUMS", "sha256sum -b * > SHA256SUMS",
+    "sha256sum ./* > SHA256SUMS", "sha256sum --tag * > SHA256SUMS",
+    "sha256sum * */* > SHA256SUMS; echo '# data' >> SHA256SUMS",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_list_of_somebody_else_is_read_as_sha256sum_reads_it(
+    command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "more").mkdir()
+    files = [
+        tmp_path / name
+        for name in ("README.md", "LICENSE", "rows.arrow", "a  b", "a\\n\nb", "more/x")
+    ]
+    for file in files:
+        file.write_text(file.name)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path)
+    (tmp_path / "unlisted").touch()
+    check_listed(tmp_path)
+    for file in files:
+        if file.parent == tmp_path or "*/*" in command:
+            file.write_text("changed")
+            with pytest.raises(ValueError, match="its SHA-256 is not that in SHA256SUMS"):
+                check_listed(tmp_path)
+            file.unlink()
+            with pytest.raises(ValueError, match="its SHA-256 is not that in SHA256SUMS"):
+                check_listed(tmp_path)
+            file.write_text(file.name)
+    (tmp_path / SUMS).unlink()
+    check_listed(tmp_path)
+
+
+def test_a_list_of_no_hashes_or_of_files_elsewhere_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for line in (f"{sha256(__file__)}  {__file__}", f"{'0' * 64} x", "x", f"{'0' * 63}  x"):
+        (data / SUMS).write_text(f"{line}\n")
+        with pytest.raises(ValueError, match="SHA256SUMS"):
+            check_listed(data)
+    (tmp_path / "x").touch()
+    (data / SUMS).write_text(f"{sha256(tmp_path / 'x')}  ../x\n")
+    with pytest.raises(ValueError, match="SHA256SUMS"):
+        check_listed(data)
