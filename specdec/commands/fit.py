@@ -185,12 +185,12 @@ class DrafterCLI(LightningCLI):
         }
         del config["trainer"]["logger"]  # names the logger's own run, which may go on
         self.model.save_hyperparameters(hyperparameters(config))
-        given = _listed(trainer.callbacks)
-        files = AtomicCheckpointIO(lambda: checkpoint_folders(out, given, self.typed))
+        of_config = _listed(trainer.callbacks)
+        files = AtomicCheckpointIO(lambda: checkpoint_folders(out, of_config, self.typed))
         kwargs["plugins"] = [*_listed(trainer.plugins), files]
         key = torch.initial_seed() if seed is False else seed
         record = RunRecord(out, key, self.saved, provenance(seed=seed))
-        callbacks = [*given, record, Throughput()]
+        callbacks = [*of_config, record, Throughput()]
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if trainer.enable_progress_bar is not False and not has_bar:
             callbacks.append(progress_callback())
@@ -247,7 +247,8 @@ class DrafterCLI(LightningCLI):
                     f"{out} has later checkpoints than {begin}: go back to it with another --out"
                 )
         # a file allows none, nor does a run's saved config again
-        words = {word for key, text in self.typed if key == "allow_changes" for word in re.findall(r"[\w.]+", text)}  # fmt: skip
+        typed = " ".join(text for key, text in self.typed if key == "allow_changes")
+        words = re.findall(r"[\w.]+", typed)
         allowed = [name for name in config.allow_changes if name in words]
         changes = changed_settings(begin, parse_yaml(self._dumped()), allowed)
         if (

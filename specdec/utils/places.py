@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jsonargparse import Namespace
 
-from specdec.utils.trust import PLACES, flags_of_keys, permissions, reaching
+from specdec.utils.trust import PLACES, flags_of_keys, permissions, reaching_keys
 
 Typed = Collection[tuple[str, str]]
 """An option's :func:`plain_key`, and its value."""
@@ -50,7 +50,7 @@ def plain_key(key: str) -> str:
 
 
 def typed_values(words: Sequence[str]) -> set[tuple[str, str]]:
-    """The options of a command line that have a value of their own: not those inside a config file or ``{...}``."""
+    """The options of a command line that have one plain value each: not those inside a config file or ``{...}``."""
     pairs = set[tuple[str, str]]()
     behind = ""
     for word in words:
@@ -128,7 +128,7 @@ def move_places_inside(config: Any, root: Path, typed: Typed) -> None:
 def flags_for(config: Any, root: Path) -> list[str]:
     """The arguments that allow again what is allowed now, and whatever the saved config of a run in ``root`` reaches
     that was typed."""
-    keys = {needs for _, needs, _ in reaching(config) if needs}
+    keys = {needs for _, needs, _ in reaching_keys(config) if needs}
     keys |= {path.name for path in path_texts(config) if path.leads_out(root)}
     return flags_of_keys(keys)
 

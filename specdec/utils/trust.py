@@ -169,7 +169,7 @@ def check_yaml_size(text: str) -> bool:
 def check_reach(value: Any, name: Path | str) -> None:
     """Raise ValueError if data of a file, or its dotted keys, reach what only the command line may; ``name`` is the
     file's, for the message."""
-    for place, needs, why in reaching(value):
+    for place, needs, why in reaching_keys(value):
         if needs is None:
             raise ValueError(f"{name}: {place}: {why}")
         if needs not in permissions[-1].keys:
@@ -184,15 +184,15 @@ def flags_of_keys(keys: Collection[str]) -> list[str]:
     return permissions[-1]._replace(keys=tuple(sorted({*permissions[-1].keys, *keys}))).flags()
 
 
-def reaching(value: Any, key: str = "") -> Iterator[tuple[str, str | None, str]]:
+def reaching_keys(value: Any, key: str = "") -> Iterator[tuple[str, str | None, str]]:
     """The dotted keys that reach out, what has to be allowed for each (None: nothing helps), and why."""
     last = key.rpartition(".")[2].removesuffix("+")
     if isinstance(value, Mapping):
         for name, child in value.items():
-            yield from reaching(child, f"{key}.{name}" if key else str(name))
+            yield from reaching_keys(child, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
         for child in value:
-            yield from reaching(child, key)
+            yield from reaching_keys(child, key)
     elif last in REACH and value not in (False, None, "", "127.0.0.1"):
         yield key, last, REACH[last]
     elif last in PLACES and isinstance(value, str) and _leads_out(value):

@@ -21,7 +21,7 @@ from specdec.utils.trust import (
     check_reach,
     flags_of_keys,
     load_yaml,
-    reaching,
+    reaching_keys,
     read_yaml_text,
     redacted,
     redacted_words,
@@ -211,7 +211,7 @@ def test_what_is_off_reaches_nothing() -> None:
 def test_a_refusal_names_the_flag_that_helps(given: Any, key: str) -> None:
     with pytest.raises(ValueError, match=rf"^c\.yaml: .*--allow_keys {key}$"):
         check_reach(given, "c.yaml")
-    assert {needs for _, needs, _ in reaching(given)} == {key}
+    assert {needs for _, needs, _ in reaching_keys(given)} == {key}
     assert flags_of_keys([key]) == ["--allow_keys", key]
     with imports.allowing((), keys=[key]):
         check_reach(given, "c.yaml")
