@@ -101,15 +101,20 @@ def test_what_is_typed_for_one_part_frees_no_other(
     work.mkdir(parents=True)
     monkeypatch.chdir(work)
     config = tmp_path / "c.yaml"
-    config.write_text(yaml.safe_dump({"trainer": {"callbacks": [{"class_path": "ModelCheckpoint", "init_args": {
-        "dirpath": ".", "filename": "{step:c}{step:c}/stolen", "auto_insert_metric_name": False,
-        "every_n_train_steps": 46}}]}}))  # fmt: skip
+    names = {45: "plain", 46: "{step:c}{step:c}/stolen"}
+    callbacks = [
+        {"class_path": "ModelCheckpoint", "init_args": {
+            "dirpath": ".", "filename": name, "auto_insert_metric_name": False, "every_n_train_steps": step}}
+        for step, name in names.items()
+    ]  # fmt: skip
+    config.write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
     given = short_run(target_directory, text_file, trainer__max_steps=46, trainer__limit_val_batches=0,
                       trainer__log_every_n_steps=1, acceptance__every_n_validations=0)  # fmt: skip
     typed = ["--trainer.profiler=SimpleProfiler", "--trainer.profiler.dirpath=.",
              "--trainer.profiler.filename=prof"]  # fmt: skip
     assert main(["fit", *given, "--config", str(config), "--out", "run", *typed]) == 2
     assert not [*tmp_path.rglob("stolen*")]
+    assert [*tmp_path.rglob("plain*")] == [work / "run" / "plain.ckpt"]
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")

@@ -147,7 +147,7 @@ def test_a_template_leads_no_checkpoint_out(tmp_path: Path) -> None:
 
 def test_a_typed_file_name_frees_its_own_folder_alone(tmp_path: Path) -> None:
     one = Namespace(dirpath=str(tmp_path / "run/a"), filename="../../x/{step}")
-    other = Namespace(dirpath=str(tmp_path / "run/b"), filename="{step:c}{step:c}/x")
+    other = Namespace(dirpath=str(tmp_path / "run/b"), filename="../../y/{step}")
     typed = {("trainer.callbacks.filename", one.filename), ("trainer.profiler.filename", other.filename)}  # fmt: skip
     folders = checkpoint_folders(tmp_path / "run", [one, other], typed)
     assert {os.path.relpath(folder, tmp_path) for folder in folders} == {"run", "run/a", "run/b", "x"}  # fmt: skip
