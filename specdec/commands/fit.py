@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import re
 import shlex
 import signal
@@ -20,7 +19,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from specdec.commands.lightning_defaults import TrainerNumbers, quiet_lightning
+from specdec.commands.lightning_defaults import check_trainer_numbers, quiet_lightning
 from specdec.commands.next_steps import log_next_steps, write_prompts
 from specdec.commands.parser import shorten_message
 from specdec.data import TokenData
@@ -46,12 +45,15 @@ from specdec.training.run_directory import (
 from specdec.utils.config import compose, hyperparameters, normalize_config
 from specdec.utils.imports import flags
 from specdec.utils.machine import provenance
-from specdec.utils.numbers import (
-    check_numbers,
+from specdec.utils.places import (
+    checkpoint_folders,
+    flags_for,
+    make_typed_places_absolute,
+    move_places_inside,
+    typed_values,
 )
-from specdec.utils.places import checkpoint_folders, keep_inside, typed_values
 from specdec.utils.signals import StopRequested, stop_on_signals
-from specdec.utils.trust import flags_for, load_yaml, parse_yaml, read_yaml_text, redacted, writing
+from specdec.utils.trust import load_yaml, parse_yaml, read_yaml_text, redacted, writing
 
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
@@ -132,19 +134,7 @@ class DrafterCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """See that the strategy is one to train under; without a length a run is one epoch long."""
         trainer = self.config.fit.trainer
-        check_numbers(TrainerNumbers, vars(trainer), "trainer.")
-        if isinstance(every := trainer.val_check_interval, str) and not re.fullmatch(
-            r"\d+:\d\d:\d\d:\d\d", every
-        ):
-            raise ValueError(
-                f"trainer.val_check_interval must be a number or DD:HH:MM:SS, not {every!r:.60}"
-            )
-        if str(trainer.devices).isdecimal() and int(trainer.devices) > (
-            most := max(8, 2 * (os.cpu_count() or 1))
-        ):
-            raise ValueError(
-                f"trainer.devices is {trainer.devices}: on one machine like this at most {most}"
-            )
+        check_trainer_numbers(trainer)
         strategy_kind(trainer.strategy)
         if trainer.max_steps == -1 and trainer.max_epochs is None and trainer.max_time is None:
             trainer.max_epochs = 1  # Lightning's own default is a thousand
@@ -154,10 +144,11 @@ class DrafterCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Choose the run directory, in which the parts write that a config names; then build all."""
         _check_accelerator(self.config.fit.trainer.accelerator)
+        self.typed = make_typed_places_absolute(self.config.fit, self.typed)
         self.out = self._choose()
         # with the directories as they were given: a saved config serves another run
         self.saved = self._dumped()
-        keep_inside(self.config.fit, self.out, self.typed)
+        move_places_inside(self.config.fit, self.out, self.typed)
         super().instantiate_classes()
         self._warn_of_engines()
 
@@ -194,11 +185,12 @@ class DrafterCLI(LightningCLI):
         }
         del config["trainer"]["logger"]  # names the logger's own run, which may go on
         self.model.save_hyperparameters(hyperparameters(config))
-        folders = checkpoint_folders(out, _listed(trainer.callbacks), self.typed)
-        kwargs["plugins"] = [*_listed(trainer.plugins), AtomicCheckpointIO(folders)]
+        of_config = _listed(trainer.callbacks)
+        files = AtomicCheckpointIO(lambda: checkpoint_folders(out, of_config, self.typed))
+        kwargs["plugins"] = [*_listed(trainer.plugins), files]
         key = torch.initial_seed() if seed is False else seed
         record = RunRecord(out, key, self.saved, provenance(seed=seed))
-        callbacks = [*_listed(trainer.callbacks), record, Throughput()]
+        callbacks = [*of_config, record, Throughput()]
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if trainer.enable_progress_bar is not False and not has_bar:
             callbacks.append(progress_callback())
@@ -228,6 +220,8 @@ class DrafterCLI(LightningCLI):
         resumes = ckpt_path == AUTO
         if ckpt_path is not None and config.out is not None:
             resumes = resumes or Path(config.out).resolve() in Path(ckpt_path).resolve().parents
+        # a file may start from a checkpoint, and goes on with no run that is there
+        resumes = resumes and any(key == "ckpt_path" for key, _ in self.typed)
         out = self.directory.choose(
             config.out, resumes, is_first(config.trainer.devices, config.trainer.num_nodes)
         )
@@ -252,7 +246,11 @@ class DrafterCLI(LightningCLI):
                 raise ValueError(
                     f"{out} has later checkpoints than {begin}: go back to it with another --out"
                 )
-        changes = changed_settings(begin, parse_yaml(self._dumped()), config.allow_changes)
+        # a file allows none, nor does a run's saved config again
+        typed = " ".join(text for key, text in self.typed if key == "allow_changes")
+        words = re.findall(r"[\w.]+", typed)
+        allowed = [name for name in config.allow_changes if name in words]
+        changes = changed_settings(begin, parse_yaml(self._dumped()), allowed)
         if (
             ckpt_path == AUTO
             and (out / "DONE.json").exists()
@@ -355,7 +353,7 @@ def run_fit(subcommand: str, args: list[str], resume: Sequence[str] = ()) -> int
 def _log_how_to_resume(directory: RunDirectory, command: Sequence[str]) -> None:
     config = None if directory.path is None else directory.path / "config.yaml"
     if config is not None and config.exists():
-        permissions = flags_for(load_yaml(read_yaml_text(config), config))
+        permissions = flags_for(load_yaml(read_yaml_text(config), config), config.parent)
         default = ["specdec", "fit", *permissions, "--config", str(config), "--ckpt_path", AUTO]
         log.info("Interrupted. To resume: %s", shlex.join(command or default))
 

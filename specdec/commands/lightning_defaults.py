@@ -1,11 +1,14 @@
 """What specdec checks of Lightning's settings, and what it silences."""
 
 import logging
+import os
+import re
 import threading
 import warnings
 from datetime import timedelta
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from specdec.utils.numbers import (
@@ -15,6 +18,7 @@ from specdec.utils.numbers import (
     Positive,
     Side,
     Whole,
+    check_numbers,
 )
 
 log = logging.getLogger(__name__)
@@ -49,6 +53,23 @@ class TrainerNumbers:
     limit_train_batches: NonNegative | None
     limit_val_batches: NonNegative | None
     overfit_batches: NonNegative
+
+
+def check_trainer_numbers(trainer: Namespace) -> None:
+    """Raise ValueError for a number of the trainer's, as a config has it, with which no run makes sense."""
+    check_numbers(TrainerNumbers, vars(trainer), "trainer.")
+    if isinstance(every := trainer.val_check_interval, str) and not re.fullmatch(
+        r"\d+:\d\d:\d\d:\d\d", every
+    ):
+        raise ValueError(
+            f"trainer.val_check_interval must be a number or DD:HH:MM:SS, not {every!r:.60}"
+        )
+    if str(trainer.devices).isdecimal() and int(trainer.devices) > (
+        most := max(8, 2 * (os.cpu_count() or 1))
+    ):
+        raise ValueError(
+            f"trainer.devices is {trainer.devices}: on one machine like this at most {most}"
+        )
 
 
 def quiet_lightning() -> None:

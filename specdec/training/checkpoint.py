@@ -41,28 +41,34 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     which leaves a truncated file under the final name when the copy is cut off.
 
     Args:
-        folders: where checkpoints may lie; anywhere if none is given.
+        folders: gives the folders in which checkpoints may lie, asked whenever one is written or removed: Lightning
+            chooses some as training begins; anywhere if there are none.
     """
 
-    def __init__(self, folders: Sequence[Path | str] = ()) -> None:
+    def __init__(self, folders: Callable[[], Sequence[Path | str]] = list) -> None:
         super().__init__()
         self.folders = folders
 
-    def _check(self, path: _PATH) -> None:
+    def check(self, path: _PATH) -> None:
         """Raise ValueError if a checkpoint, whose name a template may have made, lies outside the folders."""
-        if self.folders and not any(is_inside(str(path), folder) for folder in self.folders):
-            raise ValueError(f"{path}: a checkpoint outside {self.folders[0]}: change its filename")
+        folders = self.folders()
+        if folders and not any(is_inside(str(path), folder) for folder in folders):
+            places = ", ".join(dict.fromkeys(map(os.path.abspath, folders)))
+            raise ValueError(
+                f"{path}: a checkpoint outside {places}: change the filename of the callback that writes it, or if you "
+                "trust the config, add --allow_keys filename"
+            )
 
     def remove_checkpoint(self, path: _PATH) -> None:
         """Remove a checkpoint; ValueError if it lies elsewhere."""
-        self._check(path)
+        self.check(path)
         super().remove_checkpoint(path)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None
     ) -> None:
         """Write ``path`` in one rename; ValueError if the disk is full, or the folder may not be written."""
-        self._check(path)
+        self.check(path)
         with staged(str(path)) as temporary, temporary.open("w+b") as stream:
             try:
                 torch.save(checkpoint, stream)

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from specdec.drafter import Drafter
-from specdec.training.checkpoint import read_training_checkpoint, verify
+from specdec.training.checkpoint import AtomicCheckpointIO, read_training_checkpoint, verify
 from specdec.training.step import TrainStep
 
 STRATEGIES = {"auto": "ddp", "ddp": "ddp", "ddp_fork": "ddp", "fsdp2": "fsdp2"}
@@ -100,6 +100,15 @@ class FSDP2(ModelParallelStrategy):
         """Data is split over all processes of all nodes."""
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
+    ) -> None:
+        """Write one file; ValueError if it would lie elsewhere, before Lightning removes a folder of shards there."""
+        path = self.broadcast(filepath)
+        if isinstance(self.checkpoint_io, AtomicCheckpointIO):
+            self.checkpoint_io.check(path)
+        super().save_checkpoint(checkpoint, path, storage_options)
 
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None

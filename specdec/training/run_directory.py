@@ -94,8 +94,8 @@ class RunDirectory:
             if is_held(path / CLAIM):
                 raise ValueError(claim_message(path, path / CLAIM))
             raise ValueError(
-                f"{path} exists already and is never overwritten: choose another --out, or resume it with "
-                "--ckpt_path auto"
+                f"{path} exists already and is never overwritten: choose another --out, or resume it by "
+                "typing --ckpt_path auto"
             )
         for folder in (path, path / "checkpoints") if self._resumed else ():
             remove_abandoned(folder)

@@ -6,84 +6,151 @@ A config may come from a stranger. So a path in it is judged by where it ends up
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonargparse import Namespace
 
-from specdec.utils.trust import PLACES, load_yaml, permissions
+from specdec.utils.trust import PLACES, flags_of_keys, permissions, reaching_keys
 
 Typed = Collection[tuple[str, str]]
-"""The last word of an option's name, and its value."""
+"""An option's :func:`plain_key`, and its value."""
+
+
+class PathText(NamedTuple):
+    """A text in a config that may be a path: it stands in ``items`` at ``index``."""
+
+    items: Any
+    index: Any
+    key: str
+
+    @property
+    def text(self) -> str:
+        """The text itself."""
+        return os.fspath(self.items[self.index])
+
+    @property
+    def name(self) -> str:
+        """The last word of its key."""
+        return self.key.rpartition(".")[2]
+
+    def is_typed(self, typed: Typed) -> bool:
+        """Whether the user has typed this value for this key."""
+        return (plain_key(self.key), self.text) in typed
+
+    def leads_out(self, root: Path) -> bool:
+        """Whether it ends up outside a run's directory, from which it starts if it is relative."""
+        text = os.path.expanduser(os.path.expandvars(self.text))
+        return not is_inside(os.path.join(root, text), root)
+
+
+def plain_key(key: str) -> str:
+    """A dotted key as the shortest option spells it: ``trainer.logger.init_args.name`` is ``trainer.logger.name``."""
+    words = key.lstrip("-").removesuffix("+").split(".")
+    return ".".join(word for word in words if word not in ("init_args", "dict_kwargs"))
 
 
 def typed_values(words: Sequence[str]) -> set[tuple[str, str]]:
-    """What a command line says by itself, not through a config file."""
+    """The options of a command line that have one plain value each: not those inside a config file or ``{...}``."""
     pairs = set[tuple[str, str]]()
     behind = ""
     for word in words:
         option, equals, value = word.partition("=") if word.startswith("-") else (behind, "", word)
-        name = option.lstrip("-").rpartition(".")[2].removesuffix("+")
-        if name != "config" and (equals or not word.startswith("-")):
-            pairs.add((name, value))
-            if value.lstrip().startswith(("{", "[")):
-                pairs.update(_texts(load_yaml(value, option), name))
+        if plain_key(option) != "config" and (equals or not word.startswith("-")):
+            pairs.add((plain_key(option), value))
         behind = "" if equals else option if word.startswith("-") else behind
     return pairs
 
 
-def _texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for key, child in value.items():
-            yield from _texts(child, str(key).rpartition(".")[2])
-    elif isinstance(value, list):
-        for child in value:
-            yield from _texts(child, name)
-    else:
-        yield name, str(value)
-
-
-def keep_inside(part: Any, root: Path, typed: Typed, key: str = "", judged: bool = False) -> Any:
-    """A parsed config, changed so that its relative :data:`PLACES` start from a run's directory.
+def path_texts(part: Any, key: str = "", judged: bool = False) -> Iterator[PathText]:
+    """The texts of a config that may be paths: every one below ``trainer``, where parts of Lightning are, and elsewhere
+    those whose name is in :data:`PLACES`.
 
     Args:
         part: a config, or any value in it, without references.
-        root: the run's directory.
-        typed: see :func:`typed_values`; these lead where they say, and a ``save_dir`` starts from the directory too.
         key: the part's dotted name.
-        judged: whether every text counts as a path, as below ``trainer``, where parts of Lightning are.
+        judged: whether every text counts as a path.
+    """
+    judged = judged or key == "trainer"
+    items: Any = vars(part) if isinstance(part, Namespace) else part
+    items = list(items) if isinstance(items, tuple) else items
+    of_names = isinstance(items, Mapping)
+    for index, value in items.items() if of_names else enumerate(items):
+        below = key if not of_names else f"{key}.{index}" if key else str(index)
+        if isinstance(value, Namespace | Mapping | list | tuple):
+            yield from path_texts(value, below, judged)
+        elif isinstance(value, str | os.PathLike):
+            path = PathText(items, index, below)
+            if judged or path.name in PLACES:
+                yield path
+
+
+def make_typed_places_absolute(config: Any, typed: Typed) -> set[tuple[str, str]]:
+    """Change a parsed config so that what is saved of it leads where the user has typed, from any folder.
+
+    A relative ``save_dir`` stays: it starts from the run's directory.
+
+    Returns:
+        What is typed, with the changed values.
+    """
+    changed = set(typed)
+    for path in path_texts(config):
+        if path.name in PLACES and path.name != "save_dir" and path.is_typed(typed):
+            path.items[path.index] = os.path.abspath(os.path.expanduser(path.text))
+            changed.add((plain_key(path.key), path.text))
+    return changed
+
+
+def move_places_inside(config: Any, root: Path, typed: Typed) -> None:
+    """Judge the paths of a parsed config, and change it so that its relative :data:`PLACES` start from a run's
+    directory.
+
+    Args:
+        config: without references; a path typed in it is absolute (:func:`make_typed_places_absolute`).
+        root: the run's directory.
+        typed: see :func:`typed_values`; these may lead out.
 
     Raises:
-        ValueError: a path leads out of the directory.
+        ValueError: another path leads out of the directory, and its name is not allowed.
     """
-    name = key.rpartition(".")[2]
-    judged = judged or key == "trainer"
-    if isinstance(part, Namespace | dict):
-        items = vars(part) if isinstance(part, Namespace) else part
-        for child, value in items.items():
-            below = f"{key}.{child}" if key else str(child)
-            items[child] = keep_inside(value, root, typed, below, judged)
-    elif isinstance(part, list | tuple):
-        return type(part)(keep_inside(value, root, typed, key, judged) for value in part)
-    elif isinstance(part, str | os.PathLike) and (judged or name in PLACES):
-        text = os.fspath(part)
-        free = (name, text) in typed or name in permissions[-1].keys
-        end = os.path.join(root, os.path.expanduser(os.path.expandvars(text)))
-        if not (free or is_inside(end, root)):
+    allowed = permissions[-1].keys
+    for path in path_texts(config):
+        is_free = path.is_typed(typed) or path.name in allowed
+        if not is_free and path.leads_out(root):
             raise ValueError(
-                f"config: {key} is taken from the command line alone ({text!r:.80} leads out of the run's directory): "
-                f"remove it, or if you trust this file, add --allow_keys {name}"
+                f"config: {path.key} is taken from the command line alone ({path.text!r:.80} would lead out of the "
+                "run's directory, if it is a path): remove it, or if it is none, or you trust this file, add "
+                f"--allow_keys {path.name}"
             )
-        if name == "save_dir" or (name in PLACES and not free):
-            return str(root / text)
-    return part
+        if path.name in PLACES:
+            path.items[path.index] = str(root / os.path.expanduser(path.text))
+
+
+def flags_for(config: Any, root: Path) -> list[str]:
+    """The arguments that allow again what is allowed now, and whatever the saved config of a run in ``root`` reaches
+    that was typed."""
+    keys = {needs for _, needs, _ in reaching_keys(config) if needs}
+    keys |= {path.name for path in path_texts(config) if path.leads_out(root)}
+    return flags_of_keys(keys)
 
 
 def checkpoint_folders(root: Path, callbacks: Sequence[Any], typed: Typed) -> list[Path]:
-    """Where checkpoints may lie, whose names are made of templates; none, for anywhere, where the user has decided."""
-    if "filename" in {*(name for name, _ in typed), *permissions[-1].keys}:
+    """Where checkpoints may lie, whose names are made of templates; none, for anywhere, where any name is allowed.
+
+    Args:
+        root: the run's directory.
+        callbacks: those of the config, once Lightning has given each its folder, a logger's where it has none.
+        typed: see :func:`typed_values`; a typed name leads where it says, up to its first ``{``.
+    """
+    if "filename" in permissions[-1].keys:
         return []
-    folders = (getattr(callback, "dirpath", None) for callback in callbacks)
-    return [root, *(Path(folder) for folder in folders if folder)]
+    folders = [root]
+    for callback in callbacks:
+        folder = Path(getattr(callback, "dirpath", None) or root)
+        name = str(getattr(callback, "filename", None))
+        folders.append(folder)
+        if ("trainer.callbacks.filename", name) in typed:
+            folders.append(Path(os.path.dirname(os.path.join(folder, name.partition("{")[0]))))
+    return folders
 
 
 def is_inside(path: Path | str, root: Path | str) -> bool:

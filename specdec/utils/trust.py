@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,7 +169,7 @@ def check_yaml_size(text: str) -> bool:
 def check_reach(value: Any, name: Path | str) -> None:
     """Raise ValueError if data of a file, or its dotted keys, reach what only the command line may; ``name`` is the
     file's, for the message."""
-    for place, needs, why in _reaching(value):
+    for place, needs, why in reaching_keys(value):
         if needs is None:
             raise ValueError(f"{name}: {place}: {why}")
         if needs not in permissions[-1].keys:
@@ -179,21 +179,20 @@ def check_reach(value: Any, name: Path | str) -> None:
             )
 
 
-def flags_for(config: Any) -> list[str]:
-    """The arguments that allow again what is allowed now, and whatever a config reaches that was typed."""
-    keys = {needs for _, needs, _ in _reaching(config) if needs}
+def flags_of_keys(keys: Collection[str]) -> list[str]:
+    """The arguments that allow again what is allowed now, and these keys."""
     return permissions[-1]._replace(keys=tuple(sorted({*permissions[-1].keys, *keys}))).flags()
 
 
-def _reaching(value: Any, key: str = "") -> Iterator[tuple[str, str | None, str]]:
+def reaching_keys(value: Any, key: str = "") -> Iterator[tuple[str, str | None, str]]:
     """The dotted keys that reach out, what has to be allowed for each (None: nothing helps), and why."""
     last = key.rpartition(".")[2].removesuffix("+")
     if isinstance(value, Mapping):
         for name, child in value.items():
-            yield from _reaching(child, f"{key}.{name}" if key else str(name))
+            yield from reaching_keys(child, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
         for child in value:
-            yield from _reaching(child, key)
+            yield from reaching_keys(child, key)
     elif last in REACH and value not in (False, None, "", "127.0.0.1"):
         yield key, last, REACH[last]
     elif last in PLACES and isinstance(value, str) and _leads_out(value):

@@ -19,8 +19,9 @@ from specdec.utils.machine import provenance
 from specdec.utils.trust import (
     DEEPEST,
     check_reach,
-    flags_for,
+    flags_of_keys,
     load_yaml,
+    reaching_keys,
     read_yaml_text,
     redacted,
     redacted_words,
@@ -210,7 +211,8 @@ def test_what_is_off_reaches_nothing() -> None:
 def test_a_refusal_names_the_flag_that_helps(given: Any, key: str) -> None:
     with pytest.raises(ValueError, match=rf"^c\.yaml: .*--allow_keys {key}$"):
         check_reach(given, "c.yaml")
-    assert flags_for(given) == ["--allow_keys", key]
+    assert {needs for _, needs, _ in reaching_keys(given)} == {key}
+    assert flags_of_keys([key]) == ["--allow_keys", key]
     with imports.allowing((), keys=[key]):
         check_reach(given, "c.yaml")
         assert imports.flags() == ["--allow_keys", key]
