@@ -330,10 +330,17 @@ def test_the_page_does_what_it_says(folder: Path, capsys: pytest.CaptureFixture[
         "Qwen/Qwen3-0.6B": str(folder / "target"),
         "max_steps=2000": "max_steps=2",
         "max_new_tokens=64": "max_new_tokens=8",
+        "max_new_tokens=256": "max_new_tokens=8",
+        "runs/mine/drafter": "drafters/mine",
         '.jsonl")': '.jsonl", seq_len=128)',
         "seq_len=2048": "seq_len=128",
     }
-    names: dict[str, Any] = {}
+    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
+    names: dict[str, Any] = {  # what the page says is loaded already
+        "model": LlamaForCausalLM.from_pretrained(folder / "target"),
+        "tokenizer": tokenizer,
+        "inputs": tokenizer("def add", return_tensors="pt"),
+    }
     *code, own = blocks()
     for block in code:
         for shown, used in small.items():
