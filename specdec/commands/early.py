@@ -87,16 +87,15 @@ def check_values(commands: Sequence[str], argv: Sequence[str], is_first: bool) -
     values = _effective(typed, files)
     if not unread:  # else the parser says why, and what it needs may stand there
         _check_required(commands[0], words, {setting.option for setting in values}, options)
-    for setting in values:
-        if not _has_reference(setting.value):
-            _check_value(setting, options, commands)
+    settled = [setting for setting in values if not _has_reference(setting.value)]
+    for setting in settled:
+        _check_value(setting, options, commands)
     names = [name for name in required_names(commands[0]) if not name.startswith("--")]
     for name, value in zip(names, positional, strict=False):
         _check_path(Setting(name, value, dashes=""), options[name])
-    for setting in values:
+    for setting in settled:
         option = options.get(setting.option)
-        is_known = option is not None or setting.option.startswith("data.")
-        if isinstance(setting.value, str) and is_known and not _has_reference(setting.value):
+        if isinstance(setting.value, str) and (option or setting.option.startswith("data.")):
             _check_path(setting, option or KnownOption("str", ""))
     if is_first:
         _check_new(values, known_options(texts[-1]))
@@ -252,7 +251,7 @@ def default_target_note(commands: Sequence[str], argv: Sequence[str], message: s
     settings = itertools.chain(typed, _config_files(typed, []))
     is_given = any(
         setting.option in (*TARGETS, *MODELS)
-        # a server has a target of its own
+        # a server brings its target
         or (setting.option == "engine" and setting.value != "transformers")
         for setting in settings
     )

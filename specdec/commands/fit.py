@@ -220,7 +220,7 @@ class DrafterCLI(LightningCLI):
         resumes = ckpt_path == AUTO
         if ckpt_path is not None and config.out is not None:
             resumes = resumes or Path(config.out).resolve() in Path(ckpt_path).resolve().parents
-        # a file may start from a checkpoint, and goes on with no run that is there
+        # a config file may start a new run from a checkpoint, but it never resumes a run
         resumes = resumes and any(key == "ckpt_path" for key, _ in self.typed)
         out = self.directory.choose(
             config.out, resumes, is_first(config.trainer.devices, config.trainer.num_nodes)

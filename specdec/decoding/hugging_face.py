@@ -40,7 +40,7 @@ WARPERS: Mapping[type, str] = {
 }
 # what generate can return beside the tokens, of passes that it makes itself
 UNAVAILABLE = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# what generate hands on that the decoder has of its own, or that is checked
+# arguments that generate passes on: the decoder makes them itself, or _check_inputs checks them
 KNOWN = (
     "attention_mask",
     "cache",

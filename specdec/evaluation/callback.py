@@ -144,28 +144,28 @@ class AcceptanceLength(pl.Callback):
         self._seen["spent"] += seconds
         self._seen["last"] = seconds
         if trainer.is_global_zero and "acceptance_length" in figures:
-            length, low, high = (
-                figures.get(f"acceptance_length{end}") for end in ("", "_low", "_high")
-            )
-            interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+            length = format_interval(self._length(figures), "{:.2f}".format)
             log.info(
-                "step %d: val/acceptance_length %.2f%s (%.1f s)",
-                trainer.global_step, length, interval, seconds,
-            )  # fmt: skip
+                "step %d: val/acceptance_length %s (%.1f s)", trainer.global_step, length, seconds
+            )
         figures["acceptance_seconds"] = self._seen["spent"]
         pl_module.log_dict(
             {f"val/{key}": value for key, value in figures.items()}, sync_dist=True, batch_size=1
         )
 
+    @staticmethod
+    def _length(figures: dict[str, float]) -> dict[str, float | None]:
+        """Return the acceptance length among logged figures with its interval, as reports write it."""
+        ends = {end: figures.get(f"acceptance_length_{end}") for end in ("low", "high")}
+        return {"mean": figures["acceptance_length"], **ends}
+
     def _choose(
         self, trainer: pl.Trainer, module: DrafterModule, figures: dict[str, float]
     ) -> None:
         """Remember the acceptance length, and keep the drafter if it is the best so far of a run of ``specdec fit``."""
-        ends = {end: figures.get(f"acceptance_length_{end}") for end in ("low", "high")}
         decoded = {
             "step": trainer.global_step,
-            "mean": figures["acceptance_length"],
-            **ends,
+            **self._length(figures),
             "decoded": self._decoded,
         }
         self._seen["found"] = decoded

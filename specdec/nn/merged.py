@@ -103,7 +103,7 @@ class Flex(Merged):
 
         super().__init__(self._causal_block)
         # for sequences of any number and length: a graph of each would soon be one too many, and what torch then runs
-        # instead keeps all scores; in a graph of its own that is an error
+        # instead keeps all scores; a function compiled as a whole (own_graphs) fails then
         self._attend = own_graphs(flex_attention, dynamic=True)
         self._create = own_graphs(create_block_mask, dynamic=True)
         self._lse: Any = AuxRequest(lse=True)

@@ -202,7 +202,7 @@ class RunRecord(pl.Callback):
             except OSError as error:
                 if error.errno != errno.EMLINK:
                     raise
-                # a snapshot by hard links, taken meanwhile: it keeps the file, the run goes on with a copy
+                # someone made a snapshot by hard links: it keeps this file, and the run writes to a copy
                 write_text(path, "".join([path.read_text(encoding="ascii"), *lines]))
             else:
                 with file:

@@ -54,7 +54,7 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
     handler = signal.getsignal(signal.SIGTERM)
     try:
         with tempfile.TemporaryDirectory() as empty:
-            # without a folder of its own, Ray puts the working folder before all libraries
+            # unless it gets a folder, Ray puts the working folder before all libraries
             options["runtime_env"] = _beside_the_job(
                 {"working_dir": empty, "env_vars": _import_variables()}
             )
