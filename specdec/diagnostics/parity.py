@@ -1,33 +1,42 @@
-"""``specdec parity``: is what was trained what is decoded, and what a real vLLM proposes, token by token?
+"""``specdec parity``: is what was trained what is decoded, and what a real engine proposes, token by token?
 
 Three ways of running one drafter are compared at the same places of the same texts: training's unroll, cached decoding,
-and the exported files as an independent reference of vLLM reads them. With ``--engine vllm`` a real vLLM answers the
-same prompts in its own environment, and each token that its drafter proposes is compared with this drafter's.
+and the exported files as an independent reference of the engine reads them. With ``--engine vllm`` or ``llama.cpp`` a
+real one answers the same prompts, and each token that its drafter proposes is compared with this drafter's.
 
 Legend: A passes, K drafts, T tokens, V vocabulary.
 """
 
 import contextlib
-import itertools
 import logging
-import math
 import sys
-from dataclasses import asdict, astuple, dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.loud import check_design, loud_drafter, loud_spec
-from specdec.diagnostics.parity_compare import NO_NUMBER, Compared, compare_drafting
+from specdec.diagnostics.parity_compare import Compared, compare_drafting
 from specdec.diagnostics.parity_files import read_files
-from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
+from specdec.diagnostics.parity_gguf import FILE
+from specdec.diagnostics.parity_proposals import compare_proposals
+from specdec.diagnostics.parity_report import (
+    comparison_table,
+    conclusion,
+    parity_verdict,
+    proposal_tables,
+    report_figures,
+)
 from specdec.drafter import load_drafter
+from specdec.engines.llama import (
+    LlamaLaunch,
+    find_llama_server,
+    target_file,
+)
+from specdec.engines.llama_proposals import ask_llama_cpp
 from specdec.engines.proposals import ProposalEngine, RecordedAnswer
 from specdec.engines.server import check_flags, flag_of
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
@@ -41,6 +50,7 @@ from specdec.utils.machine import provenance
 from specdec.utils.numbers import Count, Depth, Range, Tokens
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
+from specdec.utils.text import how_many
 from specdec.utils.vllm import find_vllm
 
 log = logging.getLogger(__name__)
@@ -72,9 +82,11 @@ class ParityConfig:
         depth: last draft step compared, counted from 0; at most a block drafter's last
         device: where target and drafter run
         engine: compare a real engine's proposals, too: vLLM of the Python that $SPECDEC_VLLM_PYTHON names, else of this
-            environment
+            environment; or llama.cpp, the llama-server that $SPECDEC_LLAMA_SERVER names, else that of the PATH, else
+            the package xllamacpp
+        target_gguf: for llama.cpp, the target as an unquantized GGUF file; by default --target if it is one
         draft_tokens: tokens that the engine drafts per pass, as in specdec serve
-        vllm_args: flags of vllm serve for the engine: give them after --
+        engine_args: flags of vllm serve or llama-server for the engine: give them after --
         out: a directory for parity.json, a new one
     """
 
@@ -87,19 +99,25 @@ class ParityConfig:
     max_new_tokens: Tokens = 32
     depth: Annotated[int, Range(0, 63)] = 7
     device: str = "cpu"
-    engine: Literal["vllm"] | None = None
+    engine: Literal["vllm", "llama.cpp"] | None = None
+    target_gguf: Path | None = None
     draft_tokens: Depth | None = None
-    vllm_args: list[str] = field(default_factory=list)
+    engine_args: list[str] = field(default_factory=list)
     out: Path | None = None
+
+    @property
+    def format(self) -> str:
+        """The format of ``export`` whose files are compared."""
+        return "gguf" if self.engine == "llama.cpp" else "vllm"
 
 
 def parity(config: ParityConfig) -> int:
-    """Check that training, decoding, the export and, with --engine, vLLM draft the same tokens.
+    """Check that training, decoding, the export and, with --engine, vLLM or llama.cpp draft the same tokens.
 
-    Training's unroll, cached decoding and the exported files, as an independent reference of vLLM reads them, are
-    compared at places of the same texts. With --engine vllm a real vLLM answers the same prompts, and every token that
-    its drafter proposes is compared, too; the report says how many of these depend on more than the last token, and
-    which faults they could not have shown. The exit status is 0 if everything is the same, and 1 if anything differs,
+    Training's unroll, cached decoding and the exported files, as an independent reference of the engine reads them, are
+    compared at places of the same texts. With --engine a real engine answers the same prompts, and every token that its
+    drafter proposes is compared, too; the report says how many of these depend on more than the last token, and which
+    faults they could not have shown. The exit status is 0 if everything is the same, and 1 if anything differs,
     the export cannot be compared, or too few proposals depend on the context for a verdict.
 
     Example: specdec parity --drafter runs/a/drafter --target Qwen/Qwen3-4B --engine vllm -- --max-model-len 4096
@@ -107,11 +125,11 @@ def parity(config: ParityConfig) -> int:
     Raises:
         ValueError: an argument, a file or the pair of drafter and target is wrong; or the engine cannot be asked.
     """
-    _check_options(config)
+    launch = _checked(config)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
     claim = contextlib.nullcontext() if config.out is None else claimed(config.out)
     with claim, scratch_folder() as scratch:
-        run = _Run(config, scratch)
+        run = _Run(config, launch, scratch)
         compared, texts = run.compare()
         console.print(comparison_table(compared, run.dtype))
         if compared.not_compared:
@@ -140,8 +158,9 @@ def parity(config: ParityConfig) -> int:
     return 1 if fault else 0
 
 
-def _check_options(config: ParityConfig) -> None:
-    """Raise ValueError for options that do not go together, before anything is loaded."""
+def _checked(config: ParityConfig) -> LlamaLaunch | None:
+    """Return how llama.cpp is started, if it is asked; ValueError for options that do not go together, before
+    anything is loaded."""
     exported = config.exported
     if (config.drafter is None) == (config.design is None):
         raise ValueError("give either --drafter DIR or --design PRESET, not both")
@@ -149,40 +168,61 @@ def _check_options(config: ParityConfig) -> None:
         check_design(config.design)
     if config.design is not None and exported is not None:
         raise ValueError("--exported is of a drafter that you have: leave out --design")
-    engine_options = {"--draft_tokens": config.draft_tokens, "flags after --": config.vllm_args}
-    names = [name for name, value in engine_options.items() if value]
-    if config.engine is None and names:
-        raise ValueError(
-            f"{', '.join(names)} would go to vLLM, which is not asked without --engine vllm"
-        )
-    if config.engine is not None:
-        find_vllm()
-        check_flags(config.vllm_args)
-        if "--dtype" in map(flag_of, config.vllm_args):
-            raise ValueError(
-                "--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype"
-            )
-        if config.target.dtype == "float64":
-            raise ValueError("vLLM has no float64: give --target.dtype float32 with --engine vllm")
     if exported is not None:
         if not exported.is_dir():
             raise ValueError(f"{exported}: no such directory")
+        layout = "gguf" if (exported / FILE).is_file() else "vllm"
+        if config.engine is not None and layout != config.format:
+            raise ValueError(
+                f"{exported}: exported for another engine: export it again with --format {config.format}"
+            )
         check_unchanged(exported)
+    launch = _checked_engine(config)
     if config.max_new_tokens < config.depth + 3:
         raise ValueError(
             f"max_new_tokens is {config.max_new_tokens}: depth {config.depth} needs at least {config.depth + 3}"
         )
+    return launch
+
+
+def _checked_engine(config: ParityConfig) -> LlamaLaunch | None:
+    """Return how llama.cpp is started, if it is asked; ValueError for options that an engine does not take."""
+    launch = None
+    engine_options = {"--draft_tokens": config.draft_tokens, "flags after --": config.engine_args}
+    names = [name for name, value in engine_options.items() if value]
+    if config.engine is None and names:
+        raise ValueError(
+            f"{', '.join(names)} would go to an engine, and none is asked without --engine"
+        )
+    if config.target_gguf is not None and config.engine != "llama.cpp":
+        raise ValueError("--target_gguf goes with --engine llama.cpp only")
+    if config.engine == "llama.cpp":
+        launch = LlamaLaunch(
+            find_llama_server(), config.target, target_file(config.target, config.target_gguf, is_exact=True), port=0,
+            draft_tokens=config.draft_tokens, extra=config.engine_args,
+        )  # fmt: skip
+    if config.engine == "vllm":
+        find_vllm()
+        check_flags(config.engine_args)
+        if "--dtype" in map(flag_of, config.engine_args):
+            raise ValueError(
+                "--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype"
+            )
+    if config.engine is not None and config.target.dtype == "float64":
+        raise ValueError(f"--engine {config.engine} has no float64: give --target.dtype float32")
+    return launch
 
 
 class _Run:
     """The target and drafter that are compared, and the files that an engine is to serve."""
 
-    def __init__(self, config: ParityConfig, scratch: Path) -> None:
+    def __init__(self, config: ParityConfig, launch: LlamaLaunch | None, scratch: Path) -> None:
         """Load or make the drafter, load its target and prove it, and export.
 
         The export keeps the drafter's own dtype; only then is the drafter converted.
         """
         self.config = config
+        self.launch = launch
         saved = None if config.drafter is None else load_drafter(config.drafter, dtype=None)
         self.target = target = config.target.load(config.device)
         target.prove()
@@ -209,7 +249,7 @@ class _Run:
             warn_if_rounded(saved, target, subject)
         else:
             try:
-                export_drafter(saved, target, self.directory)
+                export_drafter(saved, target, self.directory, config.format, served=config.target)
             except NotServable as error:
                 self.refused = str(error)
         check_pair(target, saved.to(target.device, target.dtype))
@@ -242,143 +282,23 @@ class _Run:
         return compared._replace(not_compared=self.refused or compared.not_compared), len(texts)
 
     def ask_engine(self) -> tuple[str, list[RecordedAnswer]]:
-        """Run vLLM on the prompts as it would be served; return its name and version, and the recorded answers.
+        """Run the engine on the prompts as it would be served; return its name and version, and the recorded answers.
 
         Raises:
             ValueError: it does not run.
             StopRequested: a signal came.
         """
         config = self.config
+        tokens = config.max_new_tokens + self.drafts
+        if self.launch is not None:
+            exact = self.dtype == "float32"
+            prompts = how_many(len(self.prompts), "prompt")
+            log.info("llama.cpp loads target and drafter and answers %s", prompts)
+            with stop_on_signals():
+                return ask_llama_cpp(self.launch, self.checkpoint, self.prompts, tokens, exact)
         serve = vllm_arguments(config.target, self.checkpoint, self.drafts)[1:]
-        arguments = [*serve, "--dtype", self.dtype, *config.vllm_args]
+        arguments = [*serve, "--dtype", self.dtype, *config.engine_args]
         with stop_on_signals(), ProposalEngine.started() as engine:
             name = f"vLLM {engine.version} ({RUNNER})"
             log.info("%s loads target and drafter and answers %d prompts", name, len(self.prompts))
-            return name, engine.ask(arguments, self.prompts, config.max_new_tokens + self.drafts)
-
-
-def comparison_table(compared: Compared, dtype: str) -> Table:
-    """Return a table with a line for each pair and place, and for each run of depths with another verdict."""
-    allowed = f"a difference of up to {compared.rows[0].allowed:g} of their range is rounding"
-    table = Table("pair", "the text", "depth", "difference", "of the range", "agreement", "verdict")
-    table.title = f"log-probabilities in {dtype}: {allowed}"
-    by_verdict = itertools.groupby(compared.rows, attrgetter("pair", "place", "verdict"))
-    for (pair, place, outcome), group in by_verdict:
-        run = list(group)
-        depths = str(run[0].depth) if len(run) == 1 else f"{run[0].depth} to {run[-1].depth}"
-        figures = f"{max(row.gap for row in run):.1e}", f"{max(row.share for row in run):.1e}"
-        table.add_row(
-            pair,
-            place,
-            depths,
-            *figures,
-            f"{sum(row.agree for row in run)} of {sum(row.slots for row in run)} best tokens",
-            escape(outcome),
-        )
-    return table
-
-
-def proposal_tables(comparison: ProposalComparison, name: str) -> list[Table]:
-    """Return tables of the proposals by place in the pass, of the first differences, and of the faults they show."""
-    counts = Table(
-        "draft",
-        "proposals",
-        "near-ties",
-        "different",
-        "accepted by vLLM",
-        "by this drafter",
-        "verdict",
-    )
-    counts.title = f"what {name} proposes and what this drafter says"
-    for position in comparison.positions:
-        counts.add_row(*map(str, astuple(position)), position.verdict)
-    tables = [counts]
-    if comparison.differences:
-        examples = Table(
-            "text", "place", "draft", "vLLM's token", "this drafter's", "margin, of the range"
-        )
-        examples.title = "the first differences"
-        for difference in comparison.differences:
-            *places, margin = astuple(difference)
-            examples.add_row(*map(str, places), f"{margin:.1e}")
-        tables.append(examples)
-    seen = Table("a fault in what is served", "proposals that would differ")
-    seen.title = "faults that this comparison would have caught"
-    for probe in comparison.probes:
-        if not probe.has_no_place:
-            figure = "not tried"
-            if probe.changed is not None:
-                figure = f"{probe.changed} of {probe.proposals}"
-            seen.add_row(probe.fault, figure)
-    return [*tables, seen]
-
-
-def parity_verdict(compared: Compared, proposals: ProposalComparison | None) -> str | None:
-    """Return why the drafter is not proven to be served as trained; None if it is, as far as was asked."""
-    if not compared.equal:
-        return "NOT THE SAME: see above"
-    if compared.not_compared is not None:
-        return "NOT SERVED: vLLM cannot serve this drafter (the reason is above); training and decoding agree"
-    if proposals is not None and proposals.fault:
-        return f"NOT THE SAME: {proposals.fault}"
-    if proposals is not None and proposals.too_weak:
-        return (
-            f"NO VERDICT: no proposal differs, but {proposals.too_weak}: give longer prompts or more --max_new_tokens, "
-            "or check the design with --design"
-        )
-    return None
-
-
-def conclusion(proposals: ProposalComparison | None, name: str | None) -> str:
-    """Return what was proven.
-
-    Args:
-        name: the engine's.
-    """
-    if proposals is None:
-        return "PASS: training, decoding and the exported files agree; no engine was run"
-    margin = ""
-    if proposals.near_ties:
-        margin = f", {proposals.near_ties} of them near-ties of at most {proposals.largest_near_tie:.0e} of the range"
-    context = proposals.probes[0]
-    text = (
-        f"PASS: training, decoding and {name} agree on all {proposals.proposals:,} proposals{margin}; "
-        f"{context.changed} of {context.proposals} depend on more than the last token"
-    )
-    if proposals.unseen:
-        text += f"; this would not have caught: {', '.join(proposals.unseen)}"
-    if proposals.not_tried:
-        text += f"; not tried: {', '.join(proposals.not_tried)}"
-    return text
-
-
-def report_figures(
-    compared: Compared, proposals: ProposalComparison | None, name: str | None, fault: str | None
-) -> dict[str, Any]:
-    """Return the report's figures.
-
-    A margin is null where the drafter does not know the token, or a figure is no number.
-    """
-    rows = []
-    for row in compared.rows:
-        fields = row._asdict() | {"equal": row.equal, "verdict": row.verdict}
-        rows.append({key: None if value == NO_NUMBER else value for key, value in fields.items()})
-    engine = None
-    if proposals is not None:
-        engine = asdict(proposals) | {
-            "name": name,
-            "holds": proposals.fault is None and proposals.too_weak is None,
-            "no_verdict": proposals.too_weak,
-        }
-        for position, figures in zip(proposals.positions, engine["positions"], strict=True):
-            figures["verdict"] = position.verdict
-        for difference in engine["differences"]:
-            if not math.isfinite(difference["margin"]):
-                difference["margin"] = None
-    return {
-        "holds": fault is None,
-        "verdict": fault,
-        "export_not_compared": compared.not_compared,
-        "rows": rows,
-        "engine": engine,
-    }
+            return name, engine.ask(arguments, self.prompts, tokens)

@@ -1,4 +1,5 @@
-"""The tensors that vLLM 0.32.0 reads from a drafter's directory, after its documented semantics.
+"""The tensors that vLLM 0.32.0 reads from a drafter's directory, after its documented semantics; of a GGUF file, those
+that llama.cpp does.
 
 Written apart from the drafter; see :mod:`specdec.diagnostics.parity_reference`.
 
@@ -16,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from specdec.diagnostics import parity_gguf
 from specdec.diagnostics.parity_settings import Misread, Settings, read_settings
 
 MASK = "mask_hidden"
@@ -41,6 +43,8 @@ class ServedDrafter(NamedTuple):
 
 def read_files(directory: Path) -> Files:
     """Read a directory without checking its contents; :class:`Misread` if it cannot be read."""
+    if (directory / parity_gguf.FILE).is_file():
+        return parity_gguf.gguf_files(directory / parity_gguf.FILE)
     try:
         raw = dict(json.loads((directory / "config.json").read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError) as error:

@@ -290,7 +290,11 @@ def rotary(config: Raw, head_dim: int) -> tuple[Tensor, float]:
             block.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
         )
         width = int(head_dim * share)
-        return 1.0 / (float(theta) ** (torch.arange(0, width, 2, dtype=torch.float32) / width)), 1.0
+        steps_r = torch.arange(0, width, 2, dtype=torch.float32) / width
+        # a GGUF file has these for every scaling
+        factors_r = torch.tensor(config.get("rope_factors", 1.0))
+        stretch = float(config.get("rope_stretch", 1.0))
+        return 1.0 / (float(theta) ** steps_r * factors_r), stretch
     block["rope_theta"] = float(theta)
     longest = config["max_position_embeddings"]
     sizes = {"hidden_size": head_dim, "head_dim": head_dim, "num_attention_heads": 1}

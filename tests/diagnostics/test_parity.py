@@ -86,3 +86,16 @@ def test_mistakes_are_one_line(
         assert main([*line, *more]) == 2
         error = capsys.readouterr().err
         assert message in error.splitlines()[-1]
+
+
+def test_an_export_for_another_engine_is_refused(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("xllamacpp")
+    (tmp_path / "target.gguf").touch()
+    engine = ["--engine", "llama.cpp", "--target_gguf", str(tmp_path / "target.gguf")]
+    line = [*line, "--target.dtype", "float32", "--exported", str(tmp_path / "served")]
+    assert main([*line, *engine]) == 2
+    assert (
+        "exported for another engine: export it again with --format gguf" in capsys.readouterr().err
+    )

@@ -152,12 +152,12 @@ def test_mistakes_are_one_line(
     for argv, message in (
         (
             [*line, "--draft_tokens", "5"],
-            "--draft_tokens would go to vLLM, which is not asked without --engine vllm",
+            "--draft_tokens would go to an engine, and none is asked without --engine",
         ),
-        ([*line, "--", "--enforce-eager"], "flags after -- would go to vLLM"),
+        ([*line, "--", "--enforce-eager"], "flags after -- would go to an engine"),
         ([*line, *ENGINE, "--", "--dtype=half"], "--dtype after -- is not passed on"),
         ([*line, *ENGINE, "--", "--model=x"], "--model after -- is not passed on"),
-        ([*line, *ENGINE, "--target.dtype", "float64"], "vLLM has no float64"),
+        ([*line, *ENGINE, "--target.dtype", "float64"], "--engine vllm has no float64"),
         ([*line, "--design", "eagle3"], "give either --drafter DIR or --design PRESET, not both"),
         (bare, "give either --drafter DIR or --design PRESET, not both"),
         ([*bare, "--design", "eagle9"], "no preset 'eagle9'"),
