@@ -1,6 +1,7 @@
 """Lossless speculative decoding. Read decoder, round, proposal, accept and session, in this order."""
 
 from specdec.decoding.accept import DraftTree, Sampling
+from specdec.decoding.adaptive_chain import AdaptiveChain
 from specdec.decoding.checks import check_length, check_pair, warn_unless_made_for
 from specdec.decoding.decoder import PlainDecoder, SpeculativeDecoder
 from specdec.decoding.generation import Chunk, Generation, Request, continuation
@@ -11,6 +12,7 @@ from specdec.decoding.shapes import Chain, ChildSampling, DraftShape, DynamicTre
 from specdec.decoding.static_tree import StaticTree
 
 __all__ = [
+    "AdaptiveChain",
     "Chain",
     "ChildSampling",
     "Chunk",

@@ -21,7 +21,8 @@ class DraftTree(NamedTuple):
     """Tokens proposed after the last committed one of every sequence.
 
     Node 0, the root, is that committed token and its own parent. Parents stand before their children, siblings in the
-    order they were drawn. Trees of a batch have the same number of nodes.
+    order they were drawn. Trees of a batch have the same number of nodes; a node that a tree does not use is its own
+    parent too, and no rule takes it for a draft.
     """
 
     tokens_BN: Tensor  # int64 target ids
@@ -29,6 +30,13 @@ class DraftTree(NamedTuple):
     # what a node's children were drawn from, zeros at leaves; None if not drawn
     q_BND: Tensor | None = None
     ids_D: Tensor | None = None  # int64, the target ids of the draft vocabulary, which q is over
+
+    def resized(self, nodes: int) -> "DraftTree":
+        """The first nodes alone, or with copies of the last behind them: a tree of this size, whatever it is worth."""
+        last = self.tokens_BN.shape[1] - 1
+        order_N = torch.arange(nodes, device=self.tokens_BN.device).clamp_max(last)
+        q_BND = None if self.q_BND is None else self.q_BND[:, order_N]
+        return DraftTree(self.tokens_BN[:, order_N], self.parents_BN[:, order_N], q_BND, self.ids_D)
 
 
 def ancestors(parents_BN: Tensor) -> Tensor:
@@ -236,6 +244,8 @@ class Block(WithoutReplacement):
             tiny = torch.finfo(p_BV.dtype).tiny
             q_x_B1 = q_BV.gather(1, x_B1).clamp_min(tiny)
             keep_B1 = (keep_B1 * p_BV.gather(1, x_B1) / q_x_B1).clamp_max(1)
+            # nothing from an unused node on is kept; at the last draft q is zero, so that all of p is left
+            keep_B1 = keep_B1 * (tree.parents_BN[:, node, None] < node)
             p_BV, q_BV = self._start(tree, p_BNV, node)
             left_BV = p_BV
             chance_B1 = keep_B1

@@ -6,6 +6,7 @@ import torch
 
 from specdec.drafter import Drafter
 from specdec.target import Target
+from specdec.target.identity import TOKENIZER, target_difference
 from specdec.utils.numbers import Tokens, check_numbers
 from specdec.utils.text import how_many
 
@@ -67,21 +68,24 @@ def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False)
     trained_for = drafter.config.target
     identity = target.identity
     which = trained_for.get("source")
-    fingerprint = trained_for.get("fingerprint")
-    if target.is_of(trained_for):
+    difference = target_difference(identity, trained_for)
+    if difference is None:
         return True
-    if fingerprint is None and trained_for.get("parts") is None:
+    if trained_for.get("fingerprint") is None and trained_for.get("parts") is None:
         log.warning("this drafter does not say which target it was trained for")
-    elif not refuse or target.dtype == torch.float16:
-        log.warning("this drafter was trained for another target (%s) of the same shape", which)
+    elif not refuse or (target.dtype == torch.float16 and difference != TOKENIZER):
+        log.warning(
+            "this drafter was trained for another target (%s) of the same shape: its %s differs", which, difference
+        )  # fmt: skip
     else:
         adapted = f" with {target.adapter}" if target.adapter is not None else ""
-        same = (
-            ", of another build or version" if which == identity["source"] and not adapted else ""
-        )
+        same = ""
+        if which == identity["source"] and not adapted:
+            same = ", of another build or version"
+        in_half = " (also if it was trained with its target in float16)"
         raise ValueError(
-            f"this drafter was trained for another target of the same shape, {which}: the weights or the configuration "
-            f"of {identity['source']}{adapted} are others{same}; give it its own target, or --other_target true (also "
-            "if it was trained with its target in float16)"
+            f"this drafter was trained for another target of the same shape, {which}: the {difference} "
+            f"of {identity['source']}{adapted} differs{same}; give it its own target, or --other_target true"
+            f"{in_half if difference != TOKENIZER else ''}"
         )
     return False

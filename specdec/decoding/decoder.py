@@ -21,7 +21,7 @@ from specdec.decoding.generation import (
     request_ids,
 )
 from specdec.decoding.round import PlainRound, SpeculativeRound
-from specdec.decoding.session import Compilation, DecodeSession, slots_for
+from specdec.decoding.session import Compilation, DecodeSession, graphs_of, slots_for
 from specdec.decoding.shapes import Chain, DraftShape
 from specdec.drafter import Drafter
 from specdec.target import Target
@@ -41,8 +41,6 @@ class PlainDecoder:
     Raises:
         ValueError: the batch is smaller than one.
     """
-
-    graphs = PlainRound.graphs  # of a compiled session
 
     def __init__(
         self,
@@ -64,6 +62,7 @@ class PlainDecoder:
         self.compiled = compiled
         self.name = PlainRound.name
         self.nodes = PlainRound.nodes  # verified in a pass at most, the root included
+        self.graphs = graphs_of(PlainRound.sizes)  # of a compiled session
         self._idle_session: DecodeSession | None = None  # compiled, while no call uses it
 
     def generate(
@@ -245,8 +244,6 @@ class SpeculativeDecoder(PlainDecoder):
         ValueError: drafter and target do not match, or the rule cannot judge such a shape.
     """
 
-    graphs = SpeculativeRound.graphs
-
     def __init__(
         self,
         target: Target,
@@ -260,15 +257,21 @@ class SpeculativeDecoder(PlainDecoder):
         check_pair(target, drafter)
         shape.check(drafter.config)
         shape.check_rule(sampling.acceptance)
-        if target.recurrent and not isinstance(shape, Chain):
+        if target.recurrent and not shape.in_order:
             raise ValueError(
                 f"{target.source} has recurrent layers, whose state cannot branch: draft a chain, not {shape.name}"
+            )
+        if compiled and len(shape.sizes) > 1 and not shape.in_order:
+            raise ValueError(
+                f"{shape.name} branches and ends at a depth that is known only as it grows, for which there are no "
+                "graphs: use --compile off"
             )
         super().__init__(target, sampling, batch=batch, compiled=compiled)
         self.drafter = drafter
         self.shape = shape
         self.name = shape.name
         self.nodes = shape.nodes_drafted + 1
+        self.graphs = graphs_of(shape.sizes)
 
     def _new_round(self, longest: int) -> PlainRound:
         return SpeculativeRound(

@@ -8,7 +8,7 @@ from torch import Tensor
 from specdec.decoding.accept import DraftTree
 from specdec.decoding.shapes import ChildSampling, DraftShape
 from specdec.drafter import Drafter
-from specdec.drafting.mode import DrafterMemory, Frontier
+from specdec.drafting.mode import DrafterMemory, Expand, Frontier
 
 
 class Proposer:
@@ -63,6 +63,17 @@ class Proposer:
         Args:
             length_B: int64, the rows committed by now.
         """
-        first = Frontier(start.h_BKH[:, :1], start.logits_BKD[:, :1])
         expand = self.drafting.expand(self.memory, start, length_B)
-        return self.shape.grow(root_B, first, expand, self.drafter.vocab, children)
+        return self.grow(self.shape, root_B, start, expand, children)
+
+    def grow(
+        self,
+        shape: DraftShape,
+        root_B: Tensor,
+        start: Frontier,
+        expand: Expand,
+        children: ChildSampling,
+    ) -> DraftTree:
+        """Grow a proposal of a shape after the roots; ``expand`` makes its levels."""
+        first = Frontier(start.h_BKH[:, :1], start.logits_BKD[:, :1])
+        return shape.grow(root_B, first, expand, self.drafter.vocab, children)

@@ -1,8 +1,10 @@
-"""One round of B sequences: draft, verify, accept, commit. Nothing here waits for the device.
+"""One round of B sequences: draft, verify, accept, commit. Only a draft shape may wait for the device.
 
 Legend: B sequences, N tree nodes with the root, P path nodes at most, L aux layers (N in drafter and target),
 H hidden, T tokens, V vocabulary.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from specdec.decoding.proposal import Proposer
 from specdec.decoding.sampling import NO_NOISE, acceptance_noise
 from specdec.decoding.shapes import ChildSampling, DraftShape
 from specdec.drafter import Drafter
+from specdec.drafting.mode import Frontier
 from specdec.nn.view import View
 from specdec.target import Target
 
@@ -31,7 +34,7 @@ class PlainRound(nn.Module):
     name = "plain decoding"
     nodes = 1
     path = 1
-    graphs = 1  # of a compiled session: verification
+    sizes: Sequence[int] = (1,)  # see DraftShape.sizes
     in_order = True  # whether paths are the first nodes of their trees
     layers: tuple[int, ...] = ()  # the target's boundaries that a drafter reads
     final_norm = False
@@ -142,8 +145,6 @@ class PlainRound(nn.Module):
 class SpeculativeRound(PlainRound):
     """A target pass for each draft tree."""
 
-    graphs = 2  # drafting and verification
-
     def __init__(
         self,
         target: Target,
@@ -155,6 +156,7 @@ class SpeculativeRound(PlainRound):
     ) -> None:
         self.nodes = shape.nodes_drafted + 1
         self.path = min(shape.depth, shape.nodes_drafted) + 1
+        self.sizes = shape.sizes
         self.name = shape.name
         self.in_order = shape.in_order
         self.layers = drafter.config.aux_layers
@@ -168,11 +170,22 @@ class SpeculativeRound(PlainRound):
             self.proposer.prefill(b, ids_1T[:, 1:], aux_1TLH[:, :-1])
 
     def draft(self) -> DraftTree:
-        # the drafter reads what was committed last, with the target's true features ...
-        start = self.proposer.extend(
+        return self.proposer.propose(
+            self.length_B, self.root_B, self.extend(), self.child_sampling()
+        )
+
+    def extend(self) -> Frontier:
+        """The drafter reads what was committed last, with the target's true features, and says what may follow."""
+        return self.proposer.extend(
             self.length_B - self.count_B, self.fresh_BP, self.aux_BPLH, self.count_B
         )
-        # ... and proposes what may follow
+
+    def expand(self, start: Frontier, *level: Tensor) -> Frontier:
+        """Draft one level; see :data:`specdec.drafting.mode.Expand`."""
+        expand = self.proposer.drafting.expand(self.proposer.memory, start, self.length_B)
+        return expand(*level)
+
+    def child_sampling(self) -> ChildSampling:
+        """How the drafts of this pass are found."""
         temperature = self.sampling.draft_temperature or self.sampling.temperature or 1.0
-        children = ChildSampling(self.rule, temperature, self.seed_B, self.length_B)
-        return self.proposer.propose(self.length_B, self.root_B, start, children)
+        return ChildSampling(self.rule, temperature, self.seed_B, self.length_B)

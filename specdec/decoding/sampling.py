@@ -1,8 +1,9 @@
 """How tokens are drawn: probabilities from logits, and randomness that is a function of seed and place in the text.
 
-There is no random state to carry, and no sequence sees another. The noise at a place is the same whichever pass comes
-to it, and it is used once nevertheless: a pass uses only the noise of tokens that it commits. So plain decoding and
-:class:`specdec.decoding.accept.OneHot` draw the same tokens from one seed.
+There is no random state to carry, and no sequence sees another. The target's noise at a place is the same whichever
+pass comes to it, and it is used once nevertheless: a pass uses only the noise of tokens that it commits. So plain
+decoding and :class:`specdec.decoding.accept.OneHot` draw the same tokens from one seed. The noise of drafts and of
+their acceptance belongs to one pass, that is, to the place of its root.
 
 Legend: B sequences, N tree nodes with the root, P places, X independent numbers at one place, L levels, V vocabulary.
 """
@@ -95,7 +96,11 @@ class LogitsProcessor:
 
 
 WORD = 0xFFFFFFFF
-TOKEN, ACCEPTANCE, DRAFT = range(3)  # streams: independent noise for independent uses
+# Streams: independent noise for independent uses. Drafts have one for each level of a tree, from DRAFT on, so that
+# every other stream, those of the diagnostics among them, has a smaller number.
+TOKEN = 0
+ACCEPTANCE = 1
+DRAFT = 16
 
 
 class AcceptanceNoise(NamedTuple):

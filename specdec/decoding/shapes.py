@@ -4,6 +4,7 @@ Legend: B sequences, N tree nodes with the root, K frontier nodes, k = top_k, Q 
 level, H hidden, D draft vocabulary, V any vocabulary, X noise numbers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -31,9 +32,9 @@ class ChildSampling(NamedTuple):
         if not self.rule.sampled:
             return likeliest(logits_BKD, width)[1], None
         q_BKD = (logits_BKD / self.temperature).softmax(-1)
-        noise_B1X = exponential(
-            self.seed_B, (self.place_B + level)[:, None], DRAFT, q_BKD[0].numel()
-        )
+        # Of this pass alone, so by the root's place and the level, not by the draft's place: the next pass may draft
+        # there too, and that it does can depend on what was drawn here (Block judges by drafts that it refuses).
+        noise_B1X = exponential(self.seed_B, self.place_B[:, None], DRAFT + level, q_BKD[0].numel())
         return draw_distinct(q_BKD, noise_B1X.view_as(q_BKD), width), q_BKD
 
 
@@ -59,6 +60,12 @@ class DraftShape:
     def nodes_drafted(self) -> int:
         """Draft tokens per proposal, at most."""
         raise TypeError(f"{type(self).__name__} must say how many nodes it proposes")
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The numbers of nodes that trees may have, the root included, ascending. Where there are several, growing
+        reads from the device which it is."""
+        return [self.nodes_drafted + 1]
 
     @property
     def slots(self) -> int:

@@ -3,7 +3,6 @@
 Baselines decode without our drafter: transformers' ways.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,11 +30,6 @@ from specdec.utils.progress import Advance
 WARM_UP_TOKENS = 8
 Converse = Callable[[Prompt, Any], PromptConversation]
 WAVE = 4  # prompts of a wave for each sequence of a batch, so that few places stay empty at its end
-
-
-def cpu_matmul_backend(target: Target) -> contextlib.AbstractContextManager[object]:
-    """Inside, all that runs on a CPU takes one library for products, the same as compiled decoders do."""
-    return matmul_backend() if target.device.type == "cpu" else contextlib.nullcontext()
 
 
 @dataclass
@@ -113,7 +107,7 @@ class _Decoders:
         """Return, for every decoder, what it generates after each request."""
         end = self.target.eos_token_ids
         by_decoder: list[list[Generation]] = [[] for _ in self.all]
-        with cpu_matmul_backend(self.target):
+        with matmul_backend(self.target.device):
             self._prepare(requests)
             for turn in range(self.calls, self.calls + len(self.all)):
                 index = turn % len(self.all)

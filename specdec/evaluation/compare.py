@@ -23,6 +23,7 @@ from specdec.evaluation.metrics import (
 )
 from specdec.report.statistics import HOW, POSITIVE, Array, Interval, interval, less, over, ratio
 from specdec.report.tables import with_interval
+from specdec.target.identity import TOKENIZER, target_difference
 from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many
 
@@ -44,7 +45,7 @@ class SavedEvaluation(NamedTuple):
     """Settings and answers of an evaluation, as its directory has them."""
 
     name: str
-    target: str  # its fingerprint
+    target: dict[str, Any]  # its identity
     drafter: str  # its weights' hash
     settings: dict[str, Any]
     answers: dict[str, list[Answer]]  # by the draft shape's name
@@ -188,7 +189,7 @@ def read_evaluation(directory: str | Path) -> SavedEvaluation:
     metrics = read_json(Path(directory) / METRICS)
     try:
         names = [result["shape"] for result in metrics["results"]]
-        target = metrics["target"]["fingerprint"]
+        target = {"fingerprint": metrics["target"]["fingerprint"], **metrics["target"]}
         drafter = metrics["drafter"]["weights_sha256"]
         settings = dict(metrics["settings"])
     except (TypeError, KeyError) as error:
@@ -205,10 +206,13 @@ def read_evaluation(directory: str | Path) -> SavedEvaluation:
 def check_comparable(a: SavedEvaluation, b: SavedEvaluation) -> None:
     """Raise ValueError unless both have one target, or one drafter, and the same settings and prompts."""
     names = f"{a.name} and {b.name}"
-    if a.target != b.target and a.drafter != b.drafter:
+    difference = target_difference(a.target, b.target)
+    if difference is not None and a.drafter != b.drafter:
         raise ValueError(
-            f"{names} differ in their target (its fingerprint) and their drafter: one must be the same"
+            f"{names} differ in their target (its {difference}) and their drafter: one must be the same"
         )
+    if difference == TOKENIZER:
+        raise ValueError(f"{names} differ in their target's {difference}: compare like with like")
     if a.settings.get("prompts_sha256") != b.settings.get("prompts_sha256"):
         raise ValueError(
             f"{names} differ in their prompts (their texts or ids): compare like with like"
@@ -218,7 +222,7 @@ def check_comparable(a: SavedEvaluation, b: SavedEvaluation) -> None:
     )
     if prompt_ids_a != prompt_ids_b:
         raise ValueError(f"{names} differ in the prompts that were left out, or in turns")
-    may_differ = MAY_DIFFER | (OF_TARGET if a.target != b.target else set())
+    may_differ = MAY_DIFFER | (set() if difference is None else OF_TARGET)
     for name in sorted(different_settings(a.settings, b.settings, may_differ)):
         raise ValueError(
             f"{names} differ in {name}: {a.settings.get(name)} and {b.settings.get(name)}; compare like with like"

@@ -7,7 +7,6 @@ Legend: P prompts, F sums of each.
 """
 
 import hashlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -142,8 +141,8 @@ def looping(answers: Sequence[Answer]) -> dict[str, Any]:
     return {
         "looping_answers": len(flagged),
         "looping_share": len(flagged) / len(answers) if answers else None,
-        "acceptance_length_looping": _json(acceptance_length(flagged)),
-        "acceptance_length_without_looping": _json(acceptance_length(others)),
+        "acceptance_length_looping": interval_to_json(acceptance_length(flagged)),
+        "acceptance_length_without_looping": interval_to_json(acceptance_length(others)),
     }
 
 
@@ -197,6 +196,11 @@ def draft_acceptance_rate(answers: Sequence[Answer]) -> Interval | None:
     )
 
 
+def drafts_per_pass(answers: Sequence[Answer]) -> Interval | None:
+    """Drafts of the longest path per target pass; a chain whose length is fixed has that length."""
+    return _pooled(answers, lambda answer: sum(answer.drafted), target_passes, POSITIVE)
+
+
 def histogram(answers: Sequence[Answer]) -> list[int]:
     """Number of target passes by accepted drafts: 0, 1, ..., the deepest draft."""
     counts = Counter(count for answer in answers for count in answer.accepted)
@@ -206,36 +210,45 @@ def histogram(answers: Sequence[Answer]) -> list[int]:
 
 def accepted_per_position(answers: Sequence[Answer]) -> dict[str, list[Any]]:
     """For draft positions k = 1, 2, ...: which share of passes accepted at least k drafts (``joint``), and which share
-    of those that accepted k - 1 (``conditional``). Acceptance length is 1 plus the sum of the joint ones."""
-    counts = histogram(answers)
-    # passes with at least k accepted, from k = 0
-    reached = [sum(counts[k:]) for k in range(len(counts))]
-    if not reached[0]:
-        return {"joint": [], "conditional": []}
+    of those that accepted k - 1 and whose longest path has k (``conditional``). Acceptance length is 1 plus the sum of
+    the joint ones."""
+    passes = sum(map(target_passes, answers))
+    positions = range(1, len(histogram(answers)) if passes else 1)
+    taken = [sum(map(passes_reaching(k), answers)) for k in positions]
+    judged = [sum(map(_judged(k), answers)) for k in positions]
     return {
-        "joint": [count / reached[0] for count in reached[1:]],
+        "joint": [count / passes for count in taken],
         "conditional": [
-            count / previous if previous else None
-            for previous, count in itertools.pairwise(reached)
+            count / tries if tries else None for count, tries in zip(taken, judged, strict=True)
         ],
     }
+
+
+def passes_reaching(k: int) -> Callable[[Answer], int]:
+    """Return what counts an answer's passes that accepted at least k drafts."""
+    return lambda answer: sum(count >= k for count in answer.accepted)
+
+
+def _judged(k: int) -> Callable[[Answer], int]:
+    """Return what counts an answer's passes that accepted k - 1 drafts at least, and whose longest path has k."""
+    return lambda answer: sum(
+        count >= k - 1 and depth >= k
+        for count, depth in zip(answer.accepted, answer.drafted, strict=True)
+    )
 
 
 def position_intervals(answers: Sequence[Answer]) -> dict[str, list[dict[str, float | None]]]:
     """Return the 95 % intervals of :func:`accepted_per_position`, as ``low`` and ``high`` of every position."""
     deepest = len(histogram(answers)) - 1
 
-    def reached(k: int) -> Callable[[Answer], int]:
-        return lambda answer: sum(count >= k for count in answer.accepted)
-
     def ends(k: int, of: Callable[[Answer], int]) -> dict[str, float | None]:
-        share = _pooled(answers, reached(k), of, SHARE)
+        share = _pooled(answers, passes_reaching(k), of, SHARE)
         return {"low": share.low, "high": share.high} if share else {"low": None, "high": None}
 
     positions = range(1, deepest + 1 if any(map(target_passes, answers)) else 1)
     return {
         "joint": [ends(k, target_passes) for k in positions],
-        "conditional": [ends(k, reached(k - 1)) for k in positions],
+        "conditional": [ends(k, _judged(k)) for k in positions],
     }
 
 
@@ -297,7 +310,7 @@ def by_category(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
         of_category = [answer for answer in answers if answer.category == name]
         out[name] = {
             **_counts(of_category),
-            "acceptance_length": _json(acceptance_length(of_category)),
+            "acceptance_length": interval_to_json(acceptance_length(of_category)),
             **_speed(of_category),
         }
     return out
@@ -319,15 +332,16 @@ def shape_summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) 
         **_counts(answers),
         "answers": len(answers),
         "tokens": sum(answer.tokens for answer in answers),
-        "acceptance_length": _json(acceptance_length(answers)),
-        "draft_acceptance_rate": _json(draft_acceptance_rate(answers)),
+        "acceptance_length": interval_to_json(acceptance_length(answers)),
+        "draft_acceptance_rate": interval_to_json(draft_acceptance_rate(answers)),
+        "drafts_per_pass": interval_to_json(drafts_per_pass(answers)),
         "accepted_per_position": accepted_per_position(answers),
         "accepted_per_position_interval": position_intervals(answers),
         "histogram": histogram(answers),
         "tokens_per_second": tokens_per_second(answers),
         "tokens_per_second_interval": rate_intervals(answers),
         **_speed(answers),
-        "pass_time": {kind: _json(times) for kind, times in pass_time(answers).items()},
+        "pass_time": {kind: interval_to_json(times) for kind, times in pass_time(answers).items()},
         "by_category": by_category(answers),
         **looping(answers),
         **_identity(answers),
@@ -364,5 +378,6 @@ def _identity(answers: Sequence[Answer]) -> dict[str, int]:
     return {"identical_outputs": sum(compared), "compared_outputs": len(compared)}
 
 
-def _json(figure: Interval | None) -> dict[str, Any] | None:
+def interval_to_json(figure: Interval | None) -> dict[str, Any] | None:
+    """Return a figure's ``mean``, ``low`` and ``high``; None stays None."""
     return figure._asdict() if figure else None

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.evaluation.metrics import answer_warnings
+from specdec.evaluation.overrides import override_notes
 from specdec.evaluation.suites import suite_notes
 from specdec.report.plots import (
     GREY,
@@ -31,6 +32,7 @@ def evaluation_notes(metrics: Json) -> list[str]:
     for result in results:
         notes += answer_warnings(f"Warning: {result['shape']}", result)
     notes += few_prompts(min(result["prompts"] for result in results))
+    notes += override_notes([metrics.get("drafter", {})])
     suite = metrics.get("settings", {}).get("suite")
     return [*notes, *(suite_notes(suite) if suite else [])]
 

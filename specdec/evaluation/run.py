@@ -17,11 +17,10 @@ from specdec.drafter.io import located
 from specdec.evaluation.benchmark import (
     Converse,
     benchmark,
-    cpu_matmul_backend,
     parse_baseline,
 )
 from specdec.evaluation.compare import different_settings
-from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
+from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts
 from specdec.evaluation.lossless import certify, write_certificate
 from specdec.evaluation.metrics import (
     METRICS,
@@ -34,6 +33,7 @@ from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
 from specdec.evaluation.results_page import CAPTION, evaluation_notes, evaluation_tables, plot
 from specdec.evaluation.suites import TEMPERATURES, FoundSuite, find_suites
 from specdec.evaluation.table import write_table
+from specdec.nn.backend import matmul_backend
 from specdec.report.tables import print_report, write_report
 from specdec.utils.config import new_run
 from specdec.utils.files import staged_directory, write_json
@@ -63,7 +63,7 @@ class EvaluationConfig(MeasurementConfig):
         suite_dir: where the files of the suites are, as gsm8k.jsonl; the Hub's rows if not given.
         temperatures: evaluate at each of these; 0 and 1 for suites, else the sampling's own.
         max_new_tokens: new tokens per answer; 0 for those of the papers where a suite is asked for, else 128.
-        shape: draft shapes: chain, tree, static, with parameters as chain:depth=3,
+        shape: draft shapes: chain, adaptive, tree, static, with parameters as chain:depth=3,
             tree:depth=6,top_k=10,nodes=59.
         system: system prompt of all conversations.
         thinking: whether the target thinks, by the switch of its chat template; by default the template's own choice.
@@ -139,7 +139,7 @@ def evaluate_suites(config: EvaluationConfig) -> list[dict[str, Any]]:
             log.warning("%s", line)
         for temperature in config.temperatures or TEMPERATURES:
             parts.append((suite, _part_config(config, suite, temperature, out)))
-    pair = load_pair(config.target, config.drafter, config.device, config.other_target)
+    pair = config.load_pair(config.drafter)
     evaluations = []
     for suite, part in parts:
         metrics = _saved_metrics(part, pair, suite) or evaluate(part, pair, suite)
@@ -222,7 +222,7 @@ def evaluate(
         title = f"{suite.title}, temperature {config.sampling.temperature:g}"
     with staged_directory(out) as folder:
         prompts = config.load_prompts()
-        pair = pair or load_pair(config.target, config.drafter, config.device, config.other_target)
+        pair = pair or config.load_pair(config.drafter)
         with progress(title, "prompt", len(prompts)) as advance:
             answers = benchmark(
                 pair.target, pair.drafter, shapes, prompts, config.max_new_tokens, sampling=config.sampling,
@@ -283,7 +283,7 @@ def _certify(
     """Certify losslessness, and add the certificate to the evaluation that lies in ``out``."""
     converse = _converse(config)
     conversations = [converse(prompt, pair.target.tokenizer) for prompt in prompts]
-    with cpu_matmul_backend(pair.target):
+    with matmul_backend(pair.target.device):
         statement = certify(
             pair.target,
             pair.drafter,

@@ -18,6 +18,7 @@ from specdec.evaluation.compare import (
     evaluations_in,
 )
 from specdec.evaluation.metrics import METRICS
+from specdec.evaluation.overrides import override_notes
 from specdec.evaluation.suites import SUITES, suite_notes
 from specdec.report.tables import (
     LOOPING_SHARE,
@@ -27,6 +28,7 @@ from specdec.report.tables import (
     markdown_text,
     print_report,
 )
+from specdec.target.identity import distinct_targets
 from specdec.utils.files import write_sums, write_text
 from specdec.utils.reading import check_sums, read_json
 from specdec.utils.text import how_many
@@ -113,7 +115,7 @@ def _column(settings: dict[str, Any]) -> str:
 
 def _blocks(evaluations: Sequence[dict[str, Any]], places: Sequence[Path]) -> dict[float, Methods]:
     """Return the methods of every temperature; ValueError where a column would hold what cannot be compared."""
-    verifiers = {metrics["target"]["fingerprint"] for metrics in evaluations}
+    verifiers = distinct_targets(metrics["target"] for metrics in evaluations)
     weights = {metrics["drafter"]["weights_sha256"] for metrics in evaluations}
     if len(verifiers) > 1 and len(weights) > 1:
         raise ValueError(
@@ -152,7 +154,7 @@ def _drafter_names(evaluations: Sequence[dict[str, Any]]) -> list[str]:
     """Return each drafter's name: short where that is clear, with its target where there are several."""
     drafters = {metrics["drafter"]["directory"]: metrics["drafter"] for metrics in evaluations}
     drafters_of = Counter(map(_short, drafters.values()))
-    several_targets = len({metrics["target"]["fingerprint"] for metrics in evaluations}) > 1
+    several_targets = len(distinct_targets(metrics["target"] for metrics in evaluations)) > 1
     names = []
     for metrics in evaluations:
         name = _short(metrics["drafter"])
@@ -236,7 +238,8 @@ def _notes(evaluations: Sequence[dict[str, Any]]) -> list[str]:
         machines[f"{processor}, torch {facts['versions']['torch']}"] = None
         timed |= any(row["speedup"] for row in (*metrics["results"], *metrics["baselines"]))
     lead = "Speed-up over plain decoding in the same process, on" if timed else "Measured on"
-    return [*columns.values(), f"{lead} {'; '.join(machines)}."]
+    overrides = override_notes([metrics["drafter"] for metrics in evaluations])
+    return [*columns.values(), *overrides, f"{lead} {'; '.join(machines)}."]
 
 
 SPECIAL = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}

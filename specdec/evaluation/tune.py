@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from specdec.decoding import Chain, DraftShape, parse_shape
+from specdec.evaluation.adaptive import Costs, adaptive_notes, adaptive_tables, compare_adaptive
 from specdec.evaluation.benchmark import benchmark
-from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
-from specdec.evaluation.metrics import shape_summary
+from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts
+from specdec.evaluation.metrics import Answer, shape_summary
+from specdec.evaluation.overrides import override_notes
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.evaluation.results_page import format_length, format_speedup, skipped_table
 from specdec.evaluation.tune_plots import cost_model, plot_tuning
@@ -39,19 +41,22 @@ class TuneConfig(MeasurementConfig):
         shape: the draft shapes that are tried, as of specdec evaluate.
         batch_sizes: sequences decoded side by side.
         compile: tune for compiled decoding; each shape is a separate graph.
+        adaptive: at batch size 1, also look for the confidence below which a chain had better end.
     """
 
     drafter: Path
     shape: list[str] = field(default_factory=lambda: list(CANDIDATES))
     batch_sizes: list[Side] = field(default_factory=lambda: [1, 4, 16])
     compile: bool = True
+    adaptive: bool = True
 
 
 def tune(config: TuneConfig) -> None:
     """Find the fastest draft shape on this machine for each batch size, and the batch sizes at which none is
     faster than plain decoding.
 
-    The prompts are decoded with every shape and plainly, in turn. Writes tune.json, report.md with figures of the
+    The prompts are decoded with every shape and plainly, in turn. At batch size 1, chains that end where the drafter is
+    unsure are compared with the best fixed length. Writes tune.json, report.md with figures of the
     speed-up and its cost model, and schedule.json, the fastest chain of every batch size as vLLM and SGLang take it;
     specdec serve --bench measures that on a real vLLM.
 
@@ -65,14 +70,21 @@ def tune(config: TuneConfig) -> None:
     if not sizes:
         raise ValueError("batch_sizes []: name at least one")
     prompts = config.load_prompts()
-    pair = load_pair(config.target, config.drafter, config.device, config.other_target)
+    pair = config.load_pair(config.drafter)
     with staged_directory(config.place("tune")) as folder:
         skipped: dict[str, Skipped] = {}
-        batches = [_tune_batch(config, pair, shapes, prompts, size, skipped) for size in sizes]
+        answers = {size: _answers(config, pair, shapes, prompts, size, skipped) for size in sizes}
+        batches = [_batch_summary(config, shapes, size, answers[size]) for size in sizes]
+        costs = Costs.of(shapes, answers[1]) if config.adaptive and 1 in answers else None
+        decoded = [prompt for prompt in prompts if prompt.prompt_id not in skipped]
+        adaptive = None
+        if costs and len(decoded) > 1:
+            adaptive = compare_adaptive(pair, decoded, costs, config.max_new_tokens, config.compile)
         does_not_pay = [batch["batch"] for batch in batches if batch["recommended"] is None]
         tuned: dict[str, Any] = {
             "break_even": does_not_pay[0] if does_not_pay else None,
             "batches": batches,
+            "adaptive": adaptive,
             "drafter": drafter_facts(config.drafter, pair),
             "skipped": [prompt._asdict() for prompt in skipped.values()],
             **config.context(pair.target, prompts),
@@ -82,6 +94,8 @@ def tune(config: TuneConfig) -> None:
             ReportTable(f"Batch size {batch['batch']}", _HEADINGS, _rows(batch))
             for batch in batches
         ]
+        if adaptive:
+            tables += adaptive_tables(adaptive)
         notes = _notes(tuned)
         left_out = skipped_table([[*prompt] for prompt in skipped.values()])
         figures = plot_tuning(batches, folder)
@@ -92,19 +106,19 @@ def tune(config: TuneConfig) -> None:
     print_report(tables, notes)
 
 
-def _tune_batch(
+def _answers(
     config: TuneConfig,
     pair: Pair,
     shapes: Sequence[DraftShape],
     prompts: Sequence[Prompt],
     batch: int,
     skipped: dict[str, Skipped],
-) -> dict[str, Any]:
-    """Return the results of every shape at a batch size, the fastest first, and the shape to recommend, if one pays."""
+) -> list[list[Answer]]:
+    """Return the answers of every shape at a batch size."""
     # prompts come again where two for each sequence are lacking
     repeated = [prompts[n % len(prompts)] for n in range(max(len(prompts), 2 * batch))]
     with progress(f"batch size {batch}", "prompt", len(repeated)) as advance:
-        answers = benchmark(
+        return benchmark(
             pair.target,
             pair.drafter,
             shapes,
@@ -115,6 +129,12 @@ def _tune_batch(
             advance=advance,
             on_skip=lambda prompt: skipped.update({prompt.prompt_id: prompt}),
         )
+
+
+def _batch_summary(
+    config: TuneConfig, shapes: Sequence[DraftShape], batch: int, answers: Sequence[Sequence[Answer]]
+) -> dict[str, Any]:  # fmt: skip
+    """Return the results of every shape at a batch size, the fastest first, and the shape to recommend, if one pays."""
     results = [
         shape_summary(text, shape.describe(), of_shape)
         for text, shape, of_shape in zip(config.shape, shapes, answers, strict=True)
@@ -207,4 +227,7 @@ def _notes(tuned: dict[str, Any]) -> list[str]:
         )
     else:
         lines.append("Drafting is faster than plain decoding at every batch size measured.")
+    if tuned["adaptive"]:
+        lines += adaptive_notes(tuned["adaptive"])
+    lines += override_notes([tuned["drafter"]])
     return [*lines, *few_prompts(tuned["batches"][-1]["results"][0]["prompts"])]

@@ -264,9 +264,13 @@ def emission(verdict: Accepted, tokens_BN: Tensor, depth: list[int]) -> Tensor:
 
 def error(rule: Rule, world: World, parents: list[int], drawn: str) -> float:
     """The greatest difference between the law of what comes out, continued by the target, and the target's own."""
-    trees = all_trees(world, parents, drawn)
-    out = (_law_by_races if isinstance(rule, OneHot) else _law_by_coins)(rule, world, trees)
+    out = law_of(rule, world, all_trees(world, parents, drawn))
     return float((out - chain_law(world.p[: out.dim()])).abs().max())
+
+
+def law_of(rule: Rule, world: World, trees: Trees) -> Tensor:
+    """The law of what comes out of these trees, (V, ...) with a dimension for each level."""
+    return (_law_by_races if isinstance(rule, OneHot) else _law_by_coins)(rule, world, trees)
 
 
 def errors(rule: Rule, parents: list[int], drawn: str) -> tuple[float, ...]:

@@ -10,7 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.decoding import Chain, ChildSampling, DraftShape, DynamicTree, StaticTree
+from specdec.decoding import (
+    AdaptiveChain,
+    Chain,
+    ChildSampling,
+    DraftShape,
+    DynamicTree,
+    StaticTree,
+)
 from specdec.decoding.accept import Greedy, Rule, WithoutReplacement
 from tests.decoding.oracle import (
     ROOT,
@@ -156,14 +163,14 @@ def rules_for(growth: DraftShape) -> list[Rule]:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(shapes(), st.integers(1, 4), st.sampled_from(["chain", "static", "dynamic"]))
+@given(shapes(), st.integers(1, 4), st.sampled_from(["chain", "adaptive", "static", "dynamic"]))
 def test_each_sequence_of_a_batch_grows_what_it_grows_alone(
     shape: Shape, batch: int, kind: str
 ) -> None:
     """Drawn children too: the noise is the sequence's own, wherever in the batch it stands."""
-    growth: DraftShape = {"chain": Chain(shape.growth.depth), "static": STATIC}.get(
-        kind, shape.growth
-    )
+    depth = shape.growth.depth
+    others = {"chain": Chain(depth), "adaptive": AdaptiveChain(depth), "static": STATIC}
+    growth: DraftShape = others.get(kind, shape.growth)
     size = max(shape.vocab_size, 3)
     laws, vocab = [random_law(shape.seed + b, size) for b in range(batch)], draft_vocab(size)
     seed_B, place_B = torch.arange(batch) * 3 + shape.seed, torch.arange(batch) * 11 + 2
@@ -172,12 +179,18 @@ def test_each_sequence_of_a_batch_grows_what_it_grows_alone(
         for b, law in enumerate(laws):
             own = ChildSampling(rule, 0.9, seed_B[b : b + 1], place_B[b : b + 1])
             alone, _ = grow_batch(growth, [law], vocab, own, ROOT + b)
-            assert torch.equal(tree.tokens_BN[b], alone.tokens_BN[0])
-            assert torch.equal(tree.parents_BN[b], alone.parents_BN[0])
+            nodes = alone.tokens_BN.shape[1]
+            padding = tree.parents_BN[b, nodes:]
+            assert torch.equal(tree.tokens_BN[b, :nodes], alone.tokens_BN[0])
+            assert torch.equal(tree.parents_BN[b, :nodes], alone.parents_BN[0])
+            assert torch.equal(padding, nodes + torch.arange(len(padding)))
             if alone.q_BND is None or tree.q_BND is None:
                 assert tree.q_BND is alone.q_BND is None and not rule.sampled
             else:
-                torch.testing.assert_close(tree.q_BND[b], alone.q_BND[0], rtol=0, atol=1e-15)
+                torch.testing.assert_close(
+                    tree.q_BND[b, :nodes], alone.q_BND[0], rtol=0, atol=1e-15
+                )
+                assert not tree.q_BND[b, nodes:].any()
 
 
 @pytest.mark.parametrize("depth", [0, -1])

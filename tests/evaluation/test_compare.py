@@ -165,7 +165,7 @@ def test_suites_are_compared_one_by_one_and_loops_are_told(
     [
         (
             {"target": "u", "drafter": "e"},
-            r"differ in their target (its fingerprint) and their drafter",
+            r"differ in their target (its weights or configuration) and their drafter",
         ),
         ({"target": "u", "max_new_tokens": 128}, "differ in max_new_tokens: 64 and 128"),
         ({"max_new_tokens": 128}, "differ in max_new_tokens: 64 and 128"),

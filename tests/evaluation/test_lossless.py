@@ -9,6 +9,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from specdec.decoding import (
+    AdaptiveChain,
     Chain,
     DraftShape,
     DynamicTree,
@@ -34,13 +35,17 @@ EXPERTS = {
 }
 
 PROMPTS = [[3, 4, 5], [9], list(range(20))]
-SHAPES: list[DraftShape] = [Chain(3), StaticTree(), DynamicTree(depth=3, top_k=3, nodes=9)]
+SHAPES: list[DraftShape] = [
+    Chain(3), AdaptiveChain(3, min_product=0.05), StaticTree(), DynamicTree(depth=3, top_k=3, nodes=9),
+]  # fmt: skip
 TARGET, DRAFTER = tiny_target(), tiny_drafter(presets()["eagle3_1"])
 
 
-def drawing(target: Target, drafter: Drafter, sampling: Sampling) -> SpeculativeDecoder:
+def drawing(
+    target: Target, drafter: Drafter, sampling: Sampling, shape: DraftShape = Chain(2)  # noqa: B008
+) -> SpeculativeDecoder:  # fmt: skip
     """A decoder whose continuations can all be listed."""
-    return SpeculativeDecoder(target, drafter, Chain(2), replace(sampling, top_k=TOP_K), batch=32)
+    return SpeculativeDecoder(target, drafter, shape, replace(sampling, top_k=TOP_K), batch=32)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
@@ -116,11 +121,15 @@ def test_a_tie_of_two_experts_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> No
     assert check_greedy(*asked)["fault"]
 
 
-@pytest.mark.parametrize("rule", ["without_replacement"])
-def test_sampled_decoding_has_the_targets_distribution(rule: str) -> None:
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [("without_replacement", Chain(2)), ("block", AdaptiveChain(3, 0.3, 0.2))],
+    ids=str,
+)
+def test_sampled_decoding_has_the_targets_distribution(rule: str, shape: DraftShape) -> None:
     target, drafter = soft_target()
     sampling = Sampling(temperature=0.9, rule=rule, draft_temperature=1.2)  # type: ignore[arg-type]
-    found = check_sampled(drawing(target, drafter, sampling), PROMPTS[0], 100)
+    found = check_sampled(drawing(target, drafter, sampling, shape), PROMPTS[0], 100)
     assert found["fault"] is None and found["impossible"] == 0 and found["degrees"] > 3
     # no two cells expect five draws each
     few = check_sampled(drawing(target, drafter, sampling), PROMPTS[0], 9)

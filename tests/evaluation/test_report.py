@@ -40,14 +40,16 @@ def result() -> dict[str, Any]:
 
 
 def test_summary_by_hand(result: dict[str, Any]) -> None:
-    length, rate, pooled, without = (
+    length, rate, drafts, pooled, without = (
         result.pop(key)
         for key in (
-            "acceptance_length", "draft_acceptance_rate", "speedup_interval", "acceptance_length_without_looping",
+            "acceptance_length", "draft_acceptance_rate", "drafts_per_pass", "speedup_interval",
+            "acceptance_length_without_looping",
         )
     )  # fmt: skip
     assert without == length
     assert length["mean"] == 2 and 1 <= length["low"] < 2 < length["high"]
+    assert drafts["mean"] == 3
     assert rate["mean"] == pytest.approx(1 / 3) and 0 <= pooled["low"] < pooled["high"]
     positions = result.pop("accepted_per_position_interval")
     # two prompts, of which one alone reaches position 2

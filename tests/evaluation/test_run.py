@@ -190,6 +190,8 @@ def test_a_suite_with_a_prompt_left_out(
             str(tmp_path / target),
             "--thinking",
             thinking,
+            "--other_target",
+            "true",  # its template is another
             "--out",
             str(tmp_path / run),
         ]
@@ -210,7 +212,7 @@ def test_a_suite_with_a_prompt_left_out(
     capsys.readouterr()
     for other, message in (
         ("b", "differ in thinking: False and True"),
-        ("c", "differ in chat_template_sha256"),
+        ("c", "differ in their target's tokenizer or chat template"),
     ):
         assert main(["compare", str(tmp_path / "a"), str(tmp_path / other)]) == 2
         assert message in capsys.readouterr().err

@@ -143,7 +143,7 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
     return [
         "evaluate", "--target", str(chats), "--drafter", str(drafter_directory),
         "--suite", "humaneval", "mt_bench", "--suite_dir", str(tmp_path / "sets"), "--shape", "chain:depth=2",
-        "--max_new_tokens", "6", "--compile", "off",
+        "--max_new_tokens", "6", "--compile", "off", "--other_target", "true",  # its template is another
     ]  # fmt: skip
 
 

@@ -67,7 +67,14 @@ def test_tune_recommends_checks_and_writes(
         assert batch["recommended"] == (batch["results"][0]["shape"] if speeds[0] > 1 else None)
         assert all(one["prompts"] == 2 and one["identical_outputs"] > 0 for one in batch["results"])
     assert [one["prompt_id"] for one in found["skipped"]] == ["line-3"]
+    adaptive = found["adaptive"]
+    measured = adaptive["measured"]
+    assert measured["fixed"]["shape"] == adaptive["fixed"]["shape"]
+    assert measured["adaptive"]["shape"] in {row["shape"] for row in adaptive["adaptive"]}
+    assert measured["adaptive"]["over_fixed"]["mean"] > 0
+    assert all(parse_shape(row["shape"]).depth == 3 for row in adaptive["adaptive"])
     report, told = (out / "report.md").read_text(), capsys.readouterr().out
+    assert "## Chains by confidence, batch size 1: run" in report and "Chains that end by" in told
     assert "| line-3 | a prompt of" in report
     assert all("plain decoding" in text and "Batch size 2: " in text for text in (report, told))
     assert "](speed.png)" in report and "](cost_model.png)" in report
