@@ -7,6 +7,7 @@ from specdec.drafting.block import BlockDrafting, MaskBlock
 from specdec.drafting.chained import Chained, PostNorm, PreNorm, Recurrence
 from specdec.drafting.mode import DrafterMemory, DraftingMode, Expand, Frontier, Step
 from specdec.drafting.parallel import MaskConstant, Parallel
+from specdec.drafting.scaled import FixedSize, Leaky
 
 __all__ = [
     "BlockDrafting",
@@ -14,7 +15,9 @@ __all__ = [
     "DrafterMemory",
     "DraftingMode",
     "Expand",
+    "FixedSize",
     "Frontier",
+    "Leaky",
     "MaskBlock",
     "MaskConstant",
     "Parallel",
