@@ -3,6 +3,7 @@
 Arms must be comparable: the same tokens, the same data in the same order, and only the changes that the levels name.
 """
 
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -27,6 +28,7 @@ from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.dry_run import dry_run
 from specdec.embedded.corpus import SEED, held_out_prompts
 from specdec.evaluation.benchmark import parse_baseline
+from specdec.evaluation.overrides import OVERRIDABLE
 from specdec.evaluation.prompts import Prompt, load_prompts, prompts_sha256
 from specdec.studies.study import Combination, Study, arm_name, as_list, measure_of
 from specdec.target import EMBEDDED, TargetSource
@@ -107,6 +109,14 @@ class Arm:
             * trainer["num_nodes"]
         )
         return trainer["max_steps"] * rows * self.data.seq_len
+
+    def with_data_seed(self, seed: int) -> "Arm":
+        """The arm with other rows in another order, where its data have a seed."""
+        data = self.config["data"]
+        if "seed" not in data["init_args"]:
+            return self
+        data = {**data, "init_args": {**data["init_args"], "seed": seed}}
+        return dataclasses.replace(self, config={**self.config, "data": data})
 
     @property
     def callbacks(self) -> list[str]:
@@ -253,6 +263,11 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
         kind: _measure(source, kind, json.dumps(arguments))
         for kind, arguments in _measure_arguments(study, combination).items()
     }
+    for kind, measure in measures.items():
+        try:
+            design.with_window(*(measure.config[option] for option in OVERRIDABLE))
+        except ValueError as error:
+            raise ValueError(f"{kind}: {error}") from error
     return Arm(name, dict(combination), config, source, data, design, trained, measures)
 
 

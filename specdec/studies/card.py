@@ -16,11 +16,12 @@ from markupsafe import Markup
 from specdec.report.contrasts import METHOD, distinct
 from specdec.report.statistics import ALPHA
 from specdec.report.tables import TEMPLATES, markdown_text, with_interval
+from specdec.studies.card_data import DATA, write_data
 from specdec.studies.figures import SEPARATOR, draw_figures, label_of, short_names
 from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
 from specdec.studies.reproduce import CARD, VERSION, manifest
 from specdec.studies.results import read_record, results
-from specdec.studies.study import FEWEST_SEEDS
+from specdec.studies.study import FEWEST_SEEDS, SEEDS
 from specdec.utils.config import to_text
 from specdec.utils.files import staged_directory, write_json, write_text
 from specdec.utils.text import how_many, printable
@@ -40,6 +41,7 @@ def write_card(directory: Path) -> Path:
     with staged_directory(out, replace=True) as folder:
         text = _document(card, draw_figures(card, folder), out / CARD)
         write_json(folder / CARD, card)
+        write_data(study, folder / DATA)
         write_text(folder / "card.md", text)
         write_text(folder / "card.html", _page(text, folder, f"Study {card['study']['name']}"))
     return out
@@ -102,12 +104,14 @@ def _states(arm: Json) -> str:
 
 
 def _figure(numbers: Json | Sequence[float | None] | None, digits: int = 2, sign: str = "") -> str:
-    """Return a figure with its interval in brackets, from an estimate or from three numbers."""
+    """Return a figure with its interval in brackets, from an estimate or from three numbers; nothing without data."""
     if not numbers:
         return "-"
     if isinstance(numbers, dict):
         numbers = [numbers[name] for name in ("value", "low", "high")]
     value, low, high = numbers
+    if value is None:
+        return ""
     return with_interval(value, low, high, f"{{:{sign}.{digits}f}}".format)
 
 
@@ -141,10 +145,12 @@ _GLOBALS = {
     "fewest_seeds": FEWEST_SEEDS,
     "figure": _figure,
     "file": CARD,
+    "data": DATA,
     "how_many": how_many,
     "label_of": label_of,
     "method": METHOD,
     "p": _p,
     "separator": SEPARATOR,
+    "usual_seeds": SEEDS,
     "states_of": _states,
 }

@@ -205,10 +205,13 @@ def _dots(quantities: Sequence[Json], style: _Style, path: Path) -> None:
     for number, quantity in enumerate(quantities):
         panel = paper.dots(quantity["panel"], quantity["unit"], "arm", names, quantity["null"])
         for height, (name, row) in enumerate(quantity["rows"].items()):
-            if row is None:
+            if row is None or row["value"] is None:
+                text = "not measured" if row is None else "no data"
                 panel.axes.text(
-                    0.5, height, "not measured", ha="center", va="center", transform=panel.axes.get_yaxis_transform()
+                    0.5, height, text, ha="center", va="center", transform=panel.axes.get_yaxis_transform()
                 )  # fmt: skip
+                if row is not None:
+                    panel.record("all seeds", name, Point.of(row))
                 continue
             panel.dot("all seeds", name, height, Point.of(row), style.looks[name])
             seeds = list(row["by_seed"].values())

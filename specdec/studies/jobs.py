@@ -3,7 +3,8 @@
 A job is known by a key, the hash of what decides its numbers (:mod:`specdec.studies.keys`).
 
 ``features: cached`` reads the target once: one ``specdec cache`` for all arms and seeds whose target and data agree.
-It stores the union of the layer boundaries that its arms tap; a row is found by its tokens, in whatever order.
+It stores the union of the layer boundaries that its arms tap; a row is found by its tokens, in whatever order. A seed
+is ``data.seed`` too unless the study gives that, so that every seed has its own cache.
 """
 
 import dataclasses
@@ -101,6 +102,9 @@ class StudyPlan:
             "axes": {axis: list(levels) for axis, levels in self.study.axes.items()},
             "baseline": self.study.baseline,
             "seeds": list(self.study.seeds),
+            # what has no seed, as rows in their own order, does not vary
+            "varies_data": self.study.varies_data
+            and all("seed" in arm.config["data"]["init_args"] for arm in self.arms),
             "arms": [
                 {
                     "name": arm.name,
@@ -216,8 +220,6 @@ def make_plan(
             if levels in needed:
                 check_outcome(contrast.outcome, arm)
     planner = _Planner(study, directory, threads, prompts)
-    if study.features == "cached":
-        planner.add_caches(arms)
     for arm in arms:
         if "evaluate" in arm.measures:
             decoded, of_baseline = (
@@ -228,7 +230,8 @@ def make_plan(
                     f"arm {arm.name}: it is evaluated on another target than the baseline, or in another dtype, so "
                     "that their acceptance cannot be compared: make a study of each"
                 )
-    runs = tuple(planner.runs(arm) for arm in arms)
+    by_seed = [planner.runs(arms, seed) for seed in study.seeds]
+    runs = tuple(zip(*by_seed, strict=True))
     return StudyPlan(study, directory, tuple(arms), runs, planner.jobs, prompts, tuple(unequal))
 
 
@@ -238,7 +241,7 @@ class _Planner:
 
     Args:
         jobs: by key.
-        cache_of: by arm the key of the job that stores its features.
+        cache_of: by arm the key of the job that stores its features, with the seed at hand.
     """
 
     study: Study
@@ -260,34 +263,34 @@ class _Planner:
         job = specdec_job(self.directory, kind, key, label, config, self.threads, needs, *arguments)
         self.jobs.setdefault(key, job)
 
-    def runs(self, arm: Arm) -> tuple[dict[str, Any], ...]:
-        """The keys of an arm's jobs with each seed; jobs that no other arm needs are added."""
+    def runs(self, arms: Sequence[Arm], seed: int) -> list[dict[str, Any]]:
+        """The keys of every arm's jobs with a seed; those that no other arm or seed needs are added."""
+        if self.study.varies_data:
+            arms = [arm.with_data_seed(seed) for arm in arms]
+        if self.study.features == "cached":
+            self.add_caches(arms)
+        return [self._run(arm, seed) for arm in arms]
+
+    def _run(self, arm: Arm, seed: int) -> dict[str, Any]:
         model = dict(arm.config["model"])
         cache = self.cache_of.get(arm.name)
         if cache is not None:
             where = {"directory": str(JobFolder(self.directory, "cache", cache).output)}
             model["features"] = {"class_path": "Cached", "init_args": where}
-        decisive = fit_decisive(arm, self.study.features)
-        of_measures = {
-            kind: {**measure.config, "target": target_contents(measure.target)}
-            for kind, measure in arm.measures.items()
-        }
-        runs = []
-        for seed in self.study.seeds:
-            fit = key_of("fit", {**decisive, "seed": seed})
-            label = f"{arm.name} seed={seed}"
-            config = {"seed_everything": seed, **arm.config, "model": model}
-            needs = (cache,) if cache else ()
-            self._add("fit", fit, f"{label}: fit", config, needs, "--ckpt_path", "auto")
-            run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(MEASURES)}
-            drafter = str(JobFolder(self.directory, "fit", fit).output / "drafter")
-            for kind, measure in arm.measures.items():
-                prompts = self.prompts[kind]
-                key = run[kind] = key_of(kind, [fit, of_measures[kind], prompts.sha256])
-                config = {**measure.config, "prompts": list(prompts.files)}
-                self._add(kind, key, f"{label}: {kind}", config, (fit,), "--drafter", drafter)
-            runs.append(run)
-        return tuple(runs)
+        fit = key_of("fit", {**fit_decisive(arm, self.study.features), "seed": seed})
+        label = f"{arm.name} seed={seed}"
+        config = {"seed_everything": seed, **arm.config, "model": model}
+        needs = (cache,) if cache else ()
+        self._add("fit", fit, f"{label}: fit", config, needs, "--ckpt_path", "auto")
+        run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(MEASURES)}
+        drafter = str(JobFolder(self.directory, "fit", fit).output / "drafter")
+        for kind, measure in arm.measures.items():
+            prompts = self.prompts[kind]
+            decisive = {**measure.config, "target": target_contents(measure.target)}
+            key = run[kind] = key_of(kind, [fit, decisive, prompts.sha256])
+            config = {**measure.config, "prompts": list(prompts.files)}
+            self._add(kind, key, f"{label}: {kind}", config, (fit,), "--drafter", drafter)
+        return run
 
     def add_caches(self, arms: Sequence[Arm]) -> None:
         """Add one job for all arms of the same target and rows."""

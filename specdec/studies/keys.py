@@ -1,9 +1,9 @@
 """The key of a job: a hash of what decides its numbers, so that no job is run twice.
 
 Of a fit that is its config without settings that change no number
-(:func:`specdec.training.run_directory.changes_numbers`), the contents of target, data and start, the seed, and the
-code: versions, git commit, and whether the checkout has changes. Of a measure it is its fit's key, its settings, the
-prompts and the code. Names of arms, threads and the machine do not count.
+(:func:`specdec.training.run_directory.decisive_settings`), the contents of target, data and start, the seed, and the
+code: versions, git commit, whether the checkout has changes, and the files of the package. Of a measure it is its fit's
+key, its settings, the prompts and the code. Names of arms, threads and the machine do not count.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from huggingface_hub import try_to_load_from_cache
 from specdec.data.rows import HUB, hub_fingerprint
 from specdec.studies.arms import Arm
 from specdec.target import TargetSource
-from specdec.training.run_directory import changes_numbers
+from specdec.training.run_directory import decisive_settings
 from specdec.utils import trust
 from specdec.utils.config import normalize_config
 from specdec.utils.machine import provenance
@@ -28,6 +28,8 @@ from specdec.utils.reading import sha256
 
 DIGITS = 16  # of a key, hexadecimal
 LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
+PACKAGE = Path(__file__).parents[1]
+OF_CODE = (".py", ".yaml", ".jinja", ".txt", ".jsonl")
 # weights, configuration, tokenizer, code
 OF_A_TARGET = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".py")
 
@@ -45,12 +47,20 @@ def key_of(kind: str, decisive: Any) -> str:
 
 @functools.cache
 def code_version() -> dict[str, Any]:
-    """The code that runs, Python included: the embedded data is its library."""
+    """The code that runs, Python included: the embedded data is its library.
+
+    A checkout with changes is known by what its files hold: git's commit does not tell two changes apart.
+    """
     facts = provenance()
+    code = {name: facts[name] for name in ("git_commit", "git_dirty", "python")}
     versions = {name: facts["versions"][name] for name in LIBRARIES}
-    return {name: facts[name] for name in ("git_commit", "git_dirty", "python")} | {
-        "versions": versions
-    }
+    return code | {"versions": versions, "files": files_of_code(PACKAGE)}
+
+
+def files_of_code(package: Path) -> str:
+    """SHA-256 of what a package's modules, and the files that they read, hold."""
+    files = sorted(file for file in package.rglob("*") if file.suffix in OF_CODE)
+    return digest([[file.relative_to(package).as_posix(), sha256(file)] for file in files])
 
 
 def digest(value: Any) -> str:
@@ -61,7 +71,7 @@ def digest(value: Any) -> str:
 def fit_decisive(arm: Arm, features: str) -> dict[str, Any]:
     """Return what decides, with its seed, the numbers of a fit to the last bit, whether features are ``cached`` or
     ``on_the_fly`` included."""
-    config = _decisive(normalize_config(arm.config))
+    config = decisive_settings(normalize_config(arm.config))
     model = {
         **config["model"],
         "target": target_contents(arm.target),
@@ -114,21 +124,6 @@ def content_hashes(value: Any) -> Any:
     if glob.has_magic(value) and (matches := sorted(glob.glob(value, recursive=True))):
         return [content_hashes(file) for file in matches if Path(file).is_file()]
     return value
-
-
-def _decisive(value: Any, key: str = "") -> Any:
-    """Leave out the settings that change no number; ``init_args`` does not count in their names."""
-    if not isinstance(value, dict):
-        return value
-    decisive = {}
-    for name, child in value.items():
-        inner = key
-        if name != "init_args":
-            inner = f"{key}.{name}" if key else name
-            if not changes_numbers(inner):
-                continue
-        decisive[name] = _decisive(child, inner)
-    return decisive
 
 
 def _file_hash(path: Path) -> str:

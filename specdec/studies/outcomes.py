@@ -3,7 +3,7 @@
 A quantity is a ratio of two sums over prompts (acceptance length: committed tokens over target passes), or two such
 ratios, one divided by the other or less it (growth of the state: its size at the last draft step over that at the
 first). ``primary`` in a study names them: ``acceptance_length``, ``accepted_at_5-8``, ``drift.kl_at_8``,
-``drift.out_rms_growth``, ``drift.sink_mass_change``, ``kept.no_bos``.
+``drift.out_rms_growth``, ``drift.sink_mass_change``, ``kept.no_bos``, ``acceptance_length_under.no_bos``.
 
 Legend: P prompts, C sums and weights in turn, K draft steps.
 """
@@ -18,13 +18,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec.decoding import parse_shape
-from specdec.diagnostics.conditions import parse_conditions
-from specdec.diagnostics.drift_measure import SERIES, DriftFigure, drift_figures, sums_of
+from specdec.diagnostics.conditions import Condition, parse_conditions
+from specdec.diagnostics.drift_figures import (
+    CHANGES,
+    LEAST_STEPS,
+    DriftFigure,
+    change_figure,
+    drift_figures,
+    sums_of,
+)
+from specdec.diagnostics.drift_measure import ATTENTION, SERIES
 from specdec.diagnostics.drift_measure import VERSION as OF_DRIFT
 from specdec.evaluation.compare import SavedEvaluation, read_evaluation
 from specdec.evaluation.metrics import Answer, committed, target_passes
 from specdec.report.contrasts import Linear
-from specdec.report.statistics import Array
+from specdec.report.statistics import ANY, LENGTH, POSITIVE, SHARE, Array, Range, possible
 from specdec.studies.arms import Arm
 from specdec.studies.worker import JobFolder
 from specdec.utils.reading import check_sums, read_json
@@ -39,17 +47,20 @@ ROBUSTNESS = "robustness"
 FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}
 MEASUREMENT = {"drift": OF_DRIFT, "robustness": 1}  # the versions of drift.json and robustness.json
 # the means of a figure of drift
-COMBINE: dict[str, Callable[..., Linear]] = {
+COMBINE: dict[str, Callable[..., Linear | None]] = {
     "mean": lambda mean: mean,
     "ratio": Linear.over,
     "difference": Linear.minus,
 }
+DISJOINT = {*[*ATTENTION][:5]}  # regions that attention is divided among
 # of drift, in every study
 USUAL = ("drift.state_rms_growth", "drift.out_rms_growth", "drift.sink_mass_change")
+LENGTH_UNDER = "acceptance_length_under"
 NAME = re.compile(
     r"(?P<kind>acceptance_length|accepted)(_at_(?P<at>[1-9]\d*(-[1-9]\d*)?))?(\.(?P<shape>.+))?"
-    r"|(?P<drift>drift)\.(?P<series>\w+(\+\w+)*)_(at_(?P<step>[1-9]\d*(-[1-9]\d*)?)|(?P<change>growth|change))"
-    r"|(?P<kept>kept)\.(?P<condition>.+)"
+    r"|(?P<drift>drift)\.(?P<series>\w+?(\+\w+?)*)_(at_(?P<step>[1-9]\d*(-[1-9]\d*)?)"
+    rf"|(?P<change>{'|'.join(CHANGES)}))"
+    rf"|(?P<under>kept|{LENGTH_UNDER})\.(?P<condition>.+)"
 )
 
 
@@ -111,7 +122,8 @@ class Metric(NamedTuple):
     """A measurement of an arm, of the same draft steps or under the same condition in all arms that have it.
 
     ``panel`` titles its figure, which quantities of other draft steps may share; ``null`` is its value without drift or
-    loss, if known; ``table`` gives a run's two sums for every prompt, or four, of two ratios for ``combine``.
+    loss, if known; ``table`` gives a run's two sums for every prompt, or four, of two ratios for ``combine``;
+    ``bounds`` are the least and the most that it can be.
     """
 
     name: str
@@ -120,14 +132,15 @@ class Metric(NamedTuple):
     unit: str
     null: float | None
     table: Callable[[RecordedRun], Table | None]
-    combine: Callable[..., Linear] = COMBINE["mean"]
+    bounds: Range
+    combine: Callable[..., Linear | None] = COMBINE["mean"]
 
 
 def check_outcome(name: str, arm: Arm) -> None:
     """Raise ValueError unless an arm will have been measured for a metric of that name."""
     parts = _parts(name)
     where = f"primary: outcome {name}"
-    family = {"drift": DRIFT, "kept": ROBUSTNESS}.get(parts["drift"] or parts["kept"], ACCEPTANCE)
+    family = DRIFT if parts["drift"] else ROBUSTNESS if parts["under"] else ACCEPTANCE
     if (measure := arm.measures.get(FAMILIES[family])) is None:
         raise ValueError(
             f"{where}: the study has no {FAMILIES[family]}: add it, or give another outcome"
@@ -148,6 +161,7 @@ def check_outcome(name: str, arm: Arm) -> None:
             raise ValueError(
                 f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit"
             )
+        last = max(last, LEAST_STEPS.get(parts["change"], 1))
         if last > config["depths"]:
             raise ValueError(
                 f"{where}: drift has {config['depths']} steps: give drift.depths, or an earlier step"
@@ -155,6 +169,7 @@ def check_outcome(name: str, arm: Arm) -> None:
     else:
         asked = [_condition(parts["condition"])]
         known = [condition.name for condition in parse_conditions(config["conditions"])]
+        known += [Condition().name] if parts["under"] == LENGTH_UNDER else []
     for missing in asked:
         if missing not in known:
             raise ValueError(
@@ -183,7 +198,8 @@ def _parts(name: str) -> dict[str, str]:
     if match is None or (match["kind"] == "accepted") != (match["at"] is not None):
         raise ValueError(
             f"primary: outcome {name}: expected acceptance_length, accepted_at_K, accepted_at_K-K (.SHAPE behind them "
-            "where there are several), drift.SERIES_at_K, drift.SERIES_growth, drift.SERIES_change or kept.CONDITION"
+            "where there are several), drift.SERIES_at_K, drift.SERIES_ with one of "
+            f"{', '.join(CHANGES)}, kept.CONDITION or {LENGTH_UNDER}.CONDITION"
         )
     return match.groupdict()
 
@@ -212,11 +228,8 @@ def metric_named(name: str, run: RecordedRun) -> Metric | None:
     parts = _parts(name)
     if parts["drift"]:
         return _drift_metric(name, parts, run)
-    if parts["kept"]:
-        condition = _condition(parts["condition"])
-        rows = run.measured("robustness")["conditions"] if run.done("robustness") else []
-        titles = {row["name"]: row["title"] for row in rows}
-        return _kept(condition, titles[condition]) if condition in titles else None
+    if parts["under"]:
+        return _under(parts["under"], _condition(parts["condition"]), run)
     shapes = [*run.evaluation.answers] if run.done("evaluate") else []
     if parts["shape"]:
         shapes = [shape for shape in shapes if shape == _shape(parts["shape"])]
@@ -237,13 +250,7 @@ def _drift_metric(name: str, parts: Mapping[str, str], run: RecordedRun) -> Metr
     if parts["step"]:
         title += f", step {parts['step']}"
         return _of_drift(DriftFigure(name, title, series, (_steps(parts["step"]),), unit))
-    depths = (range(last - 1, last), range(1))
-    if parts["change"] == "growth":
-        title += f", step {last} over step 1"
-        return _of_drift(DriftFigure(name, title, series, depths, "ratio", "ratio", 1.0))
-    title += f", change from step 1 to {last}"
-    unit = f"difference of {unit.replace('share', 'shares')}"
-    return _of_drift(DriftFigure(name, title, series, depths, unit, "difference", 0.0))
+    return _of_drift(change_figure(name, parts["change"], series, title, unit, last))
 
 
 def recorded_metrics(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dict[str, Metric]:
@@ -265,11 +272,9 @@ def recorded_metrics(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dic
                     of_run[metric.name] = metric
         if run.done("robustness"):
             measurement = run.measured("robustness")
-            names = [
-                f"kept.{row['name']}"
-                for row in measurement["conditions"]
-                if row["name"] != measurement["clean"]
-            ]
+            conditions = [row["name"] for row in measurement["conditions"]]
+            names = [f"kept.{name}" for name in conditions if name != measurement["clean"]]
+            names += [f"{LENGTH_UNDER}.{name}" for name in conditions]
             of_run |= {name: metric_named(name, run) for name in names}
         for name, known in of_run.items():
             if known is not None:
@@ -297,23 +302,27 @@ def _acceptance(shape: str) -> Metric:
         return sum_by_prompt(answers, lambda answer: (committed(answer), target_passes(answer)))
 
     name = f"{ACCEPTANCE}, {shape}"
-    return Metric(name, name, ACCEPTANCE, "tokens per target pass", None, table)
+    return Metric(name, name, ACCEPTANCE, "tokens per target pass", None, table, LENGTH)
 
 
 def accepted_at(at: str, shape: str) -> Metric:
-    """Return the share of passes that accepted a position's draft, of those that accepted all before; or of several."""
+    """Return the share of passes that accepted a position's draft, of those that accepted all before it and had one
+    there; or of several positions."""
     positions = np.array(_steps(at)) + 1
 
     def columns(answer: Answer) -> Sequence[int]:
         accepted_N1 = np.array(answer.accepted)[:, None]
-        return int((accepted_N1 >= positions).sum()), int((accepted_N1 >= positions - 1).sum())
+        drafted_N1 = np.array(answer.drafted)[:, None]
+        judged_NK = (accepted_N1 >= positions - 1) & (drafted_N1 >= positions)
+        return int((accepted_N1 >= positions).sum()), int(judged_NK.sum())
 
     def table(run: RecordedRun) -> Table | None:
         answers = run.evaluation.answers.get(shape)
         return None if answers is None else sum_by_prompt(answers, columns)
 
     name = f"acceptance at position {at}, {shape}"
-    return Metric(name, name, ACCEPTANCE, "share of the passes that got this far", None, table)
+    unit = "share of the passes that got this far"
+    return Metric(name, name, ACCEPTANCE, unit, None, table, SHARE)
 
 
 def _of_drift(figure: DriftFigure) -> Metric:
@@ -341,22 +350,51 @@ def _of_drift(figure: DriftFigure) -> Metric:
         total_KP2 = np.stack([sum(sums_KP2[..., 0] for sums_KP2 in sums), sums[0][..., 1]], axis=-1)
         return dict(zip(map(str, measurement["prompts"]), figure.columns(total_KP2), strict=True))
 
-    return Metric(name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE[figure.how])
+    how = COMBINE[figure.how]
+    bounds = _bounds(figure)
+    return Metric(name, figure.title, DRIFT, figure.unit, figure.null, table, bounds, how)
 
 
-def _kept(condition: str, title: str) -> Metric:
-    """Acceptance length under a condition over that of clean prompts."""
+def _bounds(figure: DriftFigure) -> Range:
+    """Return the range of a figure; a sum of shares that overlap may exceed 1, a ratio of cosines may be negative."""
+    names = figure.series.split("+")
+    if figure.how == "ratio" and SERIES[names[0]][1] == "cosine":
+        return ANY
+    most = 1 if set(names) <= DISJOINT else len(names)
+    low, high = possible(figure.unit)
+    return low * most, high * most
+
+
+def _under(kind: str, condition: str, run: RecordedRun) -> Metric | None:
+    """Return the acceptance length under a condition, or what it is of that of clean prompts; None if not measured."""
+    rows = run.measured("robustness")["conditions"] if run.done("robustness") else []
+    titles = {row["name"]: row["title"] for row in rows}
+    if condition not in titles:
+        return None
+    if kind == "kept":
+        name = f"Acceptance kept, {titles[condition]}"
+        return Metric(
+            name, name, ROBUSTNESS, "ratio to clean prompts", 1.0, functools.partial(_sums_under, condition), POSITIVE,
+            Linear.over,
+        )  # fmt: skip
 
     def table(run: RecordedRun) -> Table | None:
-        measurement = run.measured("robustness")
-        rows = {row["name"]: row for row in measurement["conditions"]}
-        row = rows.get(condition)
-        clean = rows[measurement["clean"]]
-        if row is None or row.get("skipped"):
-            return None
-        columns = [row["committed"], row["passes"], clean["committed"], clean["passes"]]
-        sums_P4 = np.array([[float(value or 0) for value in column] for column in columns]).T
-        return dict(zip(map(str, measurement["prompts"]), sums_P4, strict=True))
+        sums = _sums_under(condition, run)
+        # the prompts of the share kept: those with a target pass in the clean run too
+        return sums and {prompt: row[:2] for prompt, row in sums.items() if row[3]}
 
-    name = f"Acceptance kept, {title}"
-    return Metric(name, name, ROBUSTNESS, "ratio to clean prompts", 1.0, table, Linear.over)
+    name = f"Acceptance length under {titles[condition]}"
+    return Metric(name, name, ROBUSTNESS, "tokens per target pass", None, table, LENGTH)
+
+
+def _sums_under(condition: str, run: RecordedRun) -> Table | None:
+    """Return committed tokens and passes under a condition, and in the clean run, of every prompt."""
+    measurement = run.measured("robustness")
+    rows = {row["name"]: row for row in measurement["conditions"]}
+    row = rows.get(condition)
+    clean = rows[measurement["clean"]]
+    if row is None or row.get("skipped"):
+        return None
+    columns = [row["committed"], row["passes"], clean["committed"], clean["passes"]]
+    sums_P4 = np.array([[float(value or 0) for value in column] for column in columns]).T
+    return dict(zip(map(str, measurement["prompts"]), sums_P4, strict=True))

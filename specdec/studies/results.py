@@ -1,11 +1,13 @@
 """A study's plan and finished jobs read back, and from them all of a card's numbers, JSON-ready: quantities of every
 arm, the primary contrasts that the study declared, and, exploratory, differences from the baseline and effects.
 
-A contrast is taken on the seeds and prompts that all of its arms have; its error is of all arms that have these too.
+A contrast is taken on the seeds and prompts that all of its arms have. An arm lacks a quantity of which a seed has no
+data: it is empty there, and in no contrast.
 
 Legend: A arms, S seeds, P prompts, C sums and weights in turn, K draft positions or steps.
 """
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec.diagnostics.drift_measure import sums_of
+from specdec.diagnostics.drift_figures import sums_of
 from specdec.evaluation.metrics import acceptance_length, answer_warnings, looping
 from specdec.report.contrasts import (
     Arm,
@@ -21,15 +23,14 @@ from specdec.report.contrasts import (
     Linear,
     Weights,
     add_verdicts,
+    contrasted,
     detectable,
     distinct,
     effects,
     estimate,
     pooled,
-    seed_error,
-    weighted,
 )
-from specdec.report.statistics import ANY, Range, possible
+from specdec.report.statistics import LENGTH, POSITIVE, Range, possible
 from specdec.studies.jobs import PLAN, VERSION
 from specdec.studies.outcomes import (
     ACCEPTANCE,
@@ -47,12 +48,6 @@ from specdec.studies.worker import JobFolder
 from specdec.utils.reading import check_sums, read_json
 
 
-def bounds_of(metric: Metric) -> Range:
-    """Return the range of a figure; sums of shares that overlap exceed 1, and ratios of cosines may be negative."""
-    is_free = "+" in metric.name or "cosine_growth" in metric.name
-    return ANY if is_free else possible(metric.unit)
-
-
 @dataclass(frozen=True)
 class RecordedStudy:
     """A study's plan, and by arm a run for each seed."""
@@ -64,6 +59,12 @@ class RecordedStudy:
     def baseline(self) -> str:
         """The baseline's name."""
         return next(arm["name"] for arm in self.plan["arms"] if arm["is_baseline"])
+
+    @functools.cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The primary outcomes and all else that any run has, by their names in ``primary``."""
+        runs = [run for runs_of_arm in self.arms.values() for run in runs_of_arm]
+        return recorded_metrics(runs, [contrast["outcome"] for contrast in self.plan["primary"]])
 
     def done(self, kind: str) -> dict[str, list[RecordedRun]]:
         """Return, by arm, the runs whose job of this kind is done."""
@@ -99,11 +100,13 @@ def results(study: RecordedStudy) -> Json:
     about = ("name", "design", "axes", "seeds", "unequal", "primary_changed")
     declared = [Contrast(**entry) for entry in study.plan["primary"]]
     out: Json = {
-        "study": {key: study.plan[key] for key in about} | {"baseline": study.baseline},
+        "study": {key: study.plan[key] for key in about}
+        | {"baseline": study.baseline, "varies_data": study.plan.get("varies_data", False)},
         "arms": _arms_with_states(study),
         "quantities": [],
         "primary": [
-            {"quantity": contrast.outcome, "value": None, "p_value": None} | contrast.to_json()
+            {"quantity": contrast.outcome, "value": None, "p_value": None, "ratio": None}
+            | contrast.to_json()
             for contrast in declared
         ],
         "comparisons": [],
@@ -115,15 +118,13 @@ def results(study: RecordedStudy) -> Json:
             for name, runs in study.done("fit").items()
         },
     }
-    all_runs = [run for runs in study.arms.values() for run in runs]
-    metrics = recorded_metrics(all_runs, [contrast.outcome for contrast in declared])
-    for outcome, metric in metrics.items():
+    for outcome, metric in study.metrics.items():
         contrasts = _Contrasts(study, metric)
         for place, contrast in enumerate(declared):
             if contrast.outcome == outcome and (row := contrasts.primary(contrast)):
                 out["primary"][place] = row | contrast.to_json()
         values = contrasts.values()
-        if values and metric.name not in [row["name"] for row in out["quantities"]]:
+        if contrasts.tables and metric.name not in [row["name"] for row in out["quantities"]]:
             fields = ("name", "panel", "family", "unit", "null")
             facts = {field: getattr(metric, field) for field in fields}
             out["quantities"].append({**facts, "arms": values})
@@ -185,7 +186,7 @@ def _shared(tables: Collection[BySeed]) -> tuple[list[int], list[str]]:
 
 
 def aligned(metric: Metric, tables: Mapping[str, BySeed]) -> dict[str, Linear]:
-    """The quantity of every arm, over the seeds and prompts that all arms have; empty if there are none."""
+    """The quantity of every arm that has data with each seed, over the seeds and prompts that all arms have."""
     seeds, prompts = _shared(tables.values())
     if not prompts:
         return {}
@@ -196,14 +197,14 @@ def aligned(metric: Metric, tables: Mapping[str, BySeed]) -> dict[str, Linear]:
         ]
     )
     # a prompt without a target pass, clean or not, counts nowhere
-    if metric.family == ROBUSTNESS:
-        sums_ASPC = sums_ASPC[:, :, (sums_ASPC[..., 1::2] > 0).all((0, 1, 3))]
+    has_data = np.all if metric.family == ROBUSTNESS else np.any
+    sums_ASPC = sums_ASPC[:, :, has_data(sums_ASPC[..., 1::2] > 0, axis=(0, 1, 3))]
     out = {}
     for name, sums_SPC in zip(tables, sums_ASPC, strict=True):
         columns_CSP = np.moveaxis(sums_SPC, -1, 0)
         ratios = [*map(pooled, columns_CSP[::2], columns_CSP[1::2])]
-        if all(ratios):
-            out[name] = metric.combine(*ratios)
+        if all(ratios) and (figure := metric.combine(*ratios)) is not None:
+            out[name] = figure
     return out
 
 
@@ -218,33 +219,40 @@ def _by_seed(metric: Metric, runs: Iterable[RecordedRun]) -> dict[int, Table]:
 
 
 class _Contrasts:
-    """One quantity of the arms where all seeds that were measured have it, and its contrasts between them."""
+    """One quantity of the arms where all seeds that were measured have it, and its contrasts between them.
+
+    Args:
+        by_seed: of every arm that was measured, each seed's own value, None without data.
+        tables: of the arms that have data with each seed.
+    """
 
     def __init__(self, study: RecordedStudy, metric: Metric) -> None:
         self.study = study
         self.metric = metric
+        self.by_seed: dict[str, dict[str, float | None]] = {}
         self.tables: dict[str, dict[int, Table]] = {}
         for name, runs in study.done(FAMILIES[metric.family]).items():
             tables = _by_seed(metric, runs)
             if tables and len(tables) == len(runs):
-                self.tables[name] = tables
+                figures = {seed: _alone(metric, {seed: table}) for seed, table in tables.items()}
+                self.by_seed[name] = {
+                    str(seed): None if figure is None else figure.value
+                    for seed, figure in figures.items()
+                }
+                if all(figures.values()):
+                    self.tables[name] = tables
         self.levels: dict[Arm, str] = {
             frozenset(arm["levels"].items()): arm["name"] for arm in study.plan["arms"]
         }
 
     def values(self) -> Json:
-        """By arm its estimate, and every seed's value."""
+        """By arm its estimate, None without data, and every seed's value."""
         out = {}
-        for name, tables in self.tables.items():
-            if (figure := _alone(self.metric, tables)) is not None:
-                by_seed = {
-                    str(seed): of_seed.value
-                    for seed, table in tables.items()
-                    if (of_seed := _alone(self.metric, {seed: table}))
-                }
-                bounds = bounds_of(self.metric)
-                row = estimate(figure, self.metric.null, bounds)._asdict()
-                out[name] = row | {"by_seed": by_seed}
+        for name, by_seed in self.by_seed.items():
+            row: Json = dict.fromkeys(Estimate._fields)
+            if name in self.tables and (figure := _alone(self.metric, self.tables[name])):
+                row = estimate(figure, self.metric.null, self.metric.bounds)._asdict()
+            out[name] = row | {"by_seed": by_seed}
         return out
 
     def _of(
@@ -255,41 +263,37 @@ class _Contrasts:
         if not set(used) <= set(self.tables):
             return None
         seeds, prompts = _shared([self.tables[name] for name in used])
-        able = [
-            name
-            for name, by_seed in self.tables.items()
-            if all(set(prompts) <= by_seed.get(seed, {}).keys() for seed in seeds)
-        ]
         tables = {
-            name: {seed: self.tables[name][seed] for seed in seeds if prompts}
-            for name in [*used, *able]
+            name: {seed: self.tables[name][seed] for seed in seeds if prompts} for name in used
         }
         figures = aligned(self.metric, tables)
         if not set(used) <= set(figures):
             return None
-        error = seed_error([*figures.values()])
-        figure = weighted([figures[name] for name in weights], [*weights.values()])
-        squares = sum(weight**2 for weight in weights.values())
-        difference = estimate(figure, 0.0, seeds=error, squares=squares)
+        difference = contrasted(
+            [figures[name] for name in weights], [*weights.values()], self.metric.bounds
+        )
         row = {
             "quantity": self.metric.name,
             "family": self.metric.family,
             **difference._asdict(),
             "detectable": detectable(difference),
-            "spreads_differ": error is not None and not error.equal,
+            "unlike": len(weights) > 2
+            and len(seeds) > 1
+            and not difference.pooled
+            and bool(difference.error),
         }
         ratio = None
-        if sorted(weights.values()) == [-1, 1] and self.metric.family == ACCEPTANCE:
+        of_acceptance = self.metric.family == ACCEPTANCE or self.metric.bounds == LENGTH
+        if sorted(weights.values()) == [-1, 1] and of_acceptance:
             old, new = sorted(weights, key=lambda name: weights[name])
-            times = figures[new].over(figures[old])
-            squares = (1 + times.value**2) / figures[old].value ** 2
-            ratio = estimate(times, seeds=error, squares=squares)._asdict()
+            if times := figures[new].over(figures[old]):
+                ratio = estimate(times, bounds=POSITIVE)._asdict()
         return row, ratio
 
     def primary(self, contrast: Contrast) -> Json | None:
-        """A declared contrast; None unless all of its arms are there."""
+        """A declared contrast, of two acceptance lengths also the ratio; None unless all of its arms are there."""
         rows = self._of(self._named(contrast.weights([*self.levels])))
-        return rows and rows[0]
+        return rows and {**rows[0], "ratio": rows[1]}
 
     def comparisons(self) -> Iterable[Json]:
         """Every arm less the baseline; of acceptance length also the ratio."""
@@ -300,10 +304,14 @@ class _Contrasts:
                 yield {**row, "arm": name, "baseline": base, "ratio": ratio}
 
     def effects(self) -> Iterable[Json]:
-        """Main effects and interactions; none where there is one axis, whose comparisons say the same."""
+        """Main effects and interactions; none where there is one axis, whose comparisons say the same.
+
+        They average over the arms that were measured for the quantity; none where one of these has no data, since the
+        average over fewer would be another effect.
+        """
         plan = self.study.plan
         if plan["design"] == "grid" and len(plan["axes"]) > 1:
-            arms = [arm for arm, name in self.levels.items() if name in self.tables]
+            arms = [arm for arm, name in self.levels.items() if name in self.by_seed]
             for name, weights in effects(plan["axes"], plan["baseline"], arms):
                 if (rows := self._of(self._named(weights), self.tables)) is not None:
                     yield {**rows[0], "effect": name}
@@ -318,7 +326,7 @@ def _positions(study: RecordedStudy) -> Iterable[Json]:
     runs = [run for runs_of_arm in done.values() for run in runs_of_arm]
     for shape in dict.fromkeys(shape for run in runs for shape in run.evaluation.answers):
         yield {
-            "title": f"Acceptance by position, {shape}",
+            "title": position_title(shape),
             "unit": "share of the passes that got this far",
             "axis": "draft position",
             "arms": {
@@ -331,11 +339,20 @@ def _positions(study: RecordedStudy) -> Iterable[Json]:
 
 def _shares(runs: Sequence[RecordedRun], shape: str) -> Iterable[Json | None]:
     """Yield the shares by position, over the answers of every seed."""
-    answers = [answer for run in runs for answer in run.evaluation.answers[shape]]
-    deepest = max((depth for answer in answers for depth in answer.drafted), default=0)
-    for position in range(1, deepest + 1):
+    for position in range(1, deepest_position(runs, shape) + 1):
         metric = accepted_at(str(position), shape)
-        yield _point(_alone(metric, _by_seed(metric, runs)), bounds_of(metric))
+        yield _point(_alone(metric, _by_seed(metric, runs)), metric.bounds)
+
+
+def position_title(shape: str) -> str:
+    """Return the title of the curve by draft position."""
+    return f"Acceptance by position, {shape}"
+
+
+def deepest_position(runs: Iterable[RecordedRun], shape: str) -> int:
+    """Return the deepest position that was drafted in the runs' answers."""
+    answers = [answer for run in runs for answer in run.evaluation.answers.get(shape, ())]
+    return max((depth for answer in answers for depth in answer.drafted), default=0)
 
 
 def _drift_curves(study: RecordedStudy) -> Iterable[Json]:

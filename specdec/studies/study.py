@@ -1,15 +1,18 @@
 """Describes what a study declares: axes with their levels, the arms, the contrasts, and what is measured."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from specdec.report.contrasts import Arm, Weights, contrast
+from specdec.utils.config import read_yaml
 
 MEASURES = ("evaluate", "drift", "robustness")
-FEWEST_SEEDS = 3
+FEWEST_SEEDS = 3  # without --allow_few_seeds
+SEEDS = 5  # where a study gives none
 
 Combination = dict[str, str]  # axis to level: one arm
 
@@ -90,6 +93,26 @@ class Study:
     primary: tuple[Contrast, ...]
     text: str
 
+    @functools.cached_property
+    def varies_data(self) -> bool:
+        """Whether each seed is ``data.seed`` too: unless the study or a config file of it gives that one, for all seeds
+        or along an axis.
+
+        Raises:
+            ValueError: a config file cannot be read.
+        """
+        levels = [self.common, *(level for axis in self.axes.values() for level in axis.values())]
+        configs = [level.settings for level in levels]
+        configs += [read_yaml(file) for level in levels for file in level.files]
+        return not any(map(_gives_data_seed, configs))
+
+
+def _gives_data_seed(config: Mapping[str, Any]) -> bool:
+    """Return whether a config, or settings by dotted keys, give the seed of the data."""
+    data = as_dict(config.get("data"))
+    keys = data.keys() | as_dict(data.get("init_args")).keys()
+    return "seed" in keys or bool({"data.seed", "data.init_args.seed"} & config.keys())
+
 
 def combinations(
     design: str,
@@ -128,6 +151,11 @@ def measure_of(key: str) -> str | None:
     """The measure that a dotted key is for; None: the training."""
     group = key.partition(".")[0]
     return group if group in MEASURES else None
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """The value itself if it is a mapping, else an empty one."""
+    return value if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:

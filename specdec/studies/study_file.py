@@ -12,6 +12,7 @@ from specdec.studies.strict_yaml import read_strictly
 from specdec.studies.study import (
     FEWEST_SEEDS,
     MEASURES,
+    SEEDS,
     Axes,
     Combination,
     Contrast,
@@ -138,7 +139,7 @@ def _left_out(content: Mapping[str, Any], axes: Axes) -> list[Combination]:
 
 
 def _seeds(content: Mapping[str, Any], allow_few_seeds: bool) -> tuple[int, ...]:
-    seeds = content.get("seeds", list(range(FEWEST_SEEDS)))
+    seeds = content.get("seeds", list(range(SEEDS)))
     are_seeds = all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
     if not are_seeds or len(set(seeds)) < len(seeds):
         raise ValueError(

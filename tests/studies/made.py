@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from specdec.diagnostics.drift_measure import VERSION
 from specdec.evaluation.metrics import Answer, write_answers
 from specdec.training.losses_file import with_checksum
 from specdec.utils.journal import Journal
@@ -167,7 +168,13 @@ def make_drift(directory: Path, depth: int, chances: np.ndarray) -> None:
     prompts = [f"p{prompt}" for prompt in range(len(chances))]
     write(
         directory / "drift.json",
-        {"version": 2, "trained_depth": depth, "depths": 6, "prompts": prompts, "series": series},
+        {
+            "version": VERSION,
+            "trained_depth": depth,
+            "depths": 6,
+            "prompts": prompts,
+            "series": series,
+        },
     )
 
 

@@ -142,6 +142,25 @@ ALONE: dict[str, Any] = axes(**{"model.ttt_steps": 2}) | {"leave_out": [{"x": "b
             "evaluate: prompts_count is of embedded prompts",
         ),
         (ALONE | {"evaluate": {"prompts_count": 1}}, "evaluate: prompts_count is 1"),
+        (
+            axes(**{"evaluate.attention_window": 8}),
+            "arm x=b: evaluate: attention_window must be full or at least 16, not 8",
+        ),
+        (
+            axes(**{"evaluate.attention_sinks": 4}),
+            "arm x=b: evaluate: attention_sinks 4 keep tokens beyond a window, .* full: set both",
+        ),
+        (
+            axes(
+                **{
+                    "model.drafter": "conf/drafter/dflash.yaml",
+                    "model.drafter.draft_vocab_size": "all",
+                    "model.ttt_steps": 15,
+                    "evaluate.attention_window": 32,
+                }
+            ),
+            r"evaluate: attention_window and .* \(entry KVInjection\) .*: leave both options out",
+        ),
     ],
 )
 def test_an_illegal_arm_is_refused_with_its_name(
@@ -150,6 +169,27 @@ def test_an_illegal_arm_is_refused_with_its_name(
     with pytest.raises(ValueError, match=message) as found:
         planned(**changes, seeds=[0])
     assert "\n" not in str(found.value)
+
+
+def test_arms_of_other_windows_share_their_training(planned: MakePlan) -> None:
+    """Each window is a separate measure of one drafter, with another key."""
+    levels = {
+        "full": {},
+        "narrow": {"evaluate.attention_window": 32, "evaluate.attention_sinks": 4},
+    }
+    plan = planned(axes={"window": levels}, baseline=None, seeds=[0])
+    kinds = [job.kind for job in plan.jobs.values()]
+    assert kinds.count("fit") == 1 and kinds.count("evaluate") == 2
+    full, narrow = plan.arms
+    assert arm_differences(full, narrow) == [
+        "evaluate.attention_window: none to 32",
+        "evaluate.attention_sinks: none to 4",
+    ]
+    assert narrow.drafter.attention_window == "full"
+    of_all = {"attention_window": 32, "attention_sinks": 4}
+    plan = planned(evaluate=of_all, seeds=[0])
+    for arm in plan.arms:
+        assert of_all.items() <= arm.measures["evaluate"].config.items()
 
 
 def test_one_study_has_one_target(

@@ -66,7 +66,7 @@ def numbers(card: Path) -> dict[str, Any]:
 
 def test_all_forms_and_the_figures_are_there(card: Path) -> None:
     names = {path.name for path in card.iterdir()}
-    assert names == {"card.md", "card.json", "card.html", "SHA256SUMS", *FILES}
+    assert names == {"card.md", "card.json", "card.html", "data.parquet", "SHA256SUMS", *FILES}
     markdown = (card / "card.md").read_text()
     assert all(f"]({name})" in markdown for name in DRAWN)
 

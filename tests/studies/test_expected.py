@@ -102,7 +102,9 @@ def test_a_plan_loads_and_trains_no_target(
     study = write(axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None)
     assert main(["sweep", str(study), "--out", str(tmp_path / "out"), "--plan_only"]) == 0
     said = capsys.readouterr().out
-    assert "time: not known until the first jobs are done (1 cache, 6 fit, 6 evaluate left)" in said
+    assert (
+        "time: not known until the first jobs are done (5 cache, 10 fit, 10 evaluate left)" in said
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -30,9 +30,7 @@ def test_what_plan_json_says(tiny: tuple[Study, StudyPlan]) -> None:
     said = json.loads(json.dumps(plan.to_json()))
     assert said["name"] == "tiny" and said["design"] == "grid"
     assert said["axes"] == {"fc_norm": ["off", "on"], "K": ["1", "2"]} and said["seeds"] == [
-        0,
-        1,
-        2,
+        *range(5)
     ]
     assert [arm["name"] for arm in said["arms"] if arm["is_baseline"]] == ["fc_norm=off K=2"]
     assert said["baseline"] == {"fc_norm": "off", "K": "2"} == said["arms"][1]["levels"]
@@ -43,11 +41,11 @@ def test_what_plan_json_says(tiny: tuple[Study, StudyPlan]) -> None:
         assert set(job.needs) <= seen
         seen.add(key)
     kinds = [job.kind for job in jobs.values()]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"cache": 1, "fit": 12, "evaluate": 12}
-    (cache,) = (key for key, job in jobs.items() if job.kind == "cache")
+    assert {kind: kinds.count(kind) for kind in kinds} == {"cache": 5, "fit": 20, "evaluate": 20}
+    caches = [key for key, job in jobs.items() if job.kind == "cache"]
     for arm in said["arms"]:
-        assert [run["seed"] for run in arm["runs"]] == [0, 1, 2]
-        for run in arm["runs"]:
+        assert [run["seed"] for run in arm["runs"]] == [*range(5)]
+        for run, cache in zip(arm["runs"], caches, strict=True):
             fit, evaluate = jobs[run["fit"]], jobs[run["evaluate"]]
             assert fit.label == f"{arm['name']} seed={run['seed']}: fit" and fit.needs == (cache,)
             assert evaluate.needs == (fit.key,) and run["drift"] is run["robustness"] is None
@@ -60,9 +58,48 @@ def test_what_plan_json_says(tiny: tuple[Study, StudyPlan]) -> None:
             assert str(plan.directory / "measures" / evaluate.key) in evaluate.command
             config = fit.config
             assert config["seed_everything"] == run["seed"]
+            assert config["data"]["init_args"]["seed"] == run["seed"]
+            assert jobs[cache].config["data"]["init_args"]["seed"] == run["seed"]
             assert config["model"]["features"]["init_args"]["directory"] == str(
                 plan.directory / "features" / cache
             )
+
+
+@pytest.mark.parametrize(
+    "data", [{"data.seed": 7}, {"data.init_args.seed": 7}], ids=["short", "as it is written"]
+)
+def test_a_study_that_gives_data_seed_has_it_with_every_seed(
+    planned: MakePlan, data: dict[str, Any]
+) -> None:
+    axes: dict[str, Any] = {"K": {"model.ttt_steps": [1, 2]}}
+    plan = planned(axes=axes, baseline=None, seeds=[0, 1, 2], set=data)
+    assert not plan.to_json()["varies_data"]
+    jobs = [job for job in plan.jobs.values() if job.kind in ("cache", "fit")]
+    assert [job.kind for job in jobs] == ["cache", *["fit"] * 6]
+    assert {job.config["data"]["init_args"]["seed"] for job in jobs} == {7}
+    axes["order"] = {"data.seed": [0, 1]}
+    along = planned(axes=axes, baseline=None, seeds=[0, 1, 2])
+    assert not along.study.varies_data
+    assert [job.kind for job in along.jobs.values()].count("cache") == 2
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_config_file_that_gives_data_seed_is_obeyed(
+    planned: MakePlan, tmp_path: Path, nested: bool
+) -> None:
+    files = []
+    for seed in (7, 8):
+        file = tmp_path / f"order{seed}.yaml"
+        file.write_text(
+            f"data:\n  init_args:\n    seed: {seed}\n" if nested else f"data.seed: {seed}\n"
+        )
+        files.append(str(file))
+    axes: dict[str, Any] = {"order": {"a": files[0], "b": files[1]}}
+    plan = planned(axes=axes, baseline=None, seeds=[0, 1, 2])
+    assert not plan.to_json()["varies_data"]
+    fits = [job for job in plan.jobs.values() if job.kind == "fit"]
+    assert len(fits) == 6
+    assert {job.config["data"]["init_args"]["seed"] for job in fits} == {7, 8}
 
 
 def by_levels(plan: StudyPlan, axis: str, on: str) -> dict[tuple[str, bool, int], Any]:
@@ -103,12 +140,12 @@ def test_generations_share_what_is_the_same_to_them(planned: MakePlan) -> None:
     }
     plan = planned(axes=axes, baseline=None, set={"model.drafter.draft_vocab_size": None})
     kinds = [job.kind for job in plan.jobs.values()]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"cache": 1, "fit": 9, "evaluate": 12}
+    assert {kind: kinds.count(kind) for kind in kinds} == {"cache": 5, "fit": 15, "evaluate": 20}
     one, two = plan.runs[0][0], plan.runs[1][0]
     assert one["fit"] == two["fit"] and one["evaluate"] != two["evaluate"]
     changes = arm_differences(plan.arms[0], plan.arms[1])
     assert [line.split(":")[0] for line in changes] == ["evaluate.shape"]
-    (cache,) = (key for key, job in plan.jobs.items() if job.kind == "cache")
+    cache, *_ = (key for key, job in plan.jobs.items() if job.kind == "cache")
     layers = " ".join(plan.jobs[cache].command).partition(" --layers ")[2]
     assert layers.startswith("1 2 3 4 5 --")
     assert plan.jobs[cache].label == "features of 4 arms"
@@ -162,14 +199,13 @@ def test_the_jobs_that_are_left_of_a_plan(tiny: tuple[Study, StudyPlan], tmp_pat
     plan = dataclasses.replace(tiny[1], directory=tmp_path)
     assert plan.left() == plan.jobs
     assert [job.kind for job in plan.left(["fc_norm=on K=2"]).values()] == [
-        "cache",
-        *["fit", "evaluate"] * 3,
+        *["cache", "fit", "evaluate"] * 5,
     ]
     for run in plan.runs[0]:
         (tmp_path / "fits" / run["fit"]).mkdir(parents=True)
         (tmp_path / "fits" / run["fit"] / "DONE.json").write_text("{}")
     left = plan.left(["fc_norm=off K=1"])  # the cache is not made again for fits that are done
-    assert [job.kind for job in left.values()] == ["fit", "evaluate"] * 3
+    assert [job.kind for job in left.values()] == ["fit", "evaluate"] * 5
     assert all(left[run["fit"]].needs == () for run in plan.runs[0])
 
 
@@ -234,7 +270,7 @@ def test_a_sweep_runs_what_it_planned_once(
     out, cards = tmp_path / "study", list[Path]()
     monkeypatch.setattr(sweep, "run_jobs", in_process)
     monkeypatch.setattr(sweep, "write_card", cards.append)
-    study = {"seeds": [0], "axes": {"K": {"model.ttt_steps": [1, 2]}}, "baseline": {"K": 1}}
+    study = {"seeds": [1], "axes": {"K": {"model.ttt_steps": [1, 2]}}, "baseline": {"K": 1}}
     given = ["sweep", str(write(**study)), "--out", str(out), "--allow_few_seeds", "--only", "K=2"]
     assert main([*given, "--plan_only"]) == 0 and not out.exists()
     assert (
@@ -258,6 +294,7 @@ def test_a_sweep_runs_what_it_planned_once(
     assert FeatureIndex.read(cache / "index.json").contract.layers == (2, 3, 4)
     saved = yaml.safe_load((out / "fits" / run["fit"] / "config.yaml").read_text())
     asked = yaml.safe_load((out / "jobs" / run["fit"] / "config.yaml").read_text())
+    assert (saved["seed_everything"], saved["data"]["init_args"]["seed"]) == (1, 1)
     assert {name: saved[name] for name in asked} == asked  # nothing was left to a default
     assert (
         read_study(out / "study.yaml", allow_few_seeds=True).combinations

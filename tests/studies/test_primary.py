@@ -110,6 +110,12 @@ def arm(
         ("accepted", "outcome accepted: expected"),
         ("acceptance_length.chain:depth=9", "arm fc_norm=.* has no chain of 9; it has: chain of 2"),
         ("kept.no_bos", "the study has no robustness: add it"),
+        ("acceptance_length_under.no_bos", "the study has no robustness: add it"),
+        ("acceptance_length_under", "outcome acceptance_length_under: expected"),
+        (
+            "acceptance_length_beneath.no_bos",
+            r"expected .*, kept.CONDITION or acceptance_length_under.C",
+        ),
         ("accepted_at_2-3", "the draft shape has 2 positions"),
         ("accepted_at_2-1", "2-1 is no range of steps"),
         ("drift.kl_at_9", "drift has 4 steps"),
@@ -121,6 +127,20 @@ def arm(
 def test_an_outcome_that_will_not_be_measured_is_refused(arm: Arm, name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_outcome(name, arm)
+
+
+def test_conditions_of_an_outcome_are_those_of_the_study(arm: Arm) -> None:
+    """The clean prompts have a length, and no share that is kept."""
+    conditions = {"conditions": ["no_bos", "context:tokens=64"]}
+    measured = dataclasses.replace(
+        arm, measures={"robustness": dataclasses.replace(arm.measures["drift"], config=conditions)}
+    )
+    for name in ("kept.no_bos", "acceptance_length_under.context:tokens=64"):
+        check_outcome(name, measured)
+    check_outcome("acceptance_length_under.clean", measured)
+    for name in ("kept.clean", "acceptance_length_under.no_template"):
+        with pytest.raises(ValueError, match=r"has no .*; it has: no_bos, context:tokens=64"):
+            check_outcome(name, measured)
 
 
 def test_a_wrong_primary_contrast_is_refused_before_anything_runs(planned: MakePlan) -> None:

@@ -1,21 +1,30 @@
 """Quantities of every arm, their differences from the baseline, and effects: of acceptance, drift and robustness."""
 
+import csv
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from specdec.diagnostics.drift_measure import sums_of
+from specdec.diagnostics.drift_figures import sums_of
+from specdec.diagnostics.drift_measure import SERIES
+from specdec.diagnostics.robustness import kept_figures
 from specdec.evaluation.metrics import shape_summary
 from specdec.report.contrasts import holm
+from specdec.studies.card import write_card
+from specdec.studies.outcomes import _drift_metric, _parts
 from specdec.studies.results import read_record, results
 from tests.studies.made import SHAPES, lose, make_study
 
 LENGTH, GROWTH = f"acceptance length, {SHAPES[0]}", "RMS of the state fed back, step 6 over step 1"
 # the long context was skipped
 TYPOS, SYSTEM = "Acceptance kept, Typos", "Acceptance kept, System prompt"
+CONDITIONS = ("Clean", "Typos", "System prompt")
+UNDER_SYSTEM = "Acceptance length under System prompt"
 
 
 def all_of(directory: Path) -> dict[str, Any]:
@@ -117,8 +126,8 @@ def test_chains_that_came_so_far_count_where_another_seed_has_none(tmp_path: Pat
 
 
 def test_what_is_kept_is_pooled_over_prompts(found: dict[str, Any], study: Path) -> None:
-    kept = [one["name"] for one in found["quantities"] if one["family"] == "robustness"]
-    assert kept == [TYPOS, SYSTEM]
+    names = [one["name"] for one in found["quantities"] if one["family"] == "robustness"]
+    assert names == [TYPOS, SYSTEM, *(f"Acceptance length under {name}" for name in CONDITIONS)]
     runs = [
         json.loads((path / "robustness.json").read_text())["conditions"]
         for path in places(study, 1, "robustness")
@@ -132,21 +141,174 @@ def test_what_is_kept_is_pooled_over_prompts(found: dict[str, Any], study: Path)
     assert arms_of(found, TYPOS)["norm=off K=4"]["value"] == pytest.approx(length(1) / length(0))
 
 
-def test_differences_are_paired_and_their_error_is_of_all_arms(found: dict[str, Any]) -> None:
+def test_the_length_under_a_condition_is_what_robustness_reports(tmp_path: Path) -> None:
+    """Of the prompts with a target pass in the clean run too, with an interval; a share kept is the ratio of two."""
+    study = make_study(tmp_path, {"norm": ["off", "on"]}, seeds=[0, 1, 2], prompts=12)
+    for path in places(study, 0, "robustness"):
+        document = json.loads((path / "robustness.json").read_text())
+        clean, typos, *_ = document["conditions"]
+        clean["passes"][0] = clean["committed"][0] = 0
+        typos["passes"][1] = typos["committed"][1] = 0
+        (path / "robustness.json").write_text(json.dumps(document))
+    found = all_of(study)
+    arms = {name: arms_of(found, f"Acceptance length under {name}") for name in CONDITIONS}
+    first = places(study, 0, "robustness")[0] / "robustness.json"
+    clean, typos, *_ = json.loads(first.read_text())["conditions"]
+    names = [f"p{prompt}" for prompt in range(12)]
+    counted = [
+        dict(zip(names, zip(row["committed"], row["passes"], strict=True), strict=True))
+        for row in (typos, clean)
+    ]
+    figures = kept_figures(*counted)
+    row = arms["Typos"]["norm=off"]
+    assert figures["measured_prompts"] == row["prompts"] == 10
+    assert row["by_seed"]["0"] == pytest.approx(figures["acceptance_length"]["mean"])
+    assert 1 <= row["low"] < row["value"] < row["high"]
+    assert arms["Clean"]["norm=off"]["prompts"] == 11
+    assert arms_of(found, "Acceptance length under Long context") == {}  # it was skipped
+    full = {name: arms[name]["norm=on"]["value"] for name in CONDITIONS}
+    kept = arms_of(found, TYPOS)["norm=on"]["value"]
+    assert kept == pytest.approx(full["Typos"] / full["Clean"])
+
+
+def test_the_ratio_of_two_lengths_under_a_condition_has_an_interval(
+    found: dict[str, Any],
+) -> None:
+    arms = arms_of(found, UNDER_SYSTEM)
+    rows = [row for row in found["comparisons"] if row["quantity"] == UNDER_SYSTEM]
+    assert len(rows) == 3
+    for row in rows:
+        ratio = row["ratio"]
+        lengths = [arms[row[side]]["value"] for side in ("arm", "baseline")]
+        assert ratio["value"] == pytest.approx(lengths[0] / lengths[1])
+        assert ratio["low"] < ratio["value"] < ratio["high"]
+    better = next(row for row in rows if row["arm"] == "norm=on K=1")
+    assert better["ratio"]["low"] > 1 and better["p_value"] < 0.01
+    shares = [row for row in found["comparisons"] if row["quantity"] == SYSTEM]
+    assert [row["ratio"] for row in shares] == [None] * 3
+
+
+def test_a_length_under_a_condition_can_be_primary(tmp_path: Path) -> None:
+    names = ("system prompt", "clean", "long context")
+    primary = [
+        declared(f"acceptance_length_under.{name}", {"norm": ["on"]}, K="4") for name in names
+    ]
+    study = make_study(tmp_path, primary=primary)
+    found = all_of(study)
+    system, clean, skipped = found["primary"]
+    values = {arm: row["value"] for arm, row in arms_of(found, UNDER_SYSTEM).items()}
+    new, old = values["norm=on K=4"], values["norm=on K=1"]
+    assert system["quantity"] == UNDER_SYSTEM
+    assert system["value"] == pytest.approx(new - old)
+    assert system["ratio"]["value"] == pytest.approx(new / old)
+    assert system["p_holm"] is not None and clean["p_holm"] is not None
+    assert skipped["verdict"] == "not tested" and skipped["ratio"] is None
+    ratio = system["ratio"]
+    text = (write_card(study) / "card.md").read_text()
+    words = f"| {ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] |"
+    assert words in next(line for line in text.splitlines() if line.startswith(f"| {UNDER_SYSTEM}"))
+
+
+def test_differences_are_paired_and_their_error_is_of_their_arms(found: dict[str, Any]) -> None:
     for row in found["comparisons"]:
         arms = arms_of(found, row["quantity"])
         assert row["value"] == pytest.approx(
             arms[row["arm"]]["value"] - arms[row["baseline"]]["value"]
         )
         if row["quantity"] in (LENGTH, TYPOS, SYSTEM):
-            assert (row["pooled"], row["spreads_differ"]) in ((4, False), (0, True))
+            assert (row["pooled"], row["df"], row["unlike"]) == (0, 2, False)
         assert "p_holm" not in row and "verdict" not in row  # it is exploratory
     rows = {(row["quantity"], row["arm"]): row for row in found["comparisons"]}
     better, same = rows[SYSTEM, "norm=on K=1"], rows[SYSTEM, "norm=off K=4"]
-    assert better["p_value"] < 0.001 and same["p_value"] > 0.05
+    assert better["p_value"] < 0.01 and same["p_value"] > 0.05
     assert better["value"] == pytest.approx(
         0.33 * arms_of(found, SYSTEM)["norm=off K=1"]["value"], rel=0.15
     )
+
+
+def test_an_effect_of_several_arms_pools_them_or_says_that_they_are_unlike(
+    found: dict[str, Any],
+) -> None:
+    rows = [row for row in found["effects"] if row["quantity"] in (LENGTH, TYPOS, SYSTEM)]
+    assert {(row["pooled"], row["unlike"]) for row in rows} <= {(4, False), (0, True)}
+    assert any(row["pooled"] for row in rows)
+
+
+def without_passes(study: Path, arm: int, seeds: Sequence[int], at: int) -> None:
+    """As if no pass of these seeds had come to a position."""
+    for seed in seeds:
+        path = places(study, arm, "evaluate")[seed] / "answers.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            row["accepted"] = [min(count, at - 2) for count in row["accepted"]]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_cell_without_data_is_empty_and_feeds_nothing(tmp_path: Path) -> None:
+    """Of one seed or of all: no effect, no contrast and no mean over arms uses the arm."""
+    primary = [declared("accepted_at_3.chain of 5", {}, K="4")]
+    study = make_study(tmp_path, prompts=8, shapes=SHAPES[:1], primary=primary)
+    without_passes(study, 2, [1], at=3)
+    found = all_of(study)
+    name, empty = f"acceptance at position 3, {SHAPES[0]}", "norm=on K=1"
+    arms = arms_of(found, name)
+    row = arms.pop(empty)
+    by_seed = row.pop("by_seed")
+    assert set(row.values()) == {None} and by_seed["1"] is None and by_seed["0"] is not None
+    assert all(arm["value"] is not None for arm in arms.values())
+    (only,) = found["primary"]
+    assert only["value"] is None and only["verdict"] == "not tested"
+    rows = [row for row in found["comparisons"] if row["quantity"] == name]
+    assert {row["arm"] for row in rows} == {"norm=off K=4", "norm=on K=4"}
+    rows = {row["effect"]: row for row in found["effects"] if row["quantity"] == name}
+    assert not rows  # each effect averages over the empty cell
+    (curve,) = [curve for curve in found["curves"] if curve["axis"] == "draft position"]
+    assert curve["arms"][empty][1] is not None and curve["arms"][empty][2] is None
+    text = (write_card(study) / "card.md").read_text()
+    assert f"| {name} | on · 1 |  | " in text and "0.00 [0.00, 0.00]" not in text
+    rows = [*csv.DictReader((study / "card" / "acceptance.csv").read_text().splitlines())]
+    (cell,) = [
+        row for row in rows if (row["panel"], row["series"], row["x"]) == (name, "all seeds", empty)
+    ]
+    assert cell["value"] == cell["low"] == cell["high"] == ""
+
+
+def test_a_share_of_nothing_accepted_has_no_ratio_and_no_interval(tmp_path: Path) -> None:
+    """The position is reached, and its draft never accepted: 0 without an interval that would be of no width."""
+    primary = [declared("accepted_at_3.chain of 5", {}, norm="on")]
+    study = make_study(tmp_path, {"norm": ["off", "on"]}, shapes=SHAPES[:1], primary=primary)
+    without_passes(study, 0, [0, 1, 2], at=4)
+    found = all_of(study)
+    row = arms_of(found, f"acceptance at position 3, {SHAPES[0]}")["norm=off"]
+    assert row["value"] == 0 and row["low"] is None and row["high"] is None
+    (contrast,) = found["primary"]
+    assert contrast["value"] > 0 and contrast["high"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "least", "most"),
+    [
+        ("drift.sink_mass+own_mass_at_3", 0, 1),
+        ("drift.sink_mass+sink_own_mass_at_3", 0, 2),
+        ("drift.sink_mass_change", -1, 1),
+        ("drift.cosine_growth", -math.inf, math.inf),
+    ],
+)
+def test_sums_of_shares_have_the_range_of_what_they_add(
+    outcome: str, least: float, most: float
+) -> None:
+    figure = _drift_metric(outcome, _parts(outcome), cast(Any, Measured()))
+    assert figure is not None and figure.bounds == (least, most)
+
+
+class Measured:
+    """A run that was measured for all series of drift."""
+
+    def done(self, kind: str) -> bool:
+        return True
+
+    def measured(self, kind: str) -> dict[str, Any]:
+        return {"series": dict.fromkeys(SERIES), "depths": 4}
 
 
 def declared(
