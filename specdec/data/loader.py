@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -91,6 +91,16 @@ def held_out(count: int, fraction: float, seed: int) -> Tensor:
     return apart
 
 
+def content_of(rows: Batch) -> str:
+    """Return a hash of ids, masks and documents, 16 hexadecimal digits; all of it is read."""
+    digest = hashlib.sha256()
+    for column in rows:
+        digest.update(f"{column.dtype} {list(column.shape)}\n".encode())
+        for piece in column.split(1 << 12):
+            digest.update(piece.contiguous().numpy())
+    return digest.hexdigest()[:16]
+
+
 def order(count: int, seed: int, epoch: int) -> Tensor:
     """The numbers of all rows as they are drawn in an epoch, whatever was drawn from any other generator before."""
     return torch.randperm(count, generator=generator(seed, epoch))
@@ -156,6 +166,7 @@ class ResumableLoader:
         reader: told of every batch of an epoch; None if no one needs to know.
         mix: of which sources the rows are, and how many of each an epoch draws; None draws every row once.
         sections: rows of each section where, without ``shuffle``, no batch may hold rows of two; empty for one section.
+        content: returns the hash of the rows, where somebody has it; None to make it.
 
     Raises:
         ValueError: there are no rows, or ``batch_size`` is below 1.
@@ -164,6 +175,7 @@ class ResumableLoader:
     def __init__(
         self, rows: Batch, batch_size: int, seed: int = 0, shuffle: bool = True, rank: int = 0, world_size: int = 1,
         reader: Reader | None = None, mix: Mix | None = None, sections: Sequence[int] = (),
+        content: Callable[[], str] | None = None,
     ) -> None:  # fmt: skip
         if batch_size < 1 or not len(rows.ids_BT):
             raise ValueError(
@@ -178,6 +190,7 @@ class ResumableLoader:
         self.reader = reader
         self.mix = mix if shuffle else None
         self.sections = [len(rows.ids_BT)] if shuffle or not sections else list(sections)
+        self.content = content
         self.epoch = self.batches = 0  # the place: batches drawn in this epoch
         self.moved = False  # since the last iteration began, or since the place was restored
 
@@ -244,13 +257,8 @@ class ResumableLoader:
 
     @functools.cached_property
     def _content(self) -> str:
-        """Hash of ids, masks and documents; all of it is read once."""
-        digest = hashlib.sha256()
-        for column in self.rows:
-            digest.update(f"{column.dtype} {list(column.shape)}\n".encode())
-            for rows in column.split(1 << 12):
-                digest.update(rows.contiguous().numpy())
-        return digest.hexdigest()[:16]
+        """Hash of the rows; all of them are read once."""
+        return content_of(self.rows) if self.content is None else self.content()
 
     def state_dict(self) -> dict[str, Any]:
         """The place, and what the order of batches depends on; the same on every process."""

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.utils.reading import check_listed, check_sum, explained, read_bytes, sha256
+from specdec.data.tables import parquet_rows
+from specdec.utils.extras import require
+from specdec.utils.reading import (
+    check_listed,
+    check_sum,
+    explained,
+    open_regular,
+    read_bytes,
+    regular,
+    sha256,
+)
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +175,7 @@ def hub_rows(source: str) -> Any:
         ValueError: the name is malformed, or there are no such rows.
     """
     name, revision, config, split = _hub_name(source)
+    require("datasets", "datasets", f"{source}: the Hub's data")
     # only here: the import takes as long as reading most files
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
@@ -225,7 +236,7 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"row {number}", _present(value)) for number, value in enumerate(table, 1))
     elif suffix in JSON_LINES:
         check_sum(path)
-        with explained(path), path.open("rb") as stream:
+        with open_regular(path) as stream, explained(path):
             yield from (
                 (f"line {number}", line) for number, line in enumerate(stream, 1) if line.strip()
             )
@@ -247,17 +258,17 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
 
 def _stored_rows(path: Path) -> Iterable[dict[str, Any]]:
     """The rows of a Parquet file or of a folder of ``save_to_disk``; imports are here, since most files need none."""
-    with explained(path):
-        path.stat()  # pyarrow tells a missing file in other words
     if not path.is_dir():
+        regular(path)  # pyarrow tells a missing file in other words
         check_sum(path)
-        return _table_rows(path)
+        return parquet_rows(path)
     check_listed(path)
     return _saved_rows(path)
 
 
 def _saved_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a folder of ``save_to_disk``, validated first: a damaged one could end the process."""
+    require("datasets", "datasets", f"{path}: a folder of save_to_disk")
     from datasets import DatasetDict, load_from_disk
 
     try:
@@ -267,25 +278,9 @@ def _saved_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield from stored
             return
     except (*READING, IndexError, AttributeError, RecursionError) as error:
-        raise _unreadable(path, error) from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: not a readable folder of save_to_disk: {reason}") from error
     raise ValueError(f"{path}: holds the splits {', '.join(stored)}: name one of the folders in it")
-
-
-def _table_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file, of which no more than some are in memory."""
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches(batch_size=1024):
-                yield from batch.to_pylist()
-    except READING as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    kind = "folder of save_to_disk" if path.is_dir() else "Parquet file"
-    return ValueError(f"{path}: not a readable {kind}: {' '.join(str(error).split())}")
 
 
 def _present(value: Any) -> Any:

@@ -1,12 +1,14 @@
 """The base of all data: which rows a Lightning run trains and validates on, and their resumable loaders."""
 
+import functools
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from specdec.data.loader import (
@@ -16,6 +18,7 @@ from specdec.data.loader import (
     Reader,
     ResumableLoader,
     batch_counts,
+    content_of,
     order,
 )
 from specdec.data.packing import pack_stream
@@ -23,6 +26,15 @@ from specdec.utils.numbers import RowTokens, Seed, Side, check_numbers
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
+
+VALIDATION = "validation"  # in a checkpoint: what the rows are
+
+
+class Contents(NamedTuple):
+    """Hashes of the packed rows; see :func:`specdec.data.loader.content_of`."""
+
+    train: str
+    validation: str
 
 
 class Splits(NamedTuple):
@@ -129,6 +141,29 @@ class TokenData(pl.LightningDataModule):
             )
         return self._splits
 
+    @functools.cached_property
+    def contents(self) -> Contents:
+        """Hashes of the packed rows, all of which are read once for it."""
+        return Contents(*map(content_of, self.splits))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which rows a run is validated on, by which its best drafter is chosen; for its checkpoints."""
+        return {VALIDATION: self.contents.validation}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Compare the validation rows of a run that is resumed with those of its checkpoint.
+
+        Raises:
+            ValueError: they are others: figures before and after the checkpoint would not compare.
+        """
+        assert self.trainer is not None
+        resumes = self.trainer.state.fn == TrainerFn.FITTING
+        if resumes and state_dict[VALIDATION] != self.contents.validation:
+            raise ValueError(
+                "the data cannot be resumed: the rows of validation are not those of the checkpoint; resume with the "
+                "same data (val, val_fraction, seq_len, seed), or start a new run from its drafter with model.start"
+            )
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse data with ids outside the target's vocabulary.
 
@@ -191,12 +226,17 @@ class TokenData(pl.LightningDataModule):
         To overfit on the first rows, they come in order, again and again.
         """
         overfit = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
-        return self._loader(self.splits.train, shuffle=not overfit)
+        return self._loader(
+            self.splits.train, shuffle=not overfit, content=lambda: self.contents.train
+        )
 
     def val_dataloader(self) -> ResumableLoader:
         """Return the loader of validation rows in order; no batch has rows of two sources with names."""
         return self._loader(
-            self.splits.validation, shuffle=False, sections=list(self.validation_sections.values())
+            self.splits.validation,
+            shuffle=False,
+            sections=list(self.validation_sections.values()),
+            content=lambda: self.contents.validation,
         )
 
     def test_dataloader(self) -> ResumableLoader:
@@ -213,7 +253,13 @@ class TokenData(pl.LightningDataModule):
         ends = zip(self.validation_sections, itertools.accumulate(batches), strict=True)
         return next((name for name, end in ends if batch < end), None)
 
-    def _loader(self, rows: Batch, shuffle: bool, sections: Sequence[int] = ()) -> ResumableLoader:
+    def _loader(
+        self,
+        rows: Batch,
+        shuffle: bool,
+        sections: Sequence[int] = (),
+        content: Callable[[], str] | None = None,
+    ) -> ResumableLoader:
         rank = 0
         world_size = 1
         if self.trainer is not None:
@@ -229,4 +275,5 @@ class TokenData(pl.LightningDataModule):
             self.reader,
             self.mix,
             sections,
+            content,
         )

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from specdec.data.loader import Document
 from specdec.data.rows import contents_of, find_sources
+from specdec.data.tokenizer import tokenizer_digest
 from specdec.utils.files import cache_directory, staged_directory, write_json
 from specdec.utils.locks import locked
 from specdec.utils.progress import Advance, progress
@@ -299,16 +300,12 @@ def determinants(
     Raises:
         ValueError: a source is missing or unreadable.
     """
-    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {
-        "truncation": None,
-        "padding": None,
-    }
     versions = [
         importlib.metadata.version(name) for name in ("jinja2", "tokenizers", "transformers")
     ]
-    template = [backend, tokenizer.special_tokens_map, tokenizer.chat_template]
     contents = [contents_of(source) for source in find_sources(patterns)]
-    return [VERSION, versions, contents, layout, broken, template, max_length, turns]
+    digest = tokenizer_digest(tokenizer)
+    return [VERSION, versions, contents, layout, broken, digest, max_length, turns]
 
 
 def cached(

@@ -10,7 +10,16 @@ from specdec.drafter.model import Drafter
 from specdec.drafter.norms import Norm, Norms
 from specdec.drafter.target_layer import TargetLayer, TargetNorm
 from specdec.drafter.vocab import DraftVocab, most_frequent_ids
-from specdec.drafting import MaskBlock, MaskConstant, PostNorm, PreNorm, Recurrence, Step
+from specdec.drafting import (
+    FixedSize,
+    Leaky,
+    MaskBlock,
+    MaskConstant,
+    PostNorm,
+    PreNorm,
+    Recurrence,
+    Step,
+)
 
 __all__ = [
     "GQA",
@@ -24,9 +33,11 @@ __all__ = [
     "Entered",
     "Entry",
     "EntryModule",
+    "FixedSize",
     "Fusion",
     "KVInjection",
     "LastLayer",
+    "Leaky",
     "MaskBlock",
     "MaskConstant",
     "Narrow",

@@ -280,6 +280,30 @@ class DrafterConfig:
             target=dict(identity),
         )
 
+    def with_window(self, window: int | Literal["full"] | None, sinks: int | None) -> Self:
+        """The same config with another attention window and other sinks, as for a measurement.
+
+        Args:
+            window: what replaces ``attention_window``; None keeps it.
+            sinks: what replaces ``attention_sinks``; None keeps them, or sets none where ``window`` is ``full``.
+
+        Raises:
+            ValueError: a number is out of range, sinks come without a window, or the drafter cannot have a window.
+        """
+        if window is None and sinks is None:
+            return self
+        if self.entry.context:
+            raise ValueError(
+                "attention_window and attention_sinks: this drafter drafts in blocks "
+                f"(entry {type(self.entry).__name__}) that see the whole text: leave both options out"
+            )
+        own_sinks = 0 if window == "full" else self.attention_sinks
+        return dataclasses.replace(
+            self,
+            attention_window=self.attention_window if window is None else window,
+            attention_sinks=own_sinks if sinks is None else sinks,
+        )
+
     def design(self) -> DrafterSpec:
         """The design that becomes this config for its target again."""
         names = {f.name for f in dataclasses.fields(DrafterSpec)} & {

@@ -13,6 +13,7 @@ from safetensors.torch import save as serialized
 
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.model import Drafter, skeleton_of
+from specdec.drafter.of_run import check_of_run
 from specdec.utils import hub
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.reading import SUMS, check_sums, explained, read_json, regular, sha256
@@ -145,9 +146,9 @@ def load_drafter(
         dtype: None for the one it is stored in.
 
     Raises:
-        ValueError: a file is missing, damaged or of another format; a tensor is missing, unexpected, not finite, or of
-            another shape or kind than the config says. That is found out by the file's header, before a module is
-            built: no config takes more memory than the file has weights.
+        ValueError: a file is missing, damaged or of another format; it lies in another run's directory; a tensor is
+            missing, unexpected, not finite, or of another shape or kind than the config says. That is found out by the
+            file's header, before a module is built: no config takes more memory than the file has weights.
     """
     directory = located(directory)
     hashes = check_sums(
@@ -165,6 +166,7 @@ def load_drafter(
         raise ValueError(
             f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged"
         )
+    check_of_run(directory)
     headers = measure(weights)
     wanted = skeleton_of(config).state_dict()
     shapes = {name: list(tensor.shape) for name, tensor in wanted.items()}

@@ -6,7 +6,7 @@ values.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,10 @@ class Layers(nn.Module):
         self.rope = Rope(
             config.rope, config.attention.rotated(config), config.max_position_embeddings
         )
+        self.set_window(config)
+
+    def set_window(self, config: DrafterConfig) -> None:
+        """Let every node attend as far back, and to as many sinks, as a config says."""
         self.window = None if config.attention_window == "full" else config.attention_window
         self.sinks = config.attention_sinks
 
@@ -176,6 +180,18 @@ class Drafter(nn.Module):
             if (now := getattr(module, ROUTER_BIAS)).itemsize < value.itemsize:
                 setattr(module, ROUTER_BIAS, value.to(now.device))
         return self
+
+    def set_window(self, window: int | Literal["full"] | None, sinks: int | None) -> None:
+        """Replace the attention window and sinks, in place; the weights stay.
+
+        Args:
+            window: as of :meth:`DrafterConfig.with_window`, and ``sinks`` too.
+
+        Raises:
+            ValueError: the drafter cannot have them; see there.
+        """
+        self.config = self.config.with_window(window, sinks)
+        self.layers.set_window(self.config)
 
     def fuse(self, aux_BTNH: Tensor) -> Tensor:
         """The target's states at ``config.aux_layers``, (B, T, N, H_target), as features (B, T, H)."""

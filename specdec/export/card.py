@@ -3,7 +3,8 @@
 One ``record`` says all that a card tells, and an export keeps its own in ``specdec.json``:
 
 * ``drafter``, ``drafter_sha256``: config and weights of the saved drafter;
-* ``target``: ``source``, ``revision`` and ``trust_remote_code`` by which it is loaded, and its ``fingerprint``;
+* ``target``: ``source``, ``revision`` and ``trust_remote_code`` by which it is loaded, and what of its identity is
+  compared (:data:`specdec.target.identity.IDENTIFYING`);
 * ``evaluations``: what each ``metrics.json`` holds; ``training``: see :func:`trained`;
 * of an export also ``engine``, ``exported_as``, ``needs`` and ``draft_tokens``.
 """
@@ -21,10 +22,12 @@ from markupsafe import Markup
 
 from specdec.data.rows import HUB_NAME, stem
 from specdec.drafter import Concat, DrafterConfig, LastLayer, PostNorm, TargetLayer, Wide
-from specdec.export.formats import FORMATS
+from specdec.drafter.of_run import check_of_run
+from specdec.export.known_formats import FORMATS
 from specdec.export.subject import Subject
 from specdec.report.tables import FEW_PROMPTS, LOOPING_SHARE, markdown_text
 from specdec.target import EMBEDDED, TargetSource
+from specdec.target.identity import same_target
 from specdec.utils.config import normalize_config, to_text
 from specdec.utils.reading import read_json
 from specdec.utils.text import how_many, printable
@@ -74,7 +77,7 @@ def _difference(metrics: Record, record: Record) -> str | None:
     """Return what an evaluation measured another one of: the target, the weights or the drafter; None if it fits."""
     drafter = metrics.get("drafter", {})
     config = record["drafter"]
-    if metrics.get("target", {}).get("fingerprint") != record["target"]["fingerprint"]:
+    if not same_target(metrics.get("target", {}), record["target"]):
         return "target"
     if drafter.get("weights_sha256") != record["drafter_sha256"]:
         return "drafter's weights"
@@ -94,6 +97,7 @@ def trained(directory: Path) -> Record | None:
         return None
     if not (config_file.is_file() and provenance_file.is_file()):
         return None
+    check_of_run(directory)
     config = load_yaml(read_yaml_text(config_file), config_file)
     provenance = read_json(provenance_file)
     data = config["data"].get("init_args", {})

@@ -43,8 +43,16 @@ def fetch_checkpoint(source: str, revision: str | None) -> Path:
     Raises:
         ValueError: there is no such repository.
     """
-    if Path(source).is_dir():
-        return Path(source)
+    directory = Path(source)
+    if directory.is_dir():
+        if not (directory / CONFIG).is_file() and any(directory.glob("*.gguf")):
+            raise ValueError(
+                f"{source}: a GGUF export, of which specdec reads nothing back: give the drafter that it was made "
+                "from, or its export with --format vllm"
+            )
+        return directory
+    if Path(source).is_file():
+        raise ValueError(f"{source}: a file: give its directory, {Path(source).parent}")
     directory = hub.fetch(source, revision, FETCHED)
     if any(directory.glob("*.safetensors")):
         return directory

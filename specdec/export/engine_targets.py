@@ -67,6 +67,19 @@ SGLANG_SHIFTED |= _conditional("KimiK25")
 # Classes of SGLang that reach the state after their last layer.
 SGLANG_LAST = _causal("GptOss MiniMaxM3Sparse")
 
+# The classes whose layers' inputs llama.cpp b11434 keeps for a drafter: those of src/models/*.cpp that fill t_layer_inp
+# with one layer's input, by the names that its conversion/*.py registers. With any other its server ends at start.
+LLAMA_CPP_TARGETS = _causal(
+    "BailingMoeV3 Gemma4 GptOss IQuestCoder InternLM3 LLaMA Lfm2 Llama MiMoV2 MiMoV2Flash MiniMaxM1 MiniMaxM2 "
+    "MiniMaxText01 Mistral Mixtral Nanbeige NemotronH Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe"
+)
+LLAMA_CPP_TARGETS |= _conditional("Gemma4 Gemma4Unified HunYuanVL MuseGlimmer Qwen3_5 Qwen3_5Moe")
+# Those of them that fill t_h_nextn, the state after the last layer; others hand out what the buffer held before.
+LLAMA_CPP_LAST = _causal(
+    "BailingMoeV3 Gemma4 GptOss MiMoV2 MiMoV2Flash NemotronH Qwen3Next Qwen3_5 Qwen3_5Moe"
+)
+LLAMA_CPP_LAST |= _conditional("Gemma4 Gemma4Unified Qwen3_5 Qwen3_5Moe")
+
 # Classes of vLLM without a head that method eagle can share.
 HEADLESS_TARGETS = _causal("Cohere Cohere2 Cohere2Moe Gemma2 Gemma3n")
 # Classes of vLLM that set is_neox_style=False on what get_rope keeps for all who ask by the same parameters.

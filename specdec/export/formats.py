@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
 
 import torch
+from safetensors.torch import save_file
 
 from specdec.drafter import MLA, Drafter, PostNorm
 from specdec.export import keys, tensors
+from specdec.export.checkpoint import CONFIG, WEIGHTS
 from specdec.export.engine_targets import target_flags
 from specdec.export.subject import EMBEDDING, Subject
 from specdec.export.switches import SGLANG, SWITCHES, VLLM, lint
 from specdec.export.tensors import Raw, Weights
 from specdec.target import NotServable, TargetSource
+from specdec.utils.files import write_json
 
 VOCABULARY = "vocab.target_ids_D"
 DRAFT_TOKENS = 3  # a pass, where nobody says
@@ -71,6 +74,9 @@ class Format:
 
     name: ClassVar[str] = "vllm"
     engine: ClassVar[str] = VLLM
+    weights_file: ClassVar[str] = WEIGHTS
+    # Whether it is a layout in which others publish drafters, which `import` reads.
+    published: ClassVar[bool] = True
     # The prefix of EAGLE-3's first layer that most versions of the engine know.
     first_layer: ClassVar[str] = "midlayer."
 
@@ -93,6 +99,20 @@ class Format:
         if EMBEDDING in subject.shared:
             written.pop("target_hidden_size")
         return {"architectures": self.architectures(subject), **written}
+
+    def write(
+        self, folder: Path, weights: Weights, subject: Subject, target: TargetSource, draft_tokens: int
+    ) -> None:  # fmt: skip
+        """Write what the engine reads.
+
+        Args:
+            weights: see :meth:`tensors`.
+        """
+        save_file(weights, folder / self.weights_file, metadata={"format": "pt"})
+        write_json(folder / CONFIG, self.config(subject, target.directory(), draft_tokens))
+
+    def verify(self, folder: Path, weights: Weights, subject: Subject) -> None:
+        """Read back what ``import`` does not, nothing here; ValueError if it is not what was written."""
 
     def architectures(self, subject: Subject) -> list[str]:
         """Return the names of the classes that the engine looks for.
@@ -338,13 +358,6 @@ class SpeculatorsFormat(Format):
         """Return the line that serves the checkpoint, which names target, method and number of drafts itself."""
         flags = target_flags(subject.architecture, subject.method)
         return shlex.join(["vllm", "serve", directory, *flags])
-
-
-FORMATS: dict[str, Format] = {
-    "vllm": Format(),
-    "speculators": SpeculatorsFormat(),
-    "sglang": SglangFormat(),
-}
 
 
 def flat(raw: Raw) -> Raw:

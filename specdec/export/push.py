@@ -13,9 +13,10 @@ from huggingface_hub.utils.sha import git_hash
 from specdec import __version__
 from specdec.drafter import load_drafter
 from specdec.drafter.io import located
-from specdec.export import card, checkpoint
+from specdec.export import card, checkpoint, gguf
 from specdec.export.card import hub_id
 from specdec.export.tensors import Raw
+from specdec.target.identity import IDENTIFYING
 from specdec.utils.hub import reached
 from specdec.utils.reading import DOCUMENTS, SUMS, read_json
 
@@ -106,16 +107,20 @@ def check_repository(repo: str, needs_token: bool = True) -> None:
 
 def _files_and_record(directory: Path) -> tuple[list[Path], Raw]:
     """Return the files to upload and the card's record; ValueError if a file is damaged."""
-    names = [checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.OURS, SUMS]
+    names = [checkpoint.CONFIG, checkpoint.WEIGHTS, gguf.FILE, checkpoint.OURS, SUMS]
     if (directory / checkpoint.OURS).is_file():
-        record = checkpoint.read_checkpoint(directory).ours or {}
+        if (directory / gguf.FILE).is_file():
+            checkpoint.check_unchanged(directory)
+            record = read_json(directory / checkpoint.OURS)
+        else:
+            record = checkpoint.read_checkpoint(directory).ours or {}
         if record.get("format") != checkpoint.FORMAT or "evaluations" not in record:
             raise ValueError(
                 f"{directory / checkpoint.OURS}: not the record of an export of this version: export it again"
             )
     else:
         config = load_drafter(directory, dtype=None).config
-        about = {name: config.target.get(name) for name in ("source", "revision", "fingerprint")}
+        about = {name: config.target.get(name) for name in ("source", "revision", *IDENTIFYING)}
         record = {
             "drafter": config.to_json(), "drafter_sha256": read_json(directory / checkpoint.CONFIG)["weights_sha256"],
             "target": {**about, "trust_remote_code": False}, "training": card.trained(directory), "evaluations": [],

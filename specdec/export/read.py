@@ -42,6 +42,7 @@ from specdec.export.summary import (
 from specdec.export.tensors import Raw, Weights
 from specdec.export.weights import BIAS, load_weights, read_vocabulary, tied_head
 from specdec.target import Target, TargetSource
+from specdec.target.identity import target_difference
 from specdec.utils.files import claimed
 from specdec.utils.numbers import MOST_LAYERS
 from specdec.utils.text import nearest_name
@@ -113,6 +114,13 @@ def import_drafter(
     loaded = _loaded(target)
     drafter = import_checkpoint(contents, loaded, tuple(aux_layers) if aux_layers else None)
     config = drafter.config
+    if contents.ours is not None:
+        trained_for = DrafterConfig.from_json(contents.ours.get("drafter"), OURS).target
+        if difference := target_difference(loaded.identity, trained_for):
+            log.warning(
+                "%s was trained for another target (%s) of the same shape: its %s differs; the drafter is imported as "
+                "one of %s", checkpoint, trained_for.get("source"), difference, loaded.source,
+            )  # fmt: skip
     if (
         checkpoint_layout(contents) == SPECFORGE
         and keys.config_to_keys(config, "eagle3")["norm_output"]

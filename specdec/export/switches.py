@@ -4,15 +4,17 @@ show it."""
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from specdec.drafter import (
     GQA,
     MLA,
     Concat,
     DrafterConfig,
+    FixedSize,
     KVInjection,
     LastLayer,
+    Leaky,
     MaskBlock,
     MaskConstant,
     Narrow,
@@ -24,14 +26,13 @@ from specdec.drafter import (
     Wide,
 )
 from specdec.export import engine_targets as targets
-from specdec.export.engine_targets import target_facts
 from specdec.export.subject import Subject
 
 VLLM = "vLLM 0.32.0"
 SGLANG = "SGLang 0.5.23"
 ENGINES = (VLLM, SGLANG)  # Exports are written for these.
 VLLM_NEXT = "vLLM 0.33.0"
-LLAMA_CPP = "llama.cpp (llama-cpp-python 0.3.36)"
+LLAMA_CPP = "llama.cpp (xllamacpp 2026.10.11549)"
 OPENVINO = "OpenVINO GenAI 2026.4.1"
 MLX_VLM = "mlx-vlm 0.7.10"
 LMDEPLOY = "LMDeploy 0.18"
@@ -102,6 +103,8 @@ class Switch(NamedTuple):
             return EngineCell(
                 self.sglang or self.both, self.sglang_since, SOURCE if self.checked else UNCHECKED
             )
+        if engine == LLAMA_CPP and engine not in self.others and self.both:
+            return EngineCell(self.both)
         return self.others.get(engine, NOT_CHECKED)
 
 
@@ -111,6 +114,8 @@ def _no(reason: str, *engines: str, silent: bool = False) -> dict[str, EngineCel
 
 _has = partial(_no, "")
 _drops = partial(_no, silent=True)
+# A real llama.cpp proposed what the drafter says.
+_RAN_IN_LLAMA_CPP = {LLAMA_CPP: EngineCell(evidence=RUN)}
 
 
 Uses = Callable[[DrafterConfig], object]
@@ -158,7 +163,7 @@ _ROPE_KEYS = {
 SWITCHES = (
     # EAGLE-1 and 2
     Switch("method eagle: fusion LastLayer, entry Narrow", lambda s: s.method == "eagle",
-           others=_has(VLLM_NEXT) | _no(_NO_EAGLE, TRANSFORMERS), ran=True),
+           others=_has(VLLM_NEXT) | _no(_NO_EAGLE, TRANSFORMERS) | _no("it has no EAGLE-1", LLAMA_CPP), ran=True),
     Switch("method eagle, target of a class without get_embed_and_head in SGLang",
            lambda s: s.method == "eagle" and s.architecture not in ("", *targets.SGLANG_EAGLE_TARGETS),
            sglang="its class for {architecture} hands over no head, and the server ends at start: use --format vllm",
@@ -172,15 +177,19 @@ SWITCHES = (
            both="method eagle reads the target's head: train with head=target"),
     # EAGLE-3 and 3.1
     Switch("method eagle3: fusion Concat, entry Wide", _fused(lambda c: True),
-           others=_has(VLLM_NEXT, LLAMA_CPP, OPENVINO, MLX_VLM, LMDEPLOY, TENSORRT) | _no(_NO_EAGLE, TRANSFORMERS),
-           ran=True),
+           others=_has(VLLM_NEXT, OPENVINO, MLX_VLM, LMDEPLOY, TENSORRT) | _no(_NO_EAGLE, TRANSFORMERS)
+           | _RAN_IN_LLAMA_CPP, ran=True),
     Switch("fusion LastLayer with entry Wide (use_aux_hidden_state=false)",
            _part(LastLayer, "eagle3"), sglang="what it makes of such a config was not compared", checked=False,
-           ran=True),
+           others=_no("it fuses three states", LLAMA_CPP), ran=True),
     Switch("method eagle3, target of a class without set_eagle3_layers_to_capture in SGLang",
            lambda s: s.method == "eagle3" and s.architecture not in ("", *targets.SGLANG_EAGLE3_TARGETS),
            sglang="its class for {architecture} has no set_eagle3_layers_to_capture, and the server ends at start: "
-           "use --format vllm", ran=True),
+           "use --format vllm", others=_has(LLAMA_CPP), ran=True),
+    Switch("target of a class whose states llama.cpp does not hand out, with method eagle3",
+           lambda s: s.method == "eagle3" and s.architecture not in ("", *targets.LLAMA_CPP_TARGETS),
+           others=_no("it does not hand out the layers' inputs of {architecture}, and its server ends at start",
+                      LLAMA_CPP)),
     Switch("fusion ScalarMix", _part(ScalarMix),
            both="states are concatenated, there are no weights for them"),
     Switch("entry Narrow, with method eagle3", _part(Narrow, "eagle3"),
@@ -189,20 +198,22 @@ SWITCHES = (
              both="method eagle3 always has this norm") for site in ("embed", "hidden", "output")),
     Switch("norms.aux=each (fc_norm)", lambda s: s.config.norms.aux == "each",
            vllm_since="0.22.0", sglang_since="0.5.12",
-           others=_has(VLLM_NEXT, TENSORRT) | _no("its converter refuses fc_norm.*", LLAMA_CPP)
+           others=_has(VLLM_NEXT, TENSORRT) | _no("its drafters have no norm on each state", LLAMA_CPP)
            | _drops("it reads no switch", OPENVINO) | _LMDEPLOY, ran=True),
     Switch("norms.aux=concat (norm_before_fc)", lambda s: s.config.norms.aux == "concat",
            vllm_since="0.18.0", sglang_since="0.5.17",
-           others=_has(VLLM_NEXT) | _drops("it reads no switch", OPENVINO), ran=True),
+           others=_has(VLLM_NEXT) | _drops("it reads no switch", OPENVINO) | _RAN_IN_LLAMA_CPP, ran=True),
     Switch("norms.residual=normed (norm_before_residual)", lambda s: s.config.norms.residual == "normed",
            sglang="its residual path starts at the raw feature", vllm_since="0.10.1",
-           others=_has(VLLM_NEXT) | _drops("it reads no switch", OPENVINO), ran=True),
+           others=_has(VLLM_NEXT) | _drops("it reads no switch", OPENVINO) | _RAN_IN_LLAMA_CPP, ran=True),
     Switch("recurrence PostNorm (norm_output)", _part(PostNorm, "eagle3"),
            vllm_since="0.22.0", sglang_since="0.5.12",
            others=_has(VLLM_NEXT, TENSORRT) | _drops("it never reads it, and feeds the raw state back", LLAMA_CPP)
            | _drops("it reads no switch", OPENVINO) | _drops("it never reads it", MLX_VLM) | _LMDEPLOY, ran=True),
+    Switch("recurrence FixedSize or Leaky", lambda s: type(s.config.recurrence) in (FixedSize, Leaky),
+           both="it feeds back the raw state or the normed one, at no other size"),
     Switch("recurrence MaskConstant (P-EAGLE)", _part(MaskConstant),
-           sglang="it drafts one after another", ran=True),
+           sglang="it drafts one after another", others=_no("it drafts one after another", LLAMA_CPP), ran=True),
     Switch("norms.query_key, with method eagle3", _eagle3(lambda c: c.norms.query_key),
            sglang="its layers have no norms on queries and keys", vllm_since="0.24.0",
            others=_no("its drafters have no norms on queries and keys", LLAMA_CPP), ran=True),
@@ -210,22 +221,30 @@ SWITCHES = (
            vllm_since="0.22.0", sglang_since="0.5.12",
            others=_has(VLLM_NEXT) | _no("it has three", LLAMA_CPP, OPENVINO), ran=True),
     Switch("draft_vocab_size below the target's", _eagle3(lambda c: c.draft_vocab_size < c.vocab_size),
-           others=_has(VLLM_NEXT, LLAMA_CPP), ran=True),
+           others=_has(VLLM_NEXT) | _RAN_IN_LLAMA_CPP, ran=True),
     Switch("a boundary 0 in aux_layers", _fused(lambda c: c.aux_layers[0] == 0),
-           sglang="its ids are of layers' outputs: the embeddings have none", ran=True),
+           sglang="its ids are of layers' outputs: the embeddings have none", others=_RAN_IN_LLAMA_CPP, ran=True),
     Switch("the last boundary in aux_layers, target other than GPT-OSS and MiniMax-M3",
            lambda s: s.fused and s.config.aux_layers[-1] == s.config.num_target_layers
            and s.architecture not in targets.SGLANG_LAST,
-           sglang="it captures before a layer: the state after the last one is not reached", ran=True),
+           sglang="it captures before a layer: the state after the last one is not reached", others=_has(LLAMA_CPP),
+           ran=True),
+    Switch("target of a class whose last state llama.cpp does not hand out, the last boundary in aux_layers",
+           lambda s: s.fused and s.config.aux_layers[-1] == s.config.num_target_layers
+           and s.architecture not in ("", *targets.LLAMA_CPP_LAST),
+           others=_no("its class of {architecture} hands out nothing after the last layer: choose lower aux_layers",
+                      LLAMA_CPP)),
     Switch("aux_layers not starting at 2, target of DeepSeek's, Kimi's or Mistral-Large-3's class",
            lambda s: s.fused and s.architecture in targets.SGLANG_SHIFTED and s.config.aux_layers[0] != 2,
-           sglang="its ids are shifted for this family only if the first is 1"),
+           sglang="its ids are shifted for this family only if the first is 1", others=_has(LLAMA_CPP)),
     Switch("aux states as wide together as the drafter",
            _fused(lambda c: len(c.aux_layers) * c.target_hidden_size == c.hidden_size),
-           sglang="it tells fused states by their width, and would leave fc out", ran=True),
+           sglang="it tells fused states by their width, and would leave fc out", others=_has(LLAMA_CPP), ran=True),
     # DFlash
     Switch("method dflash: fusion Concat, entry KVInjection, recurrence MaskBlock", lambda s: s.method == "dflash",
-           sglang="what it makes of a config was not compared", checked=False, ran=True),
+           sglang="what it makes of a config was not compared", checked=False,
+           others=_no("--format gguf writes EAGLE-3 alone; llama.cpp's own converter reads DFlash", LLAMA_CPP),
+           ran=True),
     Switch("num_layers above 1, with method dflash", _dflash(lambda c: c.num_layers > 1),
            sglang="what it makes of a config was not compared", checked=False),
     Switch("fusion LastLayer, with method dflash", _part(LastLayer, "dflash"),
@@ -240,27 +259,28 @@ SWITCHES = (
            both="its ids are of layers' outputs: the embeddings have none"),
     # any
     Switch("hidden_size other than the target's", lambda s: s.config.hidden_size != s.config.target_hidden_size,
-           ran=True),
+           others=_RAN_IN_LLAMA_CPP, ran=True),
     Switch("a trained token embedding",
            lambda s: s.own_embedding and s.config.hidden_size == s.config.target_hidden_size,
-           sglang="it puts the target's embedding in its place"),
+           sglang="it puts the target's embedding in its place", others=_RAN_IN_LLAMA_CPP),
     Switch("num_layers above 1, with method eagle", _eagle(lambda c: c.num_layers > 1), ran=True),
     Switch("num_layers above 1, with method eagle3", _eagle3(lambda c: c.num_layers > 1),
            vllm_since="0.11.1", sglang_since="0.5.12",
            others=_has(VLLM_NEXT) | _no("it has one", LLAMA_CPP), ran=True),
     Switch("attention_window, with method eagle3", _eagle3(lambda c: c.attention_window != "full"),
-           vllm_since="0.10.2", ran=True),
+           vllm_since="0.10.2", others=_no("its drafters see the whole text", LLAMA_CPP), ran=True),
     Switch("attention_window, with method eagle", _eagle(lambda c: c.attention_window != "full"),
            sglang="no config says so, only a flag of the server", ran=True),
-    Switch("attention_window=full, every layer of the target slides (Mistral, Phi-3)", lambda s: s.narrowed, ran=True),
+    Switch("attention_window=full, every layer of the target slides (Mistral, Phi-3)", lambda s: s.narrowed,
+           others=_has(LLAMA_CPP), ran=True),
     Switch("a rope with the target's parameters, which vLLM's class of the target changes (ERNIE-4.5)",
-           lambda s: s.rope_is_changed, ran=True),
+           lambda s: s.rope_is_changed, others=_has(LLAMA_CPP), ran=True),
     Switch("attention_sinks", lambda s: s.config.attention_sinks,
            both="its windows hide a text's first tokens as any others"),
     Switch("attention MLA, with method eagle", _part(MLA, "eagle"),
            both="method eagle has no such attention"),
     Switch("attention MLA, with method eagle3", _part(MLA, "eagle3"),
-           vllm_since="0.32.0", others=_has(LMDEPLOY)),
+           vllm_since="0.32.0", others=_has(LMDEPLOY) | _no("its drafters have no such attention", LLAMA_CPP)),
     *(Switch(f"attention MLA with {name}", _eagle3(lambda c, used=used: type(c.attention) is MLA and used(c)),  # type: ignore[misc]
              both="its class with this attention lacks that")
       for name, used in {
@@ -278,24 +298,26 @@ SWITCHES = (
            sglang="its class with this attention has one layer"),
     Switch("attention TargetLayer (MTP)", _part(TargetLayer),
            both="such a drafter is a part of its target: use --format mtp"),
-    Switch("attention_bias", lambda s: s.config.attention_bias, sglang="its layers have no biases", ran=True),
+    Switch("attention_bias", lambda s: s.config.attention_bias, sglang="its layers have no biases",
+           others=_no("its layers have no biases", LLAMA_CPP), ran=True),
     Switch("attention_bias with norms.query_key", _eagle3(lambda c: c.attention_bias is True and c.norms.query_key),
            vllm="its class with these norms has no bias on the attention's output", sglang="its layers have no biases"),
-    *(Switch(f"rope_type {kind}", lambda s, kind=kind: s.config.rope["rope_type"] == kind, *lacks, ran=True)  # type: ignore[misc]
+    *(Switch(f"rope_type {kind}", lambda s, kind=kind: s.config.rope["rope_type"] == kind, *lacks, ran=True,  # type: ignore[misc]
+             others=_no(_UNKNOWN, LLAMA_CPP) if any(lacks) else _RAN_IN_LLAMA_CPP)
       for kind, lacks in ROPE_KINDS.items()),
     Switch("any other rope_type", lambda s: s.config.rope["rope_type"] not in ROPE_KINDS, both=_UNKNOWN),
     Switch("partial_rotary_factor", lambda s: s.config.rope.get("partial_rotary_factor", 1.0) != 1.0,
-           sglang="it reads the factor elsewhere than in the rope block", ran=True),
+           sglang="it reads the factor elsewhere than in the rope block", others=_RAN_IN_LLAMA_CPP, ran=True),
     Switch("yarn without original_max_position_embeddings",
            lambda s: s.config.rope["rope_type"] == "yarn" and "original_max_position_embeddings" not in s.config.rope,
            both="the length that the factor starts from must be written"),
     Switch("yarn with attention_factor",
            lambda s: s.config.rope["rope_type"] == "yarn" and "attention_factor" in s.config.rope,
-           sglang="it reads no attention_factor", ran=True),
+           sglang="it reads no attention_factor", others=_RAN_IN_LLAMA_CPP, ran=True),
     Switch("a boundary 0 in aux_layers, the target through vLLM's Transformers backend (Gemma 3, Mixtral)",
            lambda s: s.fused and s.config.aux_layers[0] == 0 and s.through_transformers,
            vllm="that backend records what layers return, and the server ends at start: leave boundary 0 out",
-           sglang="its ids are of layers' outputs: the embeddings have none"),
+           sglang="its ids are of layers' outputs: the embeddings have none", others=_has(LLAMA_CPP)),
     Switch("num_layers above 1 with the target's key heads and head size, target of mixed layers (Gemma 3, GPT-OSS)",
            lambda s: s.spread,
            vllm="it divides layers with equal caches into groups, and the server ends at start where the drafter's lie "
@@ -317,7 +339,8 @@ def _stock(config: DrafterConfig) -> bool:
         type(config.fusion) in (LastLayer, Concat, ScalarMix)
         and type(config.entry) in (Narrow, Wide, KVInjection)
         and type(config.attention) in (GQA, MLA, TargetLayer)
-        and type(config.recurrence) in (PreNorm, PostNorm, MaskConstant, MaskBlock)
+        and type(config.recurrence)
+        in (PreNorm, PostNorm, FixedSize, Leaky, MaskConstant, MaskBlock)
         and all(type(norm) in (bool, str, TargetNorm) for norm in vars(config.norms).values())
     )
 
@@ -338,61 +361,3 @@ def dropped(subject: Subject) -> dict[str, list[str]]:
             if cell.silent and switch.used(subject) and not cell.but(subject):
                 names.setdefault(engine, []).append(switch.name)
     return names
-
-
-# Head widths that vLLM 0.32 declares for a CPU (vllm/v1/attention/backends/cpu_attn.py) and does not check; on a GPU
-# FlashAttention takes multiples of 8 to 256, Triton any from 32 on, FlexAttention every one (their supports_head_size)
-CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-
-
-def planned_subject(
-    config: DrafterConfig, hf_config: Any, train_embed: bool, train_head: bool
-) -> Subject:
-    """Return the subject that engines will be given once a drafter is trained.
-
-    Args:
-        hf_config: the target's transformers config of its text model.
-        train_embed: whether the token embedding will be trained.
-        train_head: whether a head of the drafter's own will be.
-    """
-    narrower = config.hidden_size != config.target_hidden_size
-    fewer = config.draft_vocab_size < config.vocab_size
-    return Subject(
-        config,
-        own_embedding=train_embed or narrower,
-        own_head=config.head == "own" and (train_head or fewer or narrower),
-        entry_bias=type(config.entry) is Narrow and config.entry.bias,
-        **target_facts(hf_config, (getattr(hf_config, "architectures", None) or [""])[0]),
-    )
-
-
-def unserved(subject: Subject) -> dict[str, str]:
-    """Return, by engine, the switches that it does not honor, with the reasons; engines that honor all are left out.
-
-    A target's own module (MTP) is refused by none: ``export --format mtp`` puts it into the target.
-    """
-    if type(subject.config.attention) is TargetLayer:
-        return {}
-    reasons = {}
-    for engine in ENGINES:
-        lacks = [f"{switch.name}: {reason}" for switch, reason in lint(subject, engine)]
-        if lacks:
-            reasons[engine] = "; ".join(lacks)
-    return reasons
-
-
-def served(reasons: dict[str, str]) -> bool:
-    """Return whether :func:`unserved` gives no reasons for at least one engine."""
-    return len(reasons) < len(ENGINES)
-
-
-def missing_kernels(config: DrafterConfig) -> str:
-    """Return a warning about the width of the drafter's heads; empty if every device has kernels for it."""
-    width = config.head_dim
-    if type(config.attention) is not GQA or width in CPU_HEADS:
-        return ""
-    widths = ", ".join(map(str, CPU_HEADS))
-    return (
-        f"head_dim {width}: vLLM's CPU build declares kernels for {widths}; with others the server may end (16 and 24) "
-        "or not (48): check yours with specdec parity --engine vllm"
-    )

@@ -1,36 +1,40 @@
 """``export``: a drafter as a checkpoint that an engine reads, written whole, verified and hashed, or not at all."""
 
+import contextlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Drafter, Narrow, load_drafter
 from specdec.drafter.io import check_finite, located, weights_sha256
 from specdec.export import card, keys, mtp
-from specdec.export.checkpoint import CONFIG, FORMAT, OURS, WEIGHTS, read_checkpoint
+from specdec.export.checkpoint import FORMAT, OURS, read_checkpoint
 from specdec.export.engine_targets import target_facts
-from specdec.export.formats import FORMATS, DrafterCheckpoint, Format, drafts_of
+from specdec.export.formats import DrafterCheckpoint, Format, drafts_of
+from specdec.export.known_formats import FORMATS
+from specdec.export.planned import missing_kernels
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
 from specdec.export.read import config_of_checkpoint, contradictions, import_checkpoint
 from specdec.export.subject import EMBEDDING, HEAD, Subject
-from specdec.export.switches import dropped, missing_kernels
+from specdec.export.switches import dropped
 from specdec.export.tensors import Raw, Weights
 from specdec.export.weights import same_numbers
 from specdec.target import NotServable, Target, TargetSource
+from specdec.target.identity import IDENTIFYING, whole_of
 from specdec.utils.files import staged_directory, write_json, write_text
 from specdec.utils.machine import provenance
 from specdec.utils.numbers import Depth, check_numbers
 from specdec.utils.reading import sha256
 from specdec.utils.text import how_many
+from specdec.utils.trust import redacted
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +52,7 @@ def export(
     evaluation: list[Path] = [],  # noqa: B006
     push: str | None = None,
 ) -> None:
-    """A saved drafter as a checkpoint that vLLM or SGLang serves; prints the line that serves it.
+    """A saved drafter as a checkpoint that vLLM, SGLang or llama.cpp serves; prints the line that serves it.
 
     Example: specdec export --target Qwen/Qwen3-4B --drafter runs/a/drafter --out served/a --format vllm
 
@@ -56,7 +60,8 @@ def export(
         drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub
         out: directory of the checkpoint, not there yet
         target: the model that it drafts for
-        format: vllm, speculators or sglang; mtp for a copy of the target with the drafter as its own module
+        format: vllm, speculators, sglang, or gguf for llama.cpp; mtp for a copy of the target with the drafter as its
+            own module
         draft_tokens: drafts a pass, in the line that serves it; 3, or a block drafter's masks, if not given
         evaluation: directories of specdec evaluate that the model card quotes; by default those in the run's folder
         push: put the export on the Hugging Face Hub as well, as USER/NAME; see specdec push
@@ -100,8 +105,8 @@ def export_drafter(
 
     Args:
         target: whose drafter it is; embedding and head that are the target's own are left to it, rounded ones too.
-        format: ``vllm``, ``speculators`` or ``sglang``; or ``mtp``, which writes a copy of the target's checkpoint
-            with the drafter in place of the module of multi-token prediction that it had.
+        format: ``vllm``, ``speculators``, ``sglang`` or ``gguf``; or ``mtp``, which writes a copy of the target's
+            checkpoint with the drafter in place of the module of multi-token prediction that it had.
         draft_tokens: drafts a pass, in the line that serves it; see :func:`specdec.export.formats.drafts_of`.
         served: where the engine finds the target, if not at ``target.source``.
         evaluation: directories of ``specdec evaluate``, which the model card quotes.
@@ -127,10 +132,11 @@ def export_drafter(
     chosen.check(subject)
     line = chosen.command(str(directory.resolve()), subject, served, drafts)
     record = _record(drafter, subject, chosen, served, drafts, line)
-    fingerprint = target.identity["fingerprint"]
-    if not fingerprint and made_for:  # a target that was put together from parts has none
-        fingerprint = config.target.get("fingerprint")
-    record["target"]["fingerprint"] = fingerprint
+    identity = target.identity
+    # a target that was put together from parts has none
+    if not identity["fingerprint"] and made_for:
+        identity = identity | whole_of(config.target, str(identity["dtype"]))
+    record["target"] |= {name: identity[name] for name in IDENTIFYING}
     record["training"] = card.trained(run) if run else None
     look = bool(run or evaluation)
     record["evaluations"] = card.evaluations(run or directory, record, evaluation) if look else []
@@ -139,21 +145,23 @@ def export_drafter(
     check_finite(tensors)
     number = how_many(len(tensors), "tensor")
     log.info("writing %s for %s, method %s", number, chosen.engine, subject.method)
-    with staged_directory(directory) as temporary:
-        _write_weights(tensors, temporary / WEIGHTS, directory)
-        write_json(temporary / CONFIG, chosen.config(subject, served.directory(), drafts))
-        record["weights_sha256"] = sha256(temporary / WEIGHTS)
+    with staged_directory(directory) as temporary, _naming(directory):
+        chosen.write(temporary, tensors, subject, served, drafts)
+        record["weights_sha256"] = sha256(temporary / chosen.weights_file)
         write_json(temporary / OURS, record)
         write_text(temporary / card.README, str(card.model_card(record, str(directory.resolve()))))
         log.info("reading it back, to the last bit")
-        _verify(temporary, drafter, target, subject)
+        chosen.verify(temporary, tensors, subject)
+        if chosen.published:
+            _verify(temporary, drafter, target, subject)
     return Exported(directory, DrafterCheckpoint.of(directory, subject), line)
 
 
-def _write_weights(tensors: Weights, path: Path, directory: Path) -> None:
-    """Write a file of weights; raise ValueError, which names the directory of the export, if that fails."""
+@contextlib.contextmanager
+def _naming(directory: Path) -> Iterator[None]:
+    """Raise ValueError, which names the directory of the export, if its weights cannot be written."""
     try:
-        save_file(tensors, path, metadata={"format": "pt"})
+        yield
     except SafetensorError as error:
         raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
 
@@ -165,10 +173,12 @@ def _record(
     return {
         "format": FORMAT, "exported_as": chosen.name, "engine": chosen.engine, "method": subject.method,
         "parallel": subject.parallel,
-        "needs": chosen.needs(subject), "draft_tokens": drafts, "serve": line, "drafter": subject.config.to_json(),
+        "needs": chosen.needs(subject), "draft_tokens": drafts, "serve": redacted(line),
+        "drafter": subject.config.to_json(),
         "drafter_sha256": weights_sha256(drafter), "provenance": provenance(),
         "target": {
-            "source": served.source, "revision": served.revision, "trust_remote_code": served.trust_remote_code,
+            "source": redacted(served.source), "revision": redacted(served.revision),
+            "trust_remote_code": served.trust_remote_code,
             "architecture": subject.architecture,
         },
     }  # fmt: skip

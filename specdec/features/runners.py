@@ -23,6 +23,7 @@ from specdec.features.store import PackedRow
 from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
 from specdec.target import Target, TargetSource
+from specdec.target.source import AUTO
 from specdec.utils.files import scratch_folder
 from specdec.utils.vllm import VllmChild
 
@@ -139,7 +140,7 @@ class EngineSetup:
         if self.engine == "vllm":
             self.source.servable()
             return dataclasses.replace(self.source, device_map=None, parts=True).load()
-        target = self.source.load("cuda" if torch.cuda.is_available() else "cpu")
+        target = self.source.load(AUTO)
         target.prove()
         return target
 
@@ -150,7 +151,7 @@ class EngineSetup:
         ValueError if there is no vLLM of a known version, it refuses an argument, or it fails.
         """
         if self.engine == "transformers":
-            with matmul_backend() as products:  # as in training
+            with matmul_backend(target.device) as products:  # as in training
                 yield TransformersEngine(target, layers, products, self.rows)
             return
         source = self.source

@@ -186,7 +186,8 @@ class RowSource(FeatureSource):
     ) -> None:
         if not target.is_of(contract.target):
             raise ValueError(
-                f"{where}: made with another target, {contract.target['source']}, or other weights of it"
+                f"{where}: made with another target, {contract.target['source']}, or other weights or "
+                "another tokenizer of it"
             )
         if not target.whole:
             target.take_identity(contract.target)

@@ -23,7 +23,7 @@ from specdec.data import Batch
 from specdec.features.contract import Column, Contract
 from specdec.utils.config import differences, to_text
 from specdec.utils.files import write_json
-from specdec.utils.reading import explained, read_json, sha256
+from specdec.utils.reading import explained, open_regular, read_json, sha256
 from specdec.utils.text import how_many
 
 FORMAT = "specdec-features-6"
@@ -161,7 +161,10 @@ def shard_rows(path: Path, columns: Mapping[str, Column]) -> dict[bytes, RowPlac
         ValueError: it is gone or cut off.
     """
     try:
-        with safe_open(path, framework="pt", backend="pread") as file, path.open("rb") as stream:
+        with (
+            open_regular(path) as stream,
+            safe_open(path, framework="pt", backend="pread") as file,
+        ):
             keys, sizes_E, crcs_E = (
                 file.get_tensor(name) for name in ("keys", "sizes_E", "crcs_E")
             )
@@ -249,7 +252,7 @@ class FeatureStore:
         self.check(row)
         path, starts, checksum = self._places[row.key]
         buffers = self.contract.empty(row.tokens)
-        with explained(path), path.open("rb", buffering=0) as file:
+        with open_regular(path) as file, explained(path):
             for start, buffer in zip(starts, buffers, strict=True):
                 file.seek(start)
                 if buffer.numel() and file.readinto(raw(buffer).data) != buffer.nbytes:

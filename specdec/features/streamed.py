@@ -275,7 +275,8 @@ class StreamedSource(RowSource):
         for producer_identity, producer_engine in answers:
             if not self.target.is_of(producer_identity):
                 raise ValueError(
-                    f"a producer has another target, {producer_identity['source']}, or other weights of it"
+                    f"a producer has another target, {producer_identity['source']}, or other weights or another "
+                    "tokenizer of it"
                 )
             if producer_engine != engine:
                 raise ValueError(

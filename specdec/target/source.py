@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EMBEDDED = "embedded"
+AUTO = "auto"  # of devices: a GPU where there is one
 
 
 class NotServable(ValueError):  # noqa: N818  a verdict
@@ -108,11 +109,18 @@ class TargetSource:
     def load(self, device: str = "cpu") -> "Target":
         """Load model and tokenizer from disk, without any network, or from the Hugging Face Hub.
 
+        Args:
+            device: as torch names it, or ``auto``: a GPU where there is one, else the CPU.
+
         Raises:
             ValueError: whatever is wrong with source, weights, dtype or device, in one line.
         """
         from specdec.target.target import Target  # which is loaded by its own name, too
 
+        if device == AUTO:
+            import torch  # which reading a target's name does without
+
+            device = "cuda" if torch.cuda.is_available() else "cpu"
         place = self.directory()
         trusted = self.trust_remote_code
         log.info(

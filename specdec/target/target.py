@@ -16,14 +16,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specdec.data.tokenizer import tokenizer_digest
 from specdec.nn.view import Spans, View
 from specdec.target.attention import Mask, Tape, TargetCache, layer_masks, use_own_attention
 from specdec.target.files import numbers
-from specdec.target.identity import model_fingerprint
+from specdec.target.identity import Digests, model_digests, same_target, target_difference, whole_of
 from specdec.target.loading import devices_of_layers, named_parts
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
 from specdec.target.proof import prove
 from specdec.target.source import TargetSource
+from specdec.utils.trust import redacted
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +63,7 @@ class Target:
         whole: bool = True,
     ) -> None:
         self.whole = whole
-        # the fingerprint of a target of which only parts are loaded
-        self._known_as = None
+        self._known_as = dict[str, Any]()  # of a target of which only parts are loaded
         self.model = model.eval().requires_grad_(False)
         self.source = source
         self.revision = revision
@@ -134,17 +135,21 @@ class Target:
 
     @property
     def identity(self) -> dict[str, str | int | None]:
-        """Which target this is; equal fingerprints mean equal configuration, names, shapes, dtypes and weights, equal
-        ``parts`` the same of embedding, final norm and head alone."""
+        """Which target this is, JSON-ready; see :mod:`specdec.target.identity`."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        whole = self._digests._asdict() if self.whole else whole_of(self._known_as, dtype)
         return {
-            "source": self.source,
-            "revision": self.revision,
+            "source": redacted(self.source),
+            "revision": redacted(self.revision),
             "model_type": self.config.model_type,
             "hidden_size": self.hidden_size,
             "vocab_size": self.vocab_size,
             "num_layers": self.num_layers,
-            "fingerprint": self._fingerprint if self.whole else self._known_as,
-            "parts": self._parts_fingerprint,
+            "dtype": dtype,
+            **whole,
+            "parts": self._digests_of_parts.fingerprint,
+            "exact_parts": self._digests_of_parts.exact,
+            "tokenizer": self._tokenizer_digest,
             **({} if self.adapter is None else {"adapter": self.adapter}),
         }
 
@@ -156,29 +161,33 @@ class Target:
             )
 
     @cached_property
-    def _fingerprint(self) -> str:
-        return model_fingerprint(self.model.config.to_dict(), self.model.state_dict())
+    def _digests(self) -> Digests:
+        return model_digests(self.model.config.to_dict(), self.model.state_dict())
 
     @cached_property
-    def _parts_fingerprint(self) -> str:
+    def _tokenizer_digest(self) -> str | None:
+        return None if self._tokenizer is None else tokenizer_digest(self._tokenizer)
+
+    @cached_property
+    def _digests_of_parts(self) -> Digests:
         config = {
             name: value
             for name, value in self.model.config.to_dict().items()
             if name != "quantization_config"
         }
-        return model_fingerprint(config, dict(named_parts(self.model).values()))
+        return model_digests(config, dict(named_parts(self.model).values()))
 
     def is_of(self, identity: Mapping[str, Any]) -> bool:
-        """Whether it is the target of that identity, by all weights or, where not both know these, by its parts."""
+        """Whether it is the target of that identity."""
         return same_target(self.identity, identity)
 
     def take_identity(self, identity: Mapping[str, Any]) -> None:
         """Of parts alone: be the whole target of that identity; ValueError if it has other parts."""
         if not self.is_of(identity):
             raise ValueError(
-                f"{self.source}: its embedding, final norm, head or configuration are not those of {identity['source']}"
+                f"{self.source}: its {target_difference(self.identity, identity)} is not that of {identity['source']}"
             )
-        self._known_as = identity.get("fingerprint")
+        self._known_as = dict(identity)
 
     def to(self, device: torch.device | str) -> Self:
         """Move the model to ``device``, unless its layers are spread over several; or the parts that there are."""
@@ -354,15 +363,6 @@ class Target:
         self._check_whole()
         log.info("proving the target: states, logits and cached trees must be the model's own")
         prove(self)
-
-
-def same_target(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two identities are of one target, by all weights or, where not both know these, by its parts."""
-    whole = one.get("fingerprint") and other.get("fingerprint")
-    if not whole and one.get("adapter") != other.get("adapter"):  # which may be in the layers alone
-        return False
-    by = "fingerprint" if whole else "parts"
-    return one.get(by) is not None and one.get(by) == other.get(by)
 
 
 def _documents(view: View) -> list[tuple[int, slice]]:

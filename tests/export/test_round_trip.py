@@ -91,7 +91,7 @@ def comes_back(drafter: Drafter, of: Target, directory: Path, format: str) -> No
     assert same_state(bare, drafter) or not unbiased(drafter.config) or format == "sglang"
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", REFUSED)
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_every_preset(path: Path, format: str, tmp_path: Path) -> None:
     spec = preset(path)
@@ -106,7 +106,7 @@ def test_every_preset(path: Path, format: str, tmp_path: Path) -> None:
         comes_back(drafter, target(), tmp_path / "out", format)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", REFUSED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_the_dtype_is_kept(dtype: torch.dtype, format: str, tmp_path: Path) -> None:
     of = target(dtype=dtype)
@@ -179,7 +179,7 @@ def served(spec: DrafterSpec, format: str, *, biased: bool, embedding: bool) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", REFUSED)
 def test_random_legal_combinations(format: str, tmp_path: Path) -> None:
     counts = {True: 0, False: 0}
     for index, (rope, spec) in enumerate(CASES):

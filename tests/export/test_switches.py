@@ -1,5 +1,6 @@
 """The engine matrix, row by row, and the page that is made of it."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from specdec.drafter import (
     Drafter,
     DrafterConfig,
     DrafterSpec,
+    FixedSize,
     LastLayer,
     MaskConstant,
     Narrow,
@@ -104,6 +106,7 @@ CASES: dict[str, tuple[Subject, str]] = {
     "norms.aux=concat (norm_before_fc)": (subject(norms=Norms(aux="concat")), "VS"),
     "norms.residual=normed (norm_before_residual)": (subject(norms=Norms(residual="normed")), "V"),
     "recurrence PostNorm (norm_output)": (subject(presets()["eagle3_1"]), "VS"),
+    "recurrence FixedSize": (subject(recurrence=FixedSize()), ""),
     "recurrence MaskConstant": (subject(recurrence=MaskConstant()), "V"),
     "norms.query_key, with method eagle3": (subject(norms=Norms(query_key=True)), "V"),
     "aux_layers of another number than three": (subject(aux_layers=[1, 2, 3, 4]), "VS"),
@@ -112,6 +115,10 @@ CASES: dict[str, tuple[Subject, str]] = {
     "the last boundary in aux_layers": (subject(aux_layers=[2, 4, LAYERS]), "V"),
     "aux_layers not starting at 2": (subject(aux_layers=[3, 4, 5], architecture="DeepseekV3ForCausalLM"), "V"),
     "method eagle3, target of a class": (subject(architecture="MixtralForCausalLM"), "V"),
+    "target of a class whose states llama.cpp": (subject(architecture="Qwen2ForCausalLM"), "VS"),
+    "target of a class whose last state llama.cpp": (
+        subject(aux_layers=[2, 4, LAYERS], architecture="MixtralForCausalLM"), "VS",
+    ),
     "method eagle, target of a class": (subject(EAGLE1, architecture="MixtralForCausalLM"), "V"),
     "attention_window=full, every layer": (subject(target_window=5), "VS"),
     "a rope with the target's": (subject(EAGLE1, architecture="Ernie4_5ForCausalLM"), "VS"),
@@ -206,6 +213,8 @@ def test_which_engine_serves_which_design(name: str) -> None:
     apart += ("recurrence MaskConstant (P-EAGLE)",) if "MLA with" in name else ()
     if name == "a boundary 0 in aux_layers, the target through":
         apart += ("a boundary 0 in aux_layers",)
+    if name == "target of a class whose last state llama.cpp":
+        apart += (row_of("the last boundary").name, row_of("method eagle3, target of a class").name)
     if name in ("a rope with the target's", "an embedding that is scaled"):
         apart += (row_of("method eagle, target of a class").name,)
     found = {
@@ -216,6 +225,23 @@ def test_which_engine_serves_which_design(name: str) -> None:
         engine: [] if letter in wanted else [row.name]
         for engine, letter in ((VLLM, "V"), (SGLANG, "S"))
     }
+
+
+def test_what_llama_cpp_serves() -> None:
+    """By the format's own check: what llama.cpp ignores, refuses or was never compared with is no export for it."""
+    served = set()
+    for name, (case, _) in CASES.items():
+        with contextlib.suppress(NotServable):
+            FORMATS["gguf"].check(case)
+            served.add(name)
+    assert served == {
+        "norms.aux=concat (norm_before_fc)", "norms.residual=normed (norm_before_residual)",
+        "draft_vocab_size below the target's", "a boundary 0 in aux_layers", "the last boundary in aux_layers",
+        "method eagle3, target of a class",
+        "attention_window=full, every layer", "hidden_size other than the target's", "a trained token embedding",
+        "rope_type default", "rope_type linear", "rope_type yarn", "rope_type llama3", "partial_rotary_factor",
+        "yarn with attention_factor", "method eagle3: ",
+    }  # fmt: skip
 
 
 def test_every_row_is_tried() -> None:
@@ -245,7 +271,9 @@ def table(engines: Sequence[str], rows: Sequence[Switch]) -> str:
 
 def matrix() -> str:
     """The engines that are exported for, and the others where anything is known of them."""
-    return f"{table(ENGINES, SWITCHES)}\n\n{table(OTHERS, [row for row in SWITCHES if row.others])}"
+    others = [engine for engine in OTHERS if engine != LLAMA_CPP]
+    rows = [row for row in SWITCHES if not set(others).isdisjoint(row.others)]
+    return f"{table((*ENGINES, LLAMA_CPP), SWITCHES)}\n\n{table(others, rows)}"
 
 
 def test_the_page_shows_the_table_that_the_exporter_goes_by() -> None:

@@ -248,3 +248,13 @@ def test_rows_are_read_as_they_were_written(
             end[:R], final_RH
         )
         assert not found[R:].any() and not found[:, len(taps) :].any() and not end[R:].any()
+
+
+def test_a_pipe_in_place_of_a_shard_is_refused(copied: Callable[[], Path]) -> None:
+    """Nothing waits for what never comes."""
+    directory = copied()
+    shard = next(directory.glob("*.safetensors"))
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(ValueError, match="no regular file"):
+        FeatureStore(directory, {})

@@ -103,7 +103,7 @@ def test_a_drafter_is_measured_for_the_model_with_it(
         "--drafter", str(drafter_directory), "--prompts", str(tmp_path / "p.txt"), "--shape", "chain:depth=2",
         "--max_new_tokens", "6", "--compile", "off", "--out", str(tmp_path / "out"),
     ]  # fmt: skip
-    assert main(given) == 2 and f"with {adapter} are others; give it" in capsys.readouterr().err
+    assert main(given) == 2 and f"with {adapter} differs; give it" in capsys.readouterr().err
     assert main([*given, "--other_target", "true"]) == 0
     found = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert found["target"]["adapter"] == found["settings"]["adapter"] == str(adapter)

@@ -23,6 +23,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, modeling_utils
 
 from specdec.data.template import text_ids
+from specdec.data.tokenizer import tokenizer_digest
 from specdec.target import Target, TargetSource, files, load_config, loading
 from specdec.target.identity import SAMPLES, model_fingerprint
 from specdec.target.model_parts import OURS_EAGER
@@ -69,7 +70,8 @@ def refused(path: Path | str, **options: str) -> str:
 def test_a_directory_loads_as_it_was_saved(saved: Path) -> None:
     target = Target.load(saved)
     memory = Target(make("llama").float())
-    assert target.identity == {**memory.identity, "source": str(saved)}
+    digest = tokenizer_digest(target.tokenizer)
+    assert target.identity == {**memory.identity, "source": str(saved), "tokenizer": digest}
     assert target.dtype == torch.float32 and target.tokenizer.eos_token == "<end>"
     assert target.eos_token_ids == {2, 3}
     target.prove()

@@ -9,7 +9,15 @@ import transformers
 from packaging.version import Version
 from transformers import OlmoHybridConfig, OlmoHybridForCausalLM, PreTrainedModel
 
-from specdec.decoding import Chain, DynamicTree, PlainDecoder, Request, Sampling, SpeculativeDecoder
+from specdec.decoding import (
+    AdaptiveChain,
+    Chain,
+    DynamicTree,
+    PlainDecoder,
+    Request,
+    Sampling,
+    SpeculativeDecoder,
+)
 from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target, TargetCache
@@ -117,13 +125,11 @@ def test_a_chain_is_what_the_model_generates(
 def test_drawn_tokens_are_plain_decodings(pair: tuple[Target, PreTrainedModel]) -> None:
     target, _ = pair
     drafter, drawn = near(target, 0.3), Sampling(temperature=1.0)
-    decoder, plain = (
-        SpeculativeDecoder(target, drafter, Chain(3), drawn),
-        PlainDecoder(target, drawn),
-    )
-    assert [decoder.generate(ids, 14, ()).ids for ids in PROMPTS] == [
-        plain.generate(ids, 14, ()).ids for ids in PROMPTS
-    ]
+    plain = PlainDecoder(target, drawn)
+    expected = [plain.generate(ids, 14, ()).ids for ids in PROMPTS]
+    for shape in (Chain(3), AdaptiveChain(3, 0.0, 0.5)):  # the second has passes without a draft
+        decoder = SpeculativeDecoder(target, drafter, shape, drawn)
+        assert [decoder.generate(ids, 14, ()).ids for ids in PROMPTS] == expected
 
 
 def test_what_a_recurrent_state_does_not_allow() -> None:

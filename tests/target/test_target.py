@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from specdec.nn.view import View
 from specdec.target import Target, TargetCache
+from specdec.target.identity import IDENTIFYING
 from tests.target.zoo import FAMILIES, LAYERS, VOCAB, WIDTH, assert_close, make, own_logits, tokens
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -251,7 +252,9 @@ def test_a_missing_tokenizer_says_so() -> None:
 
 def test_identity_names_the_target() -> None:
     identity = Target(make("qwen3"), source="here", revision="abc").identity
-    fingerprint, _ = identity.pop("fingerprint"), identity.pop("parts")
+    fingerprint = identity["fingerprint"]
+    compared = {name: identity.pop(name) for name in IDENTIFYING}
+    assert compared["dtype"] == "float64" and compared["tokenizer"] is None
     assert identity == {
         "source": "here",
         "revision": "abc",
