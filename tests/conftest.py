@@ -22,6 +22,7 @@ if threading.current_thread() is threading.main_thread():  # a shell's backgroun
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 
+SAFE_PATH = os.environ.get("PYTHONSAFEPATH")
 TEXT = "".join(f"def add_{n}(a, b):\n    return a + b + {n}\n\n\n" for n in range(40))
 
 
@@ -38,6 +39,30 @@ def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_CACHE", str(path))
         yield path
+
+
+@pytest.fixture(autouse=True)
+def safe_path_restored() -> Iterator[None]:
+    """``PYTHONSAFEPATH`` is what it was at first: ``specdec.cli.main``, called by a test, sets it for the process."""
+    _set_safe_path(SAFE_PATH)
+    yield
+    _set_safe_path(SAFE_PATH)
+
+
+@pytest.fixture(autouse=True)
+def precision_restored() -> Iterator[None]:
+    """Fails a test that leaves torch's precision of float32 products changed: later tests would be of other numbers."""
+    yield
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    assert precision == "highest", "the test left torch's precision of float32 products changed"
+
+
+def _set_safe_path(value: str | None) -> None:
+    if value is None:
+        os.environ.pop("PYTHONSAFEPATH", None)
+    else:
+        os.environ["PYTHONSAFEPATH"] = value
 
 
 @pytest.fixture

@@ -1,10 +1,19 @@
 """A target with no download: a small Llama of the Python standard library's sources, which comes with the package."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from specdec.embedded.corpus import SEED, EmbeddedData, held_out_prompts
+from specdec.utils.lazily import imported_when_asked_for
 
 __all__ = ["SEED", "EmbeddedData", "embedded_target", "held_out_prompts"]
+
+if TYPE_CHECKING:
+    from specdec.embedded.corpus import SEED, EmbeddedData, held_out_prompts
+else:  # they import lightning, which decoding does without
+    __getattr__ = imported_when_asked_for(
+        __name__,
+        dict.fromkeys(["SEED", "EmbeddedData", "held_out_prompts"], "specdec.embedded.corpus"),
+    )
 
 
 def embedded_target() -> Path:

@@ -67,14 +67,19 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 @contextlib.contextmanager
-def matmul_backend() -> Iterator[str]:
+def matmul_backend(device: torch.device) -> Iterator[str]:
     """Inside, float32 products on a CPU take oneDNN where MKL is slow; yields the library's name, for the log.
+
+    Nothing is changed for another device, since the setting would also round a GPU's float32 products.
 
     MKL takes a slow path on processors that are not Intel's, where oneDNN is about twice as fast. The processor's maker
     decides, not a clock: two runs that chose otherwise would round otherwise. The public switch is
     ``torch.set_float32_matmul_precision("medium")``: where the processor multiplies bfloat16 (AMX) it would round to
     that, so there it is left alone. The setting is restored at the end.
     """
+    if device.type != "cpu":
+        yield f"{device.type}'s"
+        return
     user_setting = torch.get_float32_matmul_precision()
     if user_setting != "highest":  # the user has chosen, or this function further out
         yield f"torch's setting {user_setting!r}"

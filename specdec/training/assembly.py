@@ -27,6 +27,16 @@ from specdec.training.step import CUDA_PIECE, ObjectiveConfig, TrainStep
 log = logging.getLogger(__name__)
 
 
+class TeardownAfterError(pl.Callback):
+    """Tears the module down after an error or an interruption, which Lightning itself does not do."""
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Release the source of features, and restore torch's settings."""
+        pl_module.teardown("exception")
+
+
 class BuildsDrafter(pl.LightningModule):
     """Loads the target and builds the drafter for it, when Lightning asks; the target stays outside the state dict.
 
@@ -119,7 +129,10 @@ class BuildsDrafter(pl.LightningModule):
         )
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Return none. Lightning asks for them first of all, so a run that cannot be is refused here."""
+        """Return what tears the module down after an error.
+
+        Lightning asks for the callbacks first of all, so a run that cannot be is refused here.
+        """
         trainer = self.trainer
         self._trains_on = trainer.strategy.root_device
         if not isinstance(trainer.datamodule, TokenData):  # type: ignore[attr-defined]
@@ -131,7 +144,7 @@ class BuildsDrafter(pl.LightningModule):
         if trainer.state.fn == "fit":
             check_has_length(trainer, self.schedule)
         self._check_design(self._data.seq_len)
-        return []
+        return [TeardownAfterError()]
 
     def _check_design(self, seq_len: int = 0) -> None:
         trained_parts = (self.start, self.train_embed, self.train_head, self.objective.steps)
@@ -167,11 +180,14 @@ class BuildsDrafter(pl.LightningModule):
                 "datamodule, ckpt_path=FILE) and a new module, or start a new run with start=FromDrafter(DIRECTORY)"
             )
         data = self._data
-        drafter = self.drafter or self.build(data)
-        if self.is_loaded:
-            self._check_loaded(drafter, data)
-        self.open(data, drafter)
-        self._check_rows(data)
+        # Lightning has new tensors made on the trainer's device here. What comes from the data is on the CPU, so the
+        # drafter is built there too, the same on every device; Lightning moves it afterwards.
+        with torch.device("cpu"):
+            drafter = self.drafter or self.build(data)
+            if self.is_loaded:
+                self._check_loaded(drafter, data)
+            self.open(data, drafter)
+            self._check_rows(data)
         if not self._is_assembled:
             self._assemble(drafter)
             self._is_assembled = True
@@ -230,12 +246,10 @@ class BuildsDrafter(pl.LightningModule):
                 "and trainer.precision=bf16-mixed"
             )
         compile_pointwise(self.compile_parts)
-        matmuls = "CUDA's"
+        matmuls = self._matmul_backend.enter_context(matmul_backend(device))
         freed_memory = "left to the allocator"
-        if device.type == "cpu":
-            matmuls = self._matmul_backend.enter_context(matmul_backend())
-            if keep_freed_memory():
-                freed_memory = "kept"
+        if device.type == "cpu" and keep_freed_memory():
+            freed_memory = "kept"
         log.debug(
             "float32 products: %s; compiled: %s; freed memory: %s",
             matmuls,

@@ -24,7 +24,7 @@ from specdec.drafter import (
 from specdec.drafter.dry_run import dry_run
 from specdec.drafter.io import located
 from specdec.target import Target
-from specdec.target.target import same_target
+from specdec.target.identity import same_target
 from specdec.utils.config import differences, normalize_config, to_text
 
 log = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from specdec.data import Batch, TokenData
 from specdec.drafter import Drafter, save_drafter
+from specdec.drafter.of_run import RUN, check_of_run, run_of_record
 from specdec.training.checkpoint import ends_all
 from specdec.training.distributed import is_sharded, unsharded
 from specdec.training.ema import EMA
@@ -31,6 +32,7 @@ from specdec.training.run_directory import (
     LOSSES,
     STEADY,
     record_to_write,
+    run_key,
     write_run_sums,
 )
 from specdec.utils.files import drop_sums, write_json, write_text
@@ -45,7 +47,8 @@ CHOSEN_BY = "chosen_by"
 class RunRecord(pl.Callback):
     """Writes what a run is, and what becomes of it, into its directory; and seeds every batch.
 
-    * ``config.yaml`` and ``provenance.json``, once target, drafter and data stand, with each source's share of a mix;
+    * ``config.yaml`` and ``provenance.json``, once target, drafter and data stand, with each source's share of a mix
+      and which run it is (:func:`specdec.training.run_directory.run_key`), which its drafters' ``config.json`` say too;
       ``config.1.yaml`` and so on when the run is resumed. The config lies in every checkpoint too.
     * ``losses.txt``: ``step part loss checksum`` for every batch of the first process, the loss in hexadecimal, so
       that no bit is lost, and the CRC-32 of what stands before it. ``step`` counts optimizer steps, ``part`` the
@@ -91,6 +94,8 @@ class RunRecord(pl.Callback):
         self.best = trainer.strategy.broadcast(
             _chosen_by(self.directory / BEST) if trainer.is_global_zero else None
         )
+        key = self._run_key(trainer, pl_module) if trainer.is_global_zero else None
+        self.provenance |= {RUN: trainer.strategy.broadcast(key)}
         if trainer.is_global_zero:
             drop_sums(self.directory, *STEADY)  # some are about to change
             (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
@@ -100,6 +105,15 @@ class RunRecord(pl.Callback):
             write_text(config, self.config)
             write_json(provenance, self.provenance | mix)
             write_run_sums(self.directory)
+
+    def _run_key(self, trainer: pl.Trainer, module: pl.LightningModule) -> str:
+        """Return which run this is: what the record of its first start says, or now that it starts."""
+        assert isinstance(module, DrafterModule) and module.drafter is not None
+        if (key := run_of_record(self.directory)) is not None:
+            return key
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        rows = data.contents if isinstance(data, TokenData) else ()
+        return run_key(self.config, rows, module.drafter.config.target)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the losses of the steps before the one at which training begins."""
@@ -154,9 +168,12 @@ class RunRecord(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Keep what there is after an interruption; Lightning tears no module down after an error."""
-        self._write_losses()
+        """Keep what there is after an interruption, and tear the module down, whatever cannot be kept.
+
+        Lightning calls no further callback after one that fails, not even the module's own that tears it down.
+        """
         try:
+            self._write_losses()
             if ends_all(trainer, exception):
                 self._save_drafter(trainer, pl_module)
         finally:
@@ -173,7 +190,8 @@ class RunRecord(pl.Callback):
         best = self.best
         comparable = best is not None and best["decoded"] == decoded["decoded"]
         if best is None or not comparable or decoded["mean"] > best["mean"]:
-            module.save_drafter(self.directory / BEST, replace=True, about={CHOSEN_BY: decoded})
+            about = {RUN: self.provenance[RUN], CHOSEN_BY: decoded}
+            module.save_drafter(self.directory / BEST, replace=True, about=about)
             self.best = decoded
 
     def _save_drafter(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -186,7 +204,8 @@ class RunRecord(pl.Callback):
         module.check_finite()
         whole = None if drafter is None else unsharded(drafter)  # every process has to ask for both
         if trainer.is_global_zero and whole is not None and trainer.global_step > 0:
-            save_drafter(whole, self.directory / "drafter", replace=True)
+            about = {RUN: self.provenance[RUN]}
+            save_drafter(whole, self.directory / "drafter", replace=True, about=about)
 
     def _write_losses(self) -> None:
         if not self._held:
@@ -225,6 +244,7 @@ def _chosen_by(directory: Path) -> dict[str, Any] | None:
         return None
     remedy = f"remove {directory}: a new best one is chosen from here on"
     check_sums(directory, remedy)
+    check_of_run(directory, remedy)
     stored = read_json(directory / "config.json")
     chosen = stored.get(CHOSEN_BY) if isinstance(stored, dict) else None
     if isinstance(chosen, dict) and isinstance(chosen.get("mean"), float) and "decoded" in chosen:

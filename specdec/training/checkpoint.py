@@ -27,6 +27,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from specdec.utils.files import staged
 from specdec.utils.numbers import FromMinusOne, Whole, check_numbers
 from specdec.utils.places import is_inside
+from specdec.utils.reading import open_regular, regular
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ def verify(path: Path) -> None:
     """Read all of a checkpoint; ValueError if there is none, or it does not hold what was written."""
     if not path.exists():
         raise ValueError(f"{path}: checkpoint not found")
-    with _readable(path), path.open("rb") as stream:
+    with _readable(path), open_regular(path) as stream:
         size = stream.seek(-DIGEST, os.SEEK_END)
         digest = stream.read()
         if digest.endswith(b"\0\0"):  # no comment, as torch.save leaves it: CRC-32 of every tensor
@@ -122,6 +123,7 @@ def read_training_checkpoint(path: Path, mmap: bool = True) -> dict[str, Any]:
     Args:
         mmap: leave the tensors on the disk until they are used.
     """
+    regular(path)
     with _readable(path):
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     if not isinstance(checkpoint, dict) or "global_step" not in checkpoint:

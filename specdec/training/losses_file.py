@@ -4,7 +4,7 @@ import zlib
 from pathlib import Path
 
 from specdec.utils.journal import whole_lines
-from specdec.utils.reading import explained
+from specdec.utils.reading import explained, open_regular
 
 
 def with_checksum(line: str) -> str:
@@ -18,8 +18,8 @@ def read_losses(path: Path) -> list[str]:
     Raises:
         ValueError: a line is not what was written; the message names it.
     """
-    with explained(path):
-        return whole_lines(path, path.read_bytes(), _loss)
+    with open_regular(path) as stream, explained(path):
+        return whole_lines(path, stream.read(), _loss)
 
 
 def _loss(line: bytes) -> str | None:

@@ -22,7 +22,7 @@ from specdec.drafter import DrafterSpec
 from specdec.features import Features, OnTheFly
 from specdec.nn.optimizers import AdamW
 from specdec.target import Target, TargetSource
-from specdec.training import divergences  # noqa: F401  configs name its losses
+from specdec.training import divergences, transplant  # noqa: F401  configs name their classes
 from specdec.training.assembly import BuildsDrafter
 from specdec.training.building import (
     FromTarget,
@@ -44,6 +44,7 @@ from specdec.training.schedule import Schedule, WarmupCosine
 from specdec.training.stage_metrics import BY_SOURCE, StageMetrics
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, target_outputs
 from specdec.training.step_weights import StepWeights
+from specdec.training.updates import Weights, copied_weights, relative_updates
 from specdec.utils.config import hyperparameters
 from specdec.utils.numbers import Depth, PositiveShare, check_numbers
 
@@ -134,6 +135,8 @@ class DrafterModule(BuildsDrafter):
         self.nonfinite = NonFiniteSteps()
         # rows, and their losses, of the batches since the last optimizer step
         self._sums = torch.zeros(2)
+        # copies of the weights before an optimizer step that is logged, until it is done
+        self._weights_before: Weights | None = None
         loss.check(self.spec)
         if recompute:
             self.spec.drafting.check_recompute()
@@ -199,7 +202,8 @@ class DrafterModule(BuildsDrafter):
         return self._data.batch_size * self._data.seq_len
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradient that of the step, and log its norm, which clipping sees next, and the learning rates."""
+        """Make the gradient that of the step, log its norm, which clipping sees next, and the learning rates, and copy
+        the weights."""
         self._finish_accumulation()
         if not self._is_logged:
             return
@@ -208,6 +212,8 @@ class DrafterModule(BuildsDrafter):
         norm = torch.nn.utils.get_total_norm(gradients)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         self.log_dict({"train/grad_norm": norm, **_learning_rates(optimizer)})
+        assert self.drafter is not None
+        self._weights_before = copied_weights(self.drafter)
 
     def _finish_accumulation(self) -> None:
         """Make the mean of the batches' gradients the gradient of the mean over all their rows, on all ranks; log that.
@@ -229,10 +235,18 @@ class DrafterModule(BuildsDrafter):
                 local_part(parameter.grad).mul_(scale)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Let the gradients go at once; Lightning would keep them through the next forward, where memory is dearest."""
+        """Let the gradients go at once; Lightning would keep them through the next forward, where memory is dearest.
+
+        Of a step that is logged, log how far it moved each group of weights.
+        """
         super().optimizer_step(*args, **kwargs)
         optimizer: torch.optim.Optimizer = args[2]
         optimizer.zero_grad()
+        if self._weights_before is not None:
+            assert self.drafter is not None
+            updates = relative_updates(self._weights_before, self.drafter)
+            self._weights_before = None
+            self.log_dict({f"update/{group}": share for group, share in updates.items()})
 
     # validation
 

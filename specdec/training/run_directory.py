@@ -1,14 +1,19 @@
 """The directory of one run: claimed while the run lasts, and resumed only under the same settings."""
 
 import contextlib
+import hashlib
 import itertools
+import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
+import yaml
+
+from specdec.target.identity import IDENTIFYING
 from specdec.training.checkpoint import read_training_checkpoint
 from specdec.utils.config import (
     difference_keys,
@@ -179,6 +184,38 @@ def is_first(devices: object, num_nodes: int) -> bool:
 def changes_numbers(key: str) -> bool:
     """Whether a setting, such as ``model.optimizer.lr``, has a say in what is trained."""
     return not key.startswith(NUMBERLESS)
+
+
+def decisive_settings(value: Any, key: str = "") -> Any:
+    """Return a config, or the value in it of a dotted key, without the settings that change no number.
+
+    ``init_args`` does not count in their names.
+    """
+    if not isinstance(value, dict):
+        return value
+    decisive = {}
+    for name, child in value.items():
+        inner = key
+        if name != "init_args":
+            inner = f"{key}.{name}" if key else name
+            if not changes_numbers(inner):
+                continue
+        decisive[name] = decisive_settings(child, inner)
+    return decisive
+
+
+def run_key(config: str, data: Sequence[str], target: Mapping[str, Any]) -> str:
+    """Return which run it is, 16 hexadecimal digits, which its drafters and its record share.
+
+    Args:
+        config: the resolved config with which it began, as YAML; settings that change no number do not count.
+        data: hashes of the rows to train and to validate on.
+        target: the target's identity.
+    """
+    settings = decisive_settings(without_watchers(normalize_config(yaml.safe_load(config) or {})))
+    identity = {name: target.get(name) for name in IDENTIFYING}
+    decisive = json.dumps([settings, list(data), identity], sort_keys=True, default=str)
+    return hashlib.sha256(decisive.encode()).hexdigest()[:16]
 
 
 def without_watchers(config: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from specdec.utils.config import differences, to_text
 from specdec.utils.links import open_in_place
 from specdec.utils.locks import lock_now
-from specdec.utils.reading import explained
+from specdec.utils.reading import explained, open_regular
 
 SYNC = 2.0  # seconds between two waits for the disk
 CHECKED = b'{"crc32": "%08x", '  # begins a line; the checksum is of the line without it
@@ -113,7 +113,10 @@ class Journal:
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """The whole entries of a journal that another process may be writing; none if it is not there. ValueError, with
     the line, if it is damaged."""
-    return whole_lines(path, path.read_bytes(), _parsed)[1:] if path.exists() else []
+    if not path.exists():
+        return []
+    with open_regular(path) as stream:
+        return whole_lines(path, stream.read(), _parsed)[1:]
 
 
 def whole_lines(path: Path, content: bytes, parsed: Callable[[bytes], Line | None]) -> list[Line]:

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,23 @@ def explained(path: Path | str) -> Iterator[None]:
 
 def regular(path: Path | str) -> int:
     """Bytes of a file; ValueError if there is none, or it is a directory, pipe or device, which may never end."""
+    with open_regular(path) as stream:
+        return os.fstat(stream.fileno()).st_size
+
+
+def open_regular(path: Path | str) -> BufferedReader:
+    """Open a file to read its bytes, as every file of a stranger is opened.
+
+    ValueError if there is none, or it is a directory, pipe or device: opening or reading one may never end.
+    """
     with explained(path):
-        about = Path(path).stat()
-    if not stat.S_ISREG(about.st_mode):
-        what = "a directory" if stat.S_ISDIR(about.st_mode) else "a pipe or device, no regular file"
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        what = "a directory" if stat.S_ISDIR(mode) else "a pipe or device, no regular file"
         raise ValueError(f"{path}: it is {what}")
-    return about.st_size
+    return open(handle, "rb")
 
 
 def read_json(path: Path | str) -> Any:
@@ -75,8 +87,7 @@ def read_json(path: Path | str) -> Any:
 
 def sha256(path: Path | str) -> str:
     """Hexadecimal SHA-256 of a file's bytes; ValueError if it cannot be read."""
-    regular(path)
-    with explained(path), Path(path).open("rb") as stream:
+    with open_regular(path) as stream, explained(path):
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -89,7 +100,7 @@ def check_sum(path: Path | str) -> None:
     if any(line[:64] != sha256(path) for line in lines):
         raise _damaged(path, place)
     # as sha256sum writes it, of a file in any folder; PowerShell writes capitals
-    if beside.is_file():
+    if beside.exists():
         match = re.fullmatch(r"(\w+)(?: [ *](?:.*/)?(.+))?\n?", "".join(_listed(beside)))
         digest = sha256(path)
         if (
@@ -103,7 +114,8 @@ def check_sum(path: Path | str) -> None:
 def read_bytes(path: Path | str) -> bytes:
     """What a file holds, once :func:`check_sum` has looked at it."""
     check_sum(path)
-    return Path(path).read_bytes()
+    with open_regular(path) as stream, explained(path):
+        return stream.read()
 
 
 def _sums(directory: Path, *patterns: str) -> list[str]:
@@ -127,9 +139,11 @@ def _name(line: str) -> str:
 
 def _listed(place: Path) -> list[str]:
     """The lines of a list of hashes; none where there is none."""
-    if not place.is_file():
+    if not place.exists():
         return []
-    return place.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    with open_regular(place) as stream:
+        text = stream.read().decode(errors="replace")
+    return re.sub("\r\n?", "\n", text).splitlines(keepends=True)
 
 
 def _damaged(path: Path, place: Path, remedy: str | None = None) -> ValueError:
@@ -173,10 +187,10 @@ def check_listed(directory: Path) -> None:
     itself, which ``sha256sum *`` may name too, does not count.
     """
     place = directory / SUMS
-    if not place.is_file():
+    if not place.exists():
         return
-    with explained(place):
-        lines = os.fsdecode(place.read_bytes()).split("\n")
+    with open_regular(place) as stream:
+        lines = os.fsdecode(stream.read()).split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue

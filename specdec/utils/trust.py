@@ -21,7 +21,7 @@ from jsonargparse import ArgumentParser, get_loader, set_loader
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specdec.utils.reading import check_sum, explained, regular
+from specdec.utils.reading import check_sum, explained, open_regular, regular
 
 MOST_YAML = 2**20
 MOST_NODES = 100_000
@@ -33,6 +33,7 @@ REACH = {
     "trust_remote_code": "it runs code of the model's repository",
     "vllm": "it is run",
     "vllm_args": "they make vLLM run code and reach files",
+    "engine_args": "they make an engine run code and reach files",
     "url": "it is contacted, with the key of the environment",
     "address": "it is contacted",
     "host": "others can connect there",
@@ -51,11 +52,20 @@ REPORTING = ("WandbLogger", "CometLogger", "MLFlowLogger", "NeptuneLogger", "Lit
 REFUSED = r"\S+: \S+ is taken from the command line alone.* --allow_keys \w+|\S+: \S+: \S+ is a function: .* alone"
 # by its last word; but bos_token is text, and so are a tokenizer's others
 SECRET_NAME = re.compile(
-    r"(?<!bos|eos|unk|sep|pad|cls)(?<!mask)(^|[_-])(api[_-]?key|token|secret|password|passwd|credentials?)$",
+    r"((?<!bos|eos|unk|sep|pad|cls)(?<!mask)(^|[_-])token|(api|access|auth|refresh|session|bearer|security)token"
+    r"|(api|access|secret|private|session|signing|encryption|account|client|shared|auth|master|service)[_-]?key([_-]?id)?"
+    r"|secret|password|passwd|passphrase|credentials?|bearer|authorization|(^|[_-])(auth|pwd|cookies?|jwt))$",
     re.IGNORECASE,
 )
-_SECRET_VARIABLE = re.compile(r"TOKEN(?!IZ)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-_SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_SECRET_VARIABLE = re.compile(
+    r"TOKEN(?!IZ)|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR(?!I))|BEARER|COOKIE|\w_PWD",
+    re.IGNORECASE,
+)
+_SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/?#\s]+(?=@)")
+# a name and its value behind an address, where short names of secrets are usual
+_IN_QUERY = re.compile(r"([?&;#])([^=?&;#\s]+)=([^&;#\s]+)")
+_SECRET_IN_QUERY = re.compile(r"(^|[_-])(key|sig|signature|sas|code|token)$", re.IGNORECASE)
+_BEARER = re.compile(r"\b(bearer\s+)\S+", re.IGNORECASE)
 MODES = ("yaml", "omegaconf+")  # of jsonargparse's parsers
 HIDDEN = "***"
 SUFFIXES = (".yaml", ".yml", ".json", ".jsonl")
@@ -86,7 +96,7 @@ def read_yaml_text(path: Path | str) -> str:
     damaged."""
     size = regular(path)
     check_sum(path)
-    with explained(path), Path(path).open("rb") as stream:
+    with open_regular(path) as stream, explained(path):
         raw = stream.read(MOST_YAML + 1)  # some files of the system are longer than they say
     if max(size, len(raw)) > MOST_YAML:
         raise ValueError(
@@ -214,7 +224,8 @@ def _leads_out(text: str) -> bool:
 
 
 def redacted(value: Any, name: str = "") -> Any:
-    """The same without what is a secret by the last word of its dotted name, or stands before the host in an address.
+    """The same without what is a secret by the last word of its dotted name, or in an address by its place before the
+    host or the name of its parameter.
 
     Of a list of words, as of a command line, the word behind such an option and what stands in ``{...}`` too.
     """
@@ -224,11 +235,19 @@ def redacted(value: Any, name: str = "") -> Any:
         return [redacted(child, name) for child in value]
     if not isinstance(value, str) or not value:
         return value
-    return (
-        HIDDEN
-        if SECRET_NAME.search(name.rpartition(".")[2])
-        else _SECRET_IN_ADDRESS.sub(HIDDEN, value)
-    )
+    if SECRET_NAME.search(name.rpartition(".")[2]):
+        return HIDDEN
+    value = _BEARER.sub(rf"\g<1>{HIDDEN}", value)
+    if "://" not in value:
+        return value
+    return _IN_QUERY.sub(_without_secret, _SECRET_IN_ADDRESS.sub(HIDDEN, value))
+
+
+def _without_secret(match: re.Match[str]) -> str:
+    """Return a name and its value of an address, a secret's value as stars."""
+    mark, name, _ = match.groups()
+    is_secret = SECRET_NAME.search(name) or _SECRET_IN_QUERY.search(name)
+    return f"{mark}{name}={HIDDEN}" if is_secret else match[0]
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:

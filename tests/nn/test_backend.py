@@ -121,7 +121,7 @@ def test_the_processor_decides(
     for wrong in (False, True):  # the setting comes back
         with (
             pytest.raises(KeyError) if wrong else contextlib.nullcontext(),
-            matmul_backend() as chosen,
+            matmul_backend(torch.device("cpu")) as chosen,
         ):
             assert chosen == name and torch.get_float32_matmul_precision() == setting
             if wrong:
@@ -133,9 +133,16 @@ def test_the_processor_decides(
 def test_the_users_own_setting_stands(monkeypatch: Patch, choice: str) -> None:
     monkeypatch.setattr(backend, "_cpu_maker", lambda: pytest.fail("nothing to ask"))
     torch.set_float32_matmul_precision(choice)
-    with matmul_backend() as chosen:
+    with matmul_backend(torch.device("cpu")) as chosen:
         assert choice in chosen and torch.get_float32_matmul_precision() == choice
     assert torch.get_float32_matmul_precision() == choice
+
+
+def test_a_gpus_float32_products_stay_exact(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(backend, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(backend, "_cpu_maker", lambda: "AuthenticAMD")
+    with matmul_backend(torch.device("cuda")) as chosen:
+        assert chosen == "cuda's" and torch.get_float32_matmul_precision() == "highest"
 
 
 def test_a_processor_tells_its_maker(tmp_path: Path) -> None:

@@ -308,6 +308,9 @@ def test_flex_is_compiled_once_for_batches_of_all_shapes(monkeypatch: pytest.Mon
     assert counters["stats"]["unique_graphs"] == 4
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # of torch itself
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="torch has no backward pass for flex attention on a CPU"
 )

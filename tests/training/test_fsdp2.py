@@ -34,11 +34,12 @@ ACCUMULATE = {1: ANSWERS[: 2 * STEPS], 2: ANSWERS}
 
 
 class Losses(pl.Callback):
-    """The logged loss of every optimizer step, and its gradient's norm."""
+    """The logged loss of every optimizer step, its gradient's norm, and how far it moved each group of weights."""
 
     def __init__(self) -> None:
         self.found: list[float] = []
         self.norms: list[float] = []
+        self.updates: list[dict[str, float]] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.steps = trainer.global_step
@@ -47,7 +48,9 @@ class Losses(pl.Callback):
         if trainer.global_step > self.steps:
             self.steps = trainer.global_step
             self.found.append(float(trainer.callback_metrics["train/loss"]))
-            self.norms.append(float(trainer.callback_metrics["train/grad_norm"]))
+            logged = trainer.callback_metrics
+            self.norms.append(float(logged["train/grad_norm"]))
+            self.updates.append({name: float(logged[name]) for name in logged if "update/" in name})
 
 
 def train(
@@ -78,6 +81,10 @@ def norms(module: DrafterModule) -> list[float]:
     return next(each.norms for each in module.trainer.callbacks if isinstance(each, Losses))  # type: ignore[attr-defined]
 
 
+def updates(module: DrafterModule) -> list[dict[str, float]]:
+    return next(each.updates for each in module.trainer.callbacks if isinstance(each, Losses))  # type: ignore[attr-defined]
+
+
 class Keep(pl.Callback):
     """Offers the drafter as the best when training ends."""
 
@@ -97,6 +104,7 @@ def program(out: Path) -> None:
             assert module.drafter is not None
             found[f"{name} {accumulate}"] = losses, unsharded(module.drafter).state_dict()
             found[f"{name} {accumulate} norms"] = norms(module)
+            found[f"{name} {accumulate} updates"] = updates(module)
     shares = [
         p.to_local().numel() / p.numel()
         for p in module.drafter.parameters()
@@ -114,10 +122,8 @@ def program(out: Path) -> None:
     assert module.drafter is not None
     mesh = module.drafter.lm_head.weight.device_mesh  # type: ignore[union-attr]
     assert mesh.mesh_dim_names == ("replicate", "shard") and mesh.shape == (PROCESSES, 1)  # type: ignore[union-attr]
-    found["hybrid 1"], found["hybrid 1 norms"] = (
-        (losses, unsharded(module.drafter).state_dict()),
-        norms(module),
-    )
+    found["hybrid 1"] = losses, unsharded(module.drafter).state_dict()
+    found["hybrid 1 norms"], found["hybrid 1 updates"] = norms(module), updates(module)
     for strategy in ("ddp", "fsdp2"):
         half = {"strategy": strategy, "devices": PROCESSES, "precision": "bf16-mixed"}
         found[f"{strategy} bf16"] = train(1, 1, **half)[1]
@@ -164,6 +170,22 @@ def test_losses_of_two_processes_are_those_of_one(
             )
             assert losses == pytest.approx(wanted, rel=1e-6, abs=1e-12)
             assert differ(weights, module.drafter.state_dict()) < 1e-4
+
+
+@pytest.mark.parametrize("accumulate", ACCUMULATE)
+def test_logged_updates_of_two_processes_are_those_of_one(
+    found: list[dict[str, Any]], accumulate: int
+) -> None:
+    """A process that counted its shards alone would be right only where all shards moved alike."""
+    module, _ = train(accumulate, PROCESSES)
+    wanted = updates(module)
+    assert len(wanted) == STEPS and len(wanted[0]) == 5
+    for strategy in ("ddp", "fsdp2", "hybrid")[: 3 if accumulate == 1 else 2]:
+        for rank in range(PROCESSES):
+            rows = found[rank][f"{strategy} {accumulate} updates"]
+            assert len(rows) == STEPS
+            for row, expected in zip(rows, wanted, strict=True):
+                assert row == pytest.approx(expected, rel=1e-3, abs=1e-9)
 
 
 def test_weights_gathered_in_bfloat16_lose_what_autocast_loses(found: list[dict[str, Any]]) -> None:

@@ -4,21 +4,25 @@ A step over several batches, with any numbers of supervised rows, is the step ov
 """
 
 import copy
+import dataclasses
 import json
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.cli import ReduceLROnPlateau
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
 from specdec.data.token_data import Splits
 from specdec.drafter import Drafter
+from specdec.nn import backend
 from specdec.target import Target, TargetSource
 from specdec.training.distributed import unsharded
 from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSum
@@ -385,3 +389,40 @@ def test_validation_reports_what_it_measured() -> None:
         module, datamodule=InMemory(rows, 2), verbose=False
     )[0]
     assert again == found
+
+
+class MakesTensorsElsewhere(SingleDeviceStrategy):
+    """As on a GPU: while Lightning has the model made, new tensors are made on another device."""
+
+    def tensor_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
+        return cast(AbstractContextManager[None], torch.device("meta"))
+
+
+@pytest.mark.parametrize("draft_vocab", ["all", VOCAB // 2])
+def test_what_comes_from_the_data_stays_on_the_cpu(draft_vocab: int | str) -> None:
+    spec = dataclasses.replace(presets()["eagle3_1"], draft_vocab_size=draft_vocab)
+    rows = sample([12, 4])
+    drafters = [
+        fit(learner(drafter=spec), rows, 2, strategy=strategy, accelerator="cpu")[1]
+        for strategy in ("auto", MakesTensorsElsewhere(device="cpu"))
+    ]
+    assert moved(*drafters) == 0
+    assert torch.equal(*[drafter.vocab.target_ids_D for drafter in drafters])
+
+
+class Fails(pl.Callback):
+    """Ends training with an error."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        raise ZeroDivisionError
+
+
+def test_torchs_settings_are_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(backend, "_cpu_maker", lambda: "AuthenticAMD")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    module = learner()
+    with pytest.raises(ZeroDivisionError):
+        trainer(callbacks=[Fails()]).fit(module, datamodule=InMemory(sample([12, 4]), 2))
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert module.drafter is not None  # the module is still there, so that its end restored nothing

@@ -45,7 +45,7 @@ def plant(folder: Path) -> Path:
 def ran(command: list[str], folder: Path, **variables: str) -> str:
     """The output of a command in a planted folder, in which nothing may run."""
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""}
-    environment.pop("PYTHONSAFEPATH", None)  # a command that another test ran has set it here
+    environment.pop("PYTHONSAFEPATH", None)
     result = subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment | variables, capture_output=True, text=True
     )  # fmt: skip

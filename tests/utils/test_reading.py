@@ -10,7 +10,15 @@ import pytest
 
 from specdec.utils import reading
 from specdec.utils.files import write_sums
-from specdec.utils.reading import SUMS, check_listed, check_sum, check_sums, sha256
+from specdec.utils.reading import (
+    SUMS,
+    check_listed,
+    check_sum,
+    check_sums,
+    open_regular,
+    read_json,
+    sha256,
+)
 
 
 @pytest.fixture
@@ -205,3 +213,30 @@ def test_a_list_of_no_hashes_or_of_files_elsewhere_is_refused(tmp_path: Path) ->
     (data / SUMS).write_text(f"{sha256(tmp_path / 'x')}  ../x\n")
     with pytest.raises(ValueError, match="SHA256SUMS"):
         check_listed(data)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
+def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
+    """A pipe would be waited for, and a device never ends."""
+    path = tmp_path / "a.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    wanted = "it is a directory" if kind == "directory" else "it is a pipe or device"
+    (tmp_path / "b.json").write_text("{}")
+    reads: list[Callable[[], object]] = [
+        lambda: open_regular(path),
+        lambda: sha256(path),
+        lambda: read_json(path),
+    ]
+    # in place of a list of hashes it is refused, too: else nothing would be compared
+    path.rename(tmp_path / "b.json.sha256")
+    with pytest.raises(ValueError, match=wanted):
+        read_json(tmp_path / "b.json")
+    (tmp_path / "b.json.sha256").rename(path)
+    for read in reads:
+        with pytest.raises(ValueError, match=f"a.json: {wanted}"):
+            read()

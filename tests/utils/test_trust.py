@@ -309,6 +309,45 @@ def test_no_secret_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", [
+    "access_key", "secret_key", "private-key", "auth", "bearer", "pwd", "passphrase", "Authorization",
+    "aws_access_key_id",
+    "accessKey", "accessToken", "authToken", "clientSecret", "cookie", "session_key", "account_key",
+])  # fmt: skip
+def test_every_usual_name_of_a_secret_is_known(name: str) -> None:
+    assert redacted({"logger": {name: "hide"}}) == {"logger": {name: "***"}}
+    for words in (
+        [f"--logger.{name}", "hide"],
+        [f"--logger.{name}=hide"],
+        [f"--logger={{{name}: hide}}"],
+    ):
+        assert "hide" not in str(redacted_words(words))
+    address = f"https://host/path?a=1&{name}=hide&b=2#{name}=hide"
+    assert redacted({"uri": address}) == {"uri": address.replace("hide", "***")}
+
+
+@pytest.mark.parametrize(
+    "name", ["author", "keyboard", "query_key", "token_id", "max_tokens", "key", "prefix"]
+)
+def test_other_names_are_no_secrets(name: str) -> None:
+    assert redacted({name: "seen"}) == {name: "seen"}
+    words = [f"--model.{name}", "true"]
+    assert redacted_words(words) == words
+
+
+def test_a_secret_in_an_address_or_a_header_is_hidden() -> None:
+    texts = {
+        "s3://bucket/key?X-Amz-Signature=hide": "s3://bucket/key?X-Amz-Signature=***",
+        "https://host/?key=hide&page=2": "https://host/?key=***&page=2",
+        "Authorization: Bearer hide": "Authorization: Bearer ***",
+        "https://host/?page=2": "https://host/?page=2",
+        "https://me:hi@de@host/x": "https://***@host/x",
+        "https://host/a@b": "https://host/a@b",
+    }
+    for text, wanted in texts.items():
+        assert redacted([text]) == [wanted]
+
+
 def test_text_that_is_no_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_bytes(b"a: \xff")
     with pytest.raises(ValueError, match=r"c\.yaml: not UTF-8 text"):
