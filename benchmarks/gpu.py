@@ -1,9 +1,10 @@
 """What a GPU makes of specdec: one command of at most nine minutes, from this checkout and nothing else. Linux only.
 
 The most valuable figures come first: flex attention beside the dense kernel; training steps of EAGLE-3.1 at the widths
-of a 1B and an 8B target; decoding with random weights, eager and compiled into CUDA graphs; the proof of random targets
-in 16 bits; a real target from end to end (``--target``, else the small one that comes with specdec); the tests that
-need CUDA; with ``--peers`` and ``--vllm`` both beside others.
+of a 1B and an 8B target; decoding with random weights, eager and compiled into CUDA graphs. Then, beside one another
+since their times don't matter: the proof of random targets in 16 bits, the tests that need CUDA, ``specdec
+quickstart``, and a real target from end to end (``--target``, else the small one that comes with specdec). Last,
+decoding at the second size, and with ``--peers`` and ``--vllm`` both beside others.
 
 Every part is a process of its own. The report is written again after each line, so that whoever stops the command keeps
 what was measured. A part that fails is named with its error, the rest goes on, and the exit status is 1.
@@ -23,8 +24,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,48 +65,39 @@ TABLES: dict[str, tuple[tuple[str, ...], int]] = {
 }  # fmt: skip
 
 
-def runs_of(options: argparse.Namespace) -> list[Run]:
-    """List what is run, in order."""
+def groups_of(options: argparse.Namespace) -> list[list[Run]]:
+    """List what is run, in order; a group's parts run beside one another, since their times don't matter."""
     on = {"device": options.device}
-    first, *others = options.shapes
+    first = options.shapes[0]
     times = {"times": options.steps}
-    attention = [
-        Run("Attention of the unroll", "attention", {"name": first} | on | times, 90),
-    ]
+    tokens = {"tokens": options.tokens}
+    attention = Run("Attention of the unroll", "attention", {"name": first} | on | times, 120)
     training = [
         Run("Training step", "training", {"name": name} | on | times, 120)
         for name in options.shapes
     ]
-    tokens = {"tokens": options.tokens}
     decoding = [
-        Run("Decoding", "decoding", {"name": name} | on | tokens, 240) for name in (first, *others)
+        Run("Decoding", "decoding", {"name": name} | on | tokens, 240) for name in options.shapes
     ]
-    proofs = [Run("Proofs of the target", "proofs", {"name": first} | on, 60)]
-    real = [
-        Run("A real target from end to end", "end_to_end", {"source": options.target} | on, 180)
+    real = "A real target from end to end"
+    untimed = [
+        Run("Proofs of the target", "proofs", {"name": first} | on, 120),
+        Run("Tests that need CUDA", "cuda_tests", {}, 120),
+        Run(real, "quick_start", on, 240),
+        Run(real, "end_to_end", {"source": options.target} | on, 240),
     ]
-    tests = [Run("Tests that need CUDA", "cuda_tests", {}, 120)]
-    peers = [
+    timed = [attention, *training, decoding[0]]
+    beside = [
         Run(
             "Training step beside peers", "peers", {"name": name, "python": options.peers} | on, 600
         )
         for name in options.shapes
         if options.peers
     ]
-    vllm = [
-        Run("Decoding beside vLLM", "vllm", {"name": first, "python": options.vllm} | on | tokens, 600)
-    ] * bool(options.vllm)  # fmt: skip
-    return [
-        *attention,
-        *training,
-        *decoding[:1],
-        *proofs,
-        *real,
-        *decoding[1:],
-        *tests,
-        *peers,
-        *vllm,
-    ]
+    if options.vllm:
+        more = {"name": first, "python": options.vllm}
+        beside.append(Run("Decoding beside vLLM", "vllm", more | on | tokens, 600))
+    return [*([run] for run in timed), untimed, *([run] for run in (*decoding[1:], *beside))]
 
 
 def lines_of(run: Run, seconds: float, log: Path) -> Iterator[list[str]]:
@@ -146,20 +140,23 @@ class Report:
 
     def __init__(self, out: Path | None, about: dict[str, Any], device: str) -> None:
         self.out = out
+        self.lock = threading.Lock()
         self.head = ["# specdec on a GPU", "", f"Device: {device}.", ""]
         self.head += harness.conditions(about, about["versions"])
         self.raw: dict[str, Any] = {"about": about, "device": device, "parts": {}, "failed": []}
 
     def add(self, title: str, line: list[str]) -> None:
-        """Add a line to a table."""
-        self.raw["parts"].setdefault(title, []).append(line)
-        self.write()
+        """Add a line to a table; parts that run beside one another may."""
+        with self.lock:
+            self.raw["parts"].setdefault(title, []).append(line)
+            self.write()
 
     def fail(self, what: str) -> None:
         """Add what failed, and why."""
         harness.tell(f"failed: {what}")
-        self.raw["failed"].append(what)
-        self.write()
+        with self.lock:
+            self.raw["failed"].append(what)
+            self.write()
 
     def lines(self) -> list[str]:
         """Return the report as it is by now."""
@@ -233,19 +230,26 @@ def measure(options: argparse.Namespace, work: str) -> Report:
     limit = options.seconds or (DRY_RUN_SECONDS if dry else 530.0)
     about = harness.machine(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     report = Report(options.out, about, named_device(options.device))
-    for number, run in enumerate(runs_of(options)):
+
+    def measure_part(run: Run) -> None:
         what = f"{run.title}, {run.options.get('name', run.part)}"
         left = BEGAN + limit - time.monotonic()
         if left < 10:
             report.fail(f"{what}: not begun, the time was over")
-            continue
+            return
         harness.tell(what)
         try:
             seconds = left if dry else min(left, run.most)
-            for line in lines_of(run, seconds, Path(work, f"{number}.log")):
+            log = Path(work, f"{run.part}_{run.options.get('name', '')}.log")
+            for line in lines_of(run, seconds, log):
                 report.add(run.title, line)
         except ValueError as error:
             report.fail(f"{what}: {error}")
+
+    for group in groups_of(options):
+        # a dry run has few cores, on which parts would only wait for one another
+        with ThreadPoolExecutor(1 if dry else len(group)) as pool:
+            list(pool.map(measure_part, group))
     return report
 
 

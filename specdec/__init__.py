@@ -3,8 +3,9 @@
 The names of the Python API. Each is imported when it is first asked for, so that ``import specdec`` takes no time.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from specdec.utils.lazily import imported_when_asked_for
 
 __version__ = "0.1.0"
 
@@ -12,7 +13,7 @@ _NAMES = {
     "specdec.target": "Target TargetSource",
     "specdec.drafter": (
         "Drafter DrafterConfig DrafterSpec load_drafter save_drafter Concat LastLayer ScalarMix Narrow Wide Norms "
-        "PostNorm PreNorm MaskConstant GQA MLA"
+        "PostNorm PreNorm FixedSize Leaky MaskConstant GQA MLA"
     ),
     "specdec.data": "Batch ChatData TextData TokenData TokenizedData",
     "specdec.embedded.corpus": "EmbeddedData held_out_prompts",
@@ -20,6 +21,7 @@ _NAMES = {
     "specdec.nn.optimizers": "MuonAdamW",
     "specdec.features": "Cached OnTheFly",
     "specdec.training.building": "FromDrafter FromTarget new_drafter",
+    "specdec.training.transplant": "FromTargetLayer",
     "specdec.training.losses": "SmoothL1 SoftCrossEntropy Term WeightedSum",
     "specdec.training.divergences": (
         "ForwardKL HardCrossEntropy JensenShannon LKAlpha LKLambda ReverseKL TopKCrossEntropy TotalVariation"
@@ -29,7 +31,8 @@ _NAMES = {
     "specdec.training.module": "DrafterModule",
     "specdec.training.schedule": "WarmupCosine",
     "specdec.decoding": (
-        "Chain Chunk DraftedGenerate DynamicTree Generation PlainDecoder Request Sampling SpeculativeDecoder StaticTree"
+        "AdaptiveChain Chain Chunk DraftedGenerate DynamicTree Generation PlainDecoder Request Sampling "
+        "SpeculativeDecoder StaticTree"
     ),
     "specdec.evaluation.run": "EvaluationConfig evaluate",
     "specdec.export": "export_drafter import_drafter",
@@ -49,6 +52,7 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.data import TextData as TextData
     from specdec.data import TokenData as TokenData
     from specdec.data import TokenizedData as TokenizedData
+    from specdec.decoding import AdaptiveChain as AdaptiveChain
     from specdec.decoding import Chain as Chain
     from specdec.decoding import Chunk as Chunk
     from specdec.decoding import DraftedGenerate as DraftedGenerate
@@ -65,7 +69,9 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.drafter import Drafter as Drafter
     from specdec.drafter import DrafterConfig as DrafterConfig
     from specdec.drafter import DrafterSpec as DrafterSpec
+    from specdec.drafter import FixedSize as FixedSize
     from specdec.drafter import LastLayer as LastLayer
+    from specdec.drafter import Leaky as Leaky
     from specdec.drafter import MaskConstant as MaskConstant
     from specdec.drafter import Narrow as Narrow
     from specdec.drafter import Norms as Norms
@@ -108,10 +114,6 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.training.step_weights import DPACE as DPACE
     from specdec.training.step_weights import AcceptUntilFail as AcceptUntilFail
     from specdec.training.step_weights import Decay as Decay
+    from specdec.training.transplant import FromTargetLayer as FromTargetLayer
 else:
-
-    def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module 'specdec' has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-        return value
+    __getattr__ = imported_when_asked_for(__name__, _HOMES)

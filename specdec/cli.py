@@ -5,7 +5,6 @@ import errno
 import importlib
 import inspect
 import io
-import json
 import logging
 import os
 import signal
@@ -17,9 +16,6 @@ from specdec import __version__
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import printable
 
-HELP = Path(__file__).with_name("help.json")
-"""The help of every command, so that it is shown at once, and what :mod:`specdec.commands.known` knows besides;
-``python docs/write_help.py`` writes it."""
 COMMANDS = {
     "quickstart": (
         "specdec.commands.quickstart:quickstart",
@@ -66,11 +62,11 @@ COMMANDS = {
     ),
     "export": (
         "specdec.export.write:export",
-        "write a drafter as a checkpoint for vLLM or SGLang",
+        "write a drafter as a checkpoint for vLLM, SGLang or llama.cpp",
     ),
     "parity": (
         "specdec.diagnostics.parity:parity",
-        "compare training, decoding, the export and a real vLLM",
+        "compare training, decoding, the export and a real vLLM or llama.cpp",
     ),
     "import": (
         "specdec.export.read:import_command",
@@ -82,7 +78,11 @@ COMMANDS = {
     ),
     "serve": (
         "specdec.engines.serve:serve",
-        "serve a target with a drafter in vLLM; --bench measures it",
+        "serve a target with a drafter in vLLM or llama.cpp; --bench measures it",
+    ),
+    "watch": (
+        "specdec.engines.watch:watch",
+        "watch a running server, and tell when its drafter accepts less",
     ),
     "regenerate": (
         "specdec.engines.regenerate:regenerate",
@@ -98,7 +98,7 @@ GROUPS = {
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "table", "tune"),
     "diagnose": ("drift", "robustness", "parity"),
-    "serve": ("export", "import", "push", "serve"),
+    "serve": ("export", "import", "push", "serve", "watch"),
     "study": ("sweep",),
 }
 SHARED = ("fit",)
@@ -129,7 +129,9 @@ def known_help(name: str, is_whole: bool = True) -> str:
         from specdec.commands.fit_help import fit_help
 
         return fit_help()
-    return json.loads(HELP.read_text(encoding="utf-8"))["commands"][name]
+    from specdec.commands.known import command_help
+
+    return command_help(name)
 
 
 def check_command_line(name: str, args: list[str]) -> None:
@@ -178,7 +180,10 @@ def main(argv: list[str] | None = None) -> int:
         hint = f"did you mean {close[0]}?" if close else f"one of: {', '.join(COMMANDS)}"
         return _refuse("", f"unknown command {name!r}; {hint}")
     if args in (["-h"], ["--help"], ["-h", "all"], ["--help", "all"]):
-        print(known_help(name, is_whole="all" in args), end="")  # noqa: T201
+        try:
+            print(known_help(name, is_whole="all" in args), end="")  # noqa: T201
+        except ValueError as error:
+            return _refuse(name, str(error))
         return 0
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[StderrLines()])
     logging.getLogger("specdec").setLevel(logging.INFO)
@@ -219,13 +224,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _Outliving(io.FileIO):
-    """A standard stream: once its reader or its terminal is gone, what is written vanishes and nothing fails."""
+    """A standard stream: once its reader or its terminal is gone, what is written vanishes and nothing fails.
+
+    So it does on standard error if the disk is full, for a log alone ends no run; results on standard output fail.
+    """
+
+    survives: tuple[int, ...] = (errno.EPIPE, errno.EIO)
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
+            if error.errno not in self.survives:
                 raise
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self.fileno())
@@ -240,6 +250,8 @@ def _outlive_reader(name: str) -> None:
     elif stream is getattr(sys, f"__{name}__") and not isinstance(stream.buffer, _Outliving):
         stream.flush()
         raw = _Outliving(stream.fileno(), "w", closefd=False)
+        if name == "stderr":
+            raw.survives += (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         buffer: Any = raw if stream.write_through else io.BufferedWriter(raw)
         names = ("encoding", "errors", "line_buffering", "write_through")
         settings = {key: getattr(stream, key) for key in names}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import COMMANDS, StderrLines, main
+from specdec.commands import known
 from specdec.commands.spelling import check_spelling
 
 
@@ -153,3 +154,56 @@ def test_what_a_command_starts_imports_nothing_of_the_working_folder(
         env=environment | {"PYTHONPATH": str(root)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == ("None" if place == "checkout" else "1")
+
+
+def test_a_full_disk_under_the_log_ends_nothing(tmp_path: Path) -> None:
+    """Results on standard output are another matter: what is lost there is an error."""
+    out = tmp_path / "presets"
+    argv = [sys.executable, "-m", "specdec", "cp", "drafter/eagle3", "--to", str(out / "a.yaml")]
+    out.mkdir()
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(argv, stderr=full, timeout=60, check=False)
+        assert done.returncode == 0 and (out / "a.yaml").exists()
+        wrong = [*argv[:3], "evaluate", "--drafter", "nowhere"]
+        assert subprocess.run(wrong, stderr=full, timeout=60, check=False).returncode == 2
+        listed = [*argv[:3], "presets"]
+        lost = subprocess.run(
+            listed, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert lost.returncode != 0 and "No space left on device" in lost.stderr
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"commands": {}, "parts": {}, "classes": {}, "versions": {}}']
+)
+@pytest.mark.parametrize(
+    "args", [("fit", "--help"), ("evaluate", "--help"), ("evaluate", "--drafter", "x"), ("cp", "x")]
+)
+def test_a_damaged_help_file_is_named(
+    content: str,
+    args: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "help.json"
+    file.write_text(content)
+    monkeypatch.setattr(known, "HELP", file)
+    known.index.cache_clear()
+    try:
+        assert main(list(args)) == 2
+    finally:
+        known.index.cache_clear()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(file) in line
+
+
+@pytest.mark.parametrize("command", ["fit", "evaluate", "cache", "regenerate"])
+def test_a_path_of_too_many_folders_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path) + "/d" * 1000
+    assert main([command, "--out", out]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--out: more than 200 folders" in line or "needs --" in line
+    assert not (tmp_path / "d").exists()

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from specdec.data.rows import read_rows
+from specdec.diagnostics.drift_measure import VERSION as OF_DRIFT
 from specdec.drafter import DrafterSpec, load_drafter, save_drafter
 from specdec.evaluation.compare import read_evaluation
 from specdec.evaluation.metrics import write_answers
@@ -66,7 +67,7 @@ def evaluation(folder: Path, target: Path) -> None:
 
 def measure(folder: Path, target: Path) -> None:
     with staged_directory(folder / "measures" / "d") as out:
-        write_json(out / "drift.json", {"version": 2, "series": {"kl": [0.1, 0.25]}})
+        write_json(out / "drift.json", {"version": OF_DRIFT, "series": {"kl": [0.1, 0.25]}})
         (out / "drift.png").write_bytes(bytes(range(256)))
 
 

@@ -166,6 +166,12 @@ def main() -> int:
     p.add_argument(
         "--seed", type=int, default=0, help="of what is drawn: kills, flips, links, bad inputs"
     )
+    p.add_argument(
+        "--times",
+        type=float,
+        default=1.0,
+        help="how many times as large as a full campaign: 2 for twice as many",
+    )
     p.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
     p.add_argument("--force", action="store_true", help="overwrite what --out names")
     a = p.parse_args()
@@ -175,7 +181,7 @@ def main() -> int:
     known: dict[str, Any] = {}
     if partial is not None and partial.exists():
         before = json.loads(partial.read_text())
-        same = (before["quick"], before.get("seed")) == (a.quick, a.seed)
+        same = all(before.get(name) == getattr(a, name) for name in ("quick", "seed", "times"))
         known = before["parts"] if same else {}
         harness.tell(f"{partial}: {len(known)} parts are done already")
     scratch = Path(tempfile.mkdtemp(prefix="faults-"))
@@ -200,9 +206,10 @@ def main() -> int:
         def keep(name: str, counts: Any) -> None:
             known[name] = counts
             if partial is not None:
-                write_json(partial, {"quick": a.quick, "seed": a.seed, "parts": known})
+                of_all = {"quick": a.quick, "seed": a.seed, "times": a.times}
+                write_json(partial, {**of_all, "parts": known})
 
-        broken = run(left, scratch, QUICK if a.quick else 1.0, keep)
+        broken = run(left, scratch, a.times * (QUICK if a.quick else 1.0), keep)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     results = {name: known[name] for name in wanted if name in known}

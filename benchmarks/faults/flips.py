@@ -115,7 +115,7 @@ def artefacts(a: World) -> dict[str, Artefact]:
         ),
         "export": Artefact(
             150, a.export, ("*.json", "*.safetensors", "SHA256SUMS"),
-            lambda copy, out: ["import", "--checkpoint", str(copy), "--target", str(a.target), "--out", str(out)],
+            lambda copy, out: a.imported(out, copy),
             lambda copy, out: export(out),
         ),
         "study": Artefact(

@@ -48,10 +48,16 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 SECRET = "canary-5f1e9c"  # in the environment of every command; no file and no request may have it
 # to find type stubs
 OF_JSONARGPARSE = [sys.executable, "-c", "import sys, json; print(json.dumps(sys.path))"]
+OWN_SCRIPTS = ("sandbox.py", "parquet_process.py")
 # what provenance and libraries ask
 KNOWN = ("git", "lscpu", "nvidia-smi", "uname", "ldconfig", "gcc", "cc")
 CSV = "lightning.pytorch.loggers.CSVLogger"
 PLACES = 40  # configs that name a place to write
+SECRETS = 20  # commands that are given a secret
+SECRET_WORDS = (
+    "api_key", "apikey", "access_key", "secret_key", "secret", "auth", "bearer", "pwd", "password", "token",
+    "access_token", "passphrase", "signature", "private_key", "client_secret", "credential",
+)  # fmt: skip
 MODULES_OF = {"logger": "loggers", "callbacks": "callbacks", "profiler": "profilers"}
 WRITERS = (
     ("logger", "CSVLogger", ("save_dir", "name", "version")),
@@ -95,6 +101,16 @@ class Count:
     findings: list[str] = field(default_factory=list)
 
 
+def is_own(words: list[Any]) -> bool:
+    """Whether a process is one that specdec or jsonargparse starts by itself: the first checks templates and decodes
+    tables within limits."""
+    scripts = [
+        [sys.executable, "-I", str(harness.ROOT / "specdec" / "data" / name)]
+        for name in OWN_SCRIPTS
+    ]
+    return words == OF_JSONARGPARSE or words[:3] in scripts
+
+
 class Watch:
     """The audit hook; ``roots`` are where code may come from, ``free`` where may be written."""
 
@@ -132,7 +148,7 @@ class Watch:
                 if arguments[0] and self._at(arguments[0]).startswith(self.hostile):
                     self.seen.append(("imported", f"library {arguments[0]}"))
             # what a fork's child starts, another event says
-            elif event != "os.fork" and name not in KNOWN and list(words) != OF_JSONARGPARSE:
+            elif event != "os.fork" and name not in KNOWN and not is_own(list(words)):
                 self.seen.append(("started", f"{event} {str(words)[:160]}"))
         elif event in CONTACTS:
             if not (event == "socket.bind" or str(arguments[-1]).startswith("/")):
@@ -305,13 +321,13 @@ def checkpoints(a: World, place: Path) -> dict[str, Path]:
     return {"import of a pickle": weights, "import with auto_map": mapped, "fit of a pickle": run}
 
 
-def places(folder: Path, seed: int) -> dict[str, Any]:
+def places(folder: Path, seed: int, count: int) -> dict[str, Any]:
     """Settings of a trainer by what is hostile of them: parts that write, and paths that lead out of the run."""
     draw = random.Random(f"{seed} places")
     ways = (str(folder / "elsewhere"), "../../elsewhere", "a/../../../elsewhere", "~/elsewhere", "$HOME/elsewhere",
             "${model.target.source}", "{step}/../../../elsewhere")  # fmt: skip
     settings = {}
-    for number in range(PLACES):
+    for number in range(count):
         group, name, keys = draw.choice(WRITERS)
         arguments = {"save_dir": "."} if group == "logger" else {}
         arguments |= {key: draw.choice(ways) for key in draw.sample(keys, draw.randint(1, 2))}
@@ -323,7 +339,9 @@ def places(folder: Path, seed: int) -> dict[str, Any]:
     return settings
 
 
-def config_files(a: World, place: Path, target: Path, seed: int) -> dict[str, tuple[str, Path]]:
+def config_files(
+    a: World, place: Path, target: Path, seed: int, share: float
+) -> dict[str, tuple[str, Path]]:
     """YAML files by what is hostile of them: for which command, and where."""
     folder, given = planted(place), target
     evil = str(folder / "evil.sh")
@@ -356,7 +374,10 @@ def config_files(a: World, place: Path, target: Path, seed: int) -> dict[str, tu
         "a place to write": ("fit", {"trainer": {"default_root_dir": str(folder / "elsewhere"), "logger": {
             "class_path": CSV, "init_args": {"save_dir": str(folder / "elsewhere")}}}}),
     }  # fmt: skip
-    settings |= {name: ("fit", {"trainer": value}) for name, value in places(folder, seed).items()}
+    settings |= {
+        name: ("fit", {"trainer": value})
+        for name, value in places(folder, seed, round(PLACES * share)).items()
+    }
     found = {}
     for name, (command, value) in settings.items():
         path = folder / f"{name.replace(' ', '-').replace(',', '')}.yaml"
@@ -421,7 +442,31 @@ def studies(a: World, place: Path, target: Path) -> dict[str, list[str]]:
     return found
 
 
-def attempts(a: World, place: Path, seed: int = 0) -> list[tuple[str, list[str], Path]]:
+def secrets(a: World, out: Path, seed: int, count: int) -> dict[str, list[str]]:
+    """Commands that are given a secret in an address: it must not come out."""
+    draw = random.Random(f"{seed} secrets")
+    found = {}
+    for number in range(count):
+        name = draw.choice(SECRET_WORDS)
+        if draw.random() < 0.5:
+            name = draw.choice(["my_", "AWS-", "x_"]) + name
+        address = draw.choice([
+            f"https://host/path?{name}={SECRET}", f"https://host/?a=1&{name}={SECRET}&b=2",
+            f"https://me:{SECRET}@host/x",
+            f"https://host/#{name}={SECRET}", f"s3://bucket/key?b=2;{name}={SECRET}",
+        ])  # fmt: skip
+        command, option = draw.choice([
+            (a.evaluate(out), "target.revision"), (a.fit(out, "--trainer.max_steps", "1"), "model.target.revision"),
+            (a.regenerate(out / "own.jsonl"), "target.revision"),
+            (["cache", *a.model_and_data(), "--out", str(out)], "model.target.revision"),
+        ])  # fmt: skip
+        found[f"secret {number}, {name} of {command[0]}"] = [*command, f"--{option}={address}"]
+    return found
+
+
+def attempts(
+    a: World, place: Path, seed: int = 0, share: float = 1
+) -> list[tuple[str, list[str], Path]]:
     """All of them: what is hostile, a command that reads it, and the folder in which it stands."""
     out = place / "room" / "out"
     found: list[tuple[str, list[str], Path]] = []
@@ -431,7 +476,7 @@ def attempts(a: World, place: Path, seed: int = 0) -> list[tuple[str, list[str],
             a.evaluate(out, target=folder), a.regenerate(out / "own.jsonl", target=folder),
             ["doctor", *a.model_and_data(folder), "--only", "masks"],
             ["export", *a.pair(folder), "--out", str(out)],
-            ["import", "--checkpoint", str(a.export), "--target", str(folder), "--out", str(out)],
+            a.imported(out, target=folder),
             [str(folder) if word == str(a.target) else word for word in a.fit(out, "--trainer.max_steps", "1")],
         ):  # fmt: skip
             found.append((f"target, {name}", command, folder))
@@ -446,19 +491,10 @@ def attempts(a: World, place: Path, seed: int = 0) -> list[tuple[str, list[str],
             ),
         ]
     for name, folder in checkpoints(a, place / "checkpoints").items():
-        imports = [
-            "import",
-            "--checkpoint",
-            str(folder),
-            "--target",
-            str(a.target),
-            "--out",
-            str(out),
-        ]
-        command = a.fit(folder) if name.startswith("fit") else imports
+        command = a.fit(folder) if name.startswith("fit") else a.imported(out, folder)
         found.append((f"checkpoint, {name}", command, folder))
     for name, (command, path) in config_files(
-        a, place / "configs", whole["auto_map"], seed
+        a, place / "configs", whole["auto_map"], seed, max(1, share)
     ).items():
         base = {
             "fit": a.fit(out, "--trainer.max_steps", "1"), "evaluate": a.evaluate(out),
@@ -478,6 +514,8 @@ def attempts(a: World, place: Path, seed: int = 0) -> list[tuple[str, list[str],
         ]
         base = world.without(base, *keys)
         found.append((f"config, {name}", [*base, "--config", str(path)], path.parent))
+    for name, words in secrets(a, out, seed, round(SECRETS * max(1, share))).items():
+        found.append((name, words, planted(place / "secrets")))
     for name, words in studies(a, place / "studies", whole["auto_map"]).items():
         found.append((name, words, place / "studies"))
     if importlib.util.find_spec("ray"):
@@ -493,7 +531,7 @@ def attempts(a: World, place: Path, seed: int = 0) -> list[tuple[str, list[str],
 def campaign(a: World, place: Path, share: float, seed: int = 0) -> list[Count]:
     """Every hostile thing before every command that reads it; ``share`` of them, evenly taken."""
     place.mkdir(parents=True, exist_ok=True)
-    all_of_them = attempts(a, place, seed)
+    all_of_them = attempts(a, place, seed, share)
     step = max(1, round(1 / share))
     counts = []
     for number, (what, argv, folder) in enumerate(all_of_them[::step]):

@@ -22,7 +22,7 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from benchmarks import harness
-from benchmarks.faults import world
+from benchmarks.faults import special, world
 from benchmarks.faults.command import LIMIT, TRACEBACK, Command, Ended
 from benchmarks.faults.world import World
 
@@ -90,6 +90,7 @@ def number_of(kind: str) -> st.SearchStrategy:
         "real": NOT_POSITIVE,
         "choice": WORDS.map(lambda word: f"{word}-x"),
         "path": WORDS.map(lambda word: f"/nonexistent/{word}"),
+        "deep": st.integers(201, 1900).map(lambda folders: "d/" * folders),
     }[kind]
 
 
@@ -109,6 +110,18 @@ MEASURED = {
     "max_new_tokens": "size", "limit": "count", "device": "choice", "target.dtype": "choice", "prompts": "path",
     "drafter": "path", "target": "path", "layouts": "choice", "config": "path",
 }  # fmt: skip
+WRITING = (
+    "fit",
+    "cache",
+    "evaluate",
+    "tune",
+    "drift",
+    "robustness",
+    "parity",
+    "export",
+    "import",
+    "sweep",
+)
 OPTIONS: dict[str, dict[str, str]] = {
     "fit": OF_FIT,
     "doctor": {name: OF_FIT[name] for name in ("data.seq_len", "model.target.source", "data.train")}
@@ -121,7 +134,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "tune": MEASURED | {"shape": "choice", "batch_sizes": "counts"},
     "drift": MEASURED | {"depths": "size", "trained_depth": "count"},
     "robustness": MEASURED | {"conditions": "choice", "shape": "choice", "seed": "seed", "batch_size": "count"},
-    "parity": MEASURED | {"depth": "size", "exported": "path", "engine": "choice"},
+    "parity": MEASURED | {"depth": "natural", "exported": "path", "engine": "choice"},
     "export": {"drafter": "path", "target": "path", "format": "choice", "draft_tokens": "count", "evaluation": "path"},
     "import": {"checkpoint": "path", "target": "path", "aux_layers": "choice"},
     "push": {"drafter": "path", "evaluation": "path", "repo": "choice"},
@@ -134,6 +147,8 @@ OPTIONS: dict[str, dict[str, str]] = {
     "serve": {"drafter": "path", "draft_tokens": "count", "port": "choice", "vllm": "path", "timeout": "real"},
     "quickstart": {"seed": "seed", "full": "choice"},
 }  # fmt: skip
+for _command in WRITING:
+    OPTIONS[_command] = OPTIONS[_command] | {"out": "deep"}
 SHAPES = st.sampled_from([
     "chain:depth=0", "chain:depth=-1", "chain:depth=100000000000000000000", "chain:depth=x", "chain:deep=3", "chain:",
     "tree:depth=0", "tree:nodes=-5", "tree:depth=6,top_k=0,nodes=9", "tree:depth=6,top_k=1e9,nodes=59", "static:x=1",
@@ -175,15 +190,7 @@ def base(a: World, command: str, out: Path) -> list[str]:
         ],
         "parity": ["parity", *measured, "--max_new_tokens", "12"],
         "export": ["export", *a.pair(), "--out", str(out)],
-        "import": [
-            "import",
-            "--checkpoint",
-            str(a.export),
-            "--target",
-            str(a.target),
-            "--out",
-            str(out),
-        ],
+        "import": a.imported(out),
         "push": ["push", "--drafter", str(a.drafter), "--repo", "a/b", "--dry_run"],
         "regenerate": a.regenerate(out / "own.jsonl"),
         "sweep": a.sweep(out, "--plan_only"),
@@ -300,19 +307,7 @@ def json_files(a: World, draw: Draw, place: Path) -> Bad:
 def _use(a: World, kind: str, copy: Path, out: Path) -> list[str]:
     """The command that reads such a folder."""
     return {
-        "drafter": ["export", *a.pair(drafter=copy), "--out", str(out)],
-        "target": a.evaluate(out, target=copy),
-        "export": [
-            "import",
-            "--checkpoint",
-            str(copy),
-            "--target",
-            str(a.target),
-            "--out",
-            str(out),
-        ],
-        "evaluation": ["compare", str(copy), str(a.two)],
-        "features": a.fit(out, *a.cached(copy)),
+        **a.reading(copy, out),
         "study": ["sweep", str(copy), "--card_only"],
     }[kind]
 
@@ -480,7 +475,7 @@ Family = Callable[[World, Draw, Path], Bad]
 FAMILIES: dict[str, tuple[int, Family]] = {
     "options": (140, options), "configs": (60, configs), "JSON files": (60, json_files),
     "safetensors": (50, safetensors_files), "prompts": (50, prompts), "templates": (30, templates),
-    "studies": (30, studies),
+    "studies": (30, studies), "special files": (70, special.special_files), "bombs": (14, special.bombs),
 }  # fmt: skip
 
 

@@ -60,8 +60,7 @@ def writers(a: World) -> dict[str, Writer]:
     files = world.of_files("config.json", "model.safetensors")
     return {
         "export": Writer(lambda out: ["export", *a.pair(), "--out", str(out)], files),
-        "import": Writer(lambda out: ["import", "--checkpoint", str(a.export), "--target", str(a.target), "--out",
-                                      str(out)], files),
+        "import": Writer(a.imported, files),
         "evaluate": Writer(a.evaluate, world.of_evaluation),
         "regenerate": Writer(lambda out: a.regenerate(out / "own.jsonl"), world.of_files("own.jsonl"), True),
         "cache": Writer(lambda out: ["cache", *a.model_and_data(), "--out", str(out)],

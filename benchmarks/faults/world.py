@@ -93,6 +93,23 @@ class World:
         """The options that name a target and a drafter."""
         return ["--target", str(target or self.target), "--drafter", str(drafter or self.drafter)]
 
+    def imported(
+        self, out: Path, checkpoint: Path | None = None, target: Path | None = None
+    ) -> list[str]:
+        """Reads an export back."""
+        source = ["--checkpoint", str(checkpoint or self.export)]
+        return ["import", *source, "--target", str(target or self.target), "--out", str(out)]
+
+    def reading(self, folder: Path, out: Path) -> dict[str, list[str]]:
+        """The command that reads a folder, by what the folder is."""
+        return {
+            "drafter": ["export", *self.pair(drafter=folder), "--out", str(out)],
+            "target": self.evaluate(out, target=folder),
+            "export": self.imported(out, folder),
+            "evaluation": ["compare", str(folder), str(self.two)],
+            "features": self.fit(out, *self.cached(folder)),
+        }
+
     def evaluate(
         self, out: Path, target: Path | None = None, prompts: Path | None = None
     ) -> list[str]:

@@ -17,6 +17,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
     "decoding": decoding.decoding,
     "proofs": proofs.proofs,
     "end_to_end": end_to_end.end_to_end,
+    "quick_start": beside.quick_start,
     "cuda_tests": beside.cuda_tests,
     "peers": beside.beside_peers,
     "vllm": beside.beside_vllm,

@@ -18,38 +18,38 @@ def attention(name: str, device: str, times: int) -> Iterator[Row]:
     shape = SHAPES[name]
     width = shape.hidden // shape.heads
     fast = unroll_kernel("auto", torch.device(device))[0]
-    for tokens in sorted({min(512, shape.tokens), shape.tokens}):
-        documents_BT = torch.arange(tokens, device=device)[None] * 3 // (2 * tokens)
-        spans = View.packed(documents_BT).visibility
+    tokens = shape.tokens
+    documents_BT = torch.arange(tokens, device=device)[None] * 3 // (2 * tokens)
+    spans = View.packed(documents_BT).visibility
 
-        def leaves(dtype: torch.dtype, tokens: int = tokens) -> list[Tensor]:
-            generator = torch.Generator().manual_seed(0)
-            sizes = [shape.heads, *[shape.groups] * (2 * STEPS)]
-            drawn = [torch.randn(1, n, tokens, width, generator=generator) for n in sizes]
-            return [x.to(device, dtype).requires_grad_() for x in drawn]
+    def leaves(dtype: torch.dtype) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        sizes = [shape.heads, *[shape.groups] * (2 * STEPS)]
+        drawn = [torch.randn(1, n, tokens, width, generator=generator) for n in sizes]
+        return [x.to(device, dtype).requires_grad_() for x in drawn]
 
-        def run(kernel: UnrollKernel, flat: list[Tensor], spans=spans) -> list[Tensor]:  # type: ignore[no-untyped-def]
-            query, *others = flat
-            steps = [Keys(*pair) for pair in zip(others[0::2], others[1::2], strict=True)]
-            out = kernel(query, steps, spans)
-            return [out, *torch.autograd.grad(out.float().square().mean(), flat)]
+    def run(kernel: UnrollKernel, flat: list[Tensor]) -> list[Tensor]:
+        query, *others = flat
+        steps = [Keys(*pair) for pair in zip(others[0::2], others[1::2], strict=True)]
+        out = kernel(query, steps, spans)
+        return [out, *torch.autograd.grad(out.float().square().mean(), flat)]
 
-        wanted = run(unroll_kernel("dense", torch.device(device))[1], leaves(torch.float32))
-        for kernel_name in ("dense", fast):
-            kernel = unroll_kernel(kernel_name, torch.device(device))[1]
-            made = run(kernel, leaves(torch.float32))
-            differences = [
-                float((ours - dense).abs().max() / dense.abs().max())
-                for ours, dense in zip(made, wanted, strict=True)
-            ]
-            flat = leaves(torch.bfloat16)
-            took = seconds(lambda kernel=kernel, flat=flat: run(kernel, flat), device, times)
-            peak = peak_gigabytes(device)
-            yield (
-                name,
-                f"{tokens}",
-                kernel_name,
-                f"{1000 * took:.2f}",
-                f"{max(differences):.1e}",
-                peak,
-            )
+    wanted = run(unroll_kernel("dense", torch.device(device))[1], leaves(torch.float32))
+    for kernel_name in ("dense", fast):
+        kernel = unroll_kernel(kernel_name, torch.device(device))[1]
+        made = run(kernel, leaves(torch.float32))
+        differences = [
+            float((ours - dense).abs().max() / dense.abs().max())
+            for ours, dense in zip(made, wanted, strict=True)
+        ]
+        flat = leaves(torch.bfloat16)
+        took = seconds(lambda kernel=kernel, flat=flat: run(kernel, flat), device, times)
+        peak = peak_gigabytes(device)
+        yield (
+            name,
+            f"{tokens}",
+            kernel_name,
+            f"{1000 * took:.2f}",
+            f"{max(differences):.1e}",
+            peak,
+        )

@@ -1,9 +1,12 @@
 """Other programs' results: pytest's, and the tables of two other benchmarks."""
 
+import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -29,6 +32,29 @@ def cuda_tests() -> Iterator[Row]:
     if done.returncode:
         raise ValueError(f"pytest ended with {done.returncode}: {said}")
     yield said
+
+
+def quick_start(device: str) -> Iterator[Row]:
+    """Run ``specdec quickstart``, which takes the GPU where there is one, and return what it measured.
+
+    Raises:
+        ValueError: it failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "specdec", "quickstart", "--out", f"{folder}/run"]
+        begin = time.perf_counter()
+        done = subprocess.run(
+            command, cwd=harness.ROOT, capture_output=True, text=True, check=False
+        )
+        took = time.perf_counter() - begin
+        if done.returncode:
+            words = (done.stderr + done.stdout).strip().splitlines()[-3:]
+            raise ValueError(f"ended with {done.returncode}: {' '.join(words)}")
+        metrics = json.loads(Path(folder, "run/evaluation/metrics.json").read_text())
+    (result,) = metrics["results"]
+    equal = f"{result['identical_outputs']} of {result['compared_outputs']}"
+    length = f"acceptance length {result['acceptance_length']['mean']:.2f}"
+    yield f"specdec quickstart, {device}", f"{took:.1f}", length, equal
 
 
 def _report(script: str, *arguments: str) -> Iterator[Row]:

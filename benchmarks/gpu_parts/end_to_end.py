@@ -30,7 +30,7 @@ class Amount(NamedTuple):
     rows: int  # of a training step
 
 
-AMOUNTS = {"cuda": Amount(512, 8, 96, 300, 16), "cpu": Amount(16, 2, 24, 6, 4)}
+AMOUNTS = {"cuda": Amount(440, 8, 96, 300, 16), "cpu": Amount(16, 2, 24, 6, 4)}
 
 
 def end_to_end(source: str | None, device: str) -> Iterator[Row]:

@@ -111,7 +111,7 @@ def build(job: Job) -> System:
     """See the file's head for the options."""
     size, dtype = recipe.WORKLOADS[job.workload], getattr(torch, job.dtype)
     weights, data = recipe.draw(size, job.seed)
-    UNTIL_THE_END.enter_context(matmul_backend())
+    UNTIL_THE_END.enter_context(matmul_backend(torch.device(job.device)))
     keep_freed_memory()
     compile_pointwise("compiled" in job.options)
     target = make_target(size, weights, data, dtype)

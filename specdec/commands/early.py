@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from specdec.commands.known import KnownOption, KnownPart, index, known_options, required_names
+from specdec.commands.known import (
+    KnownOption,
+    KnownPart,
+    command_help,
+    index,
+    known_options,
+    required_names,
+)
 from specdec.utils.config import PRESETS, packaged_path, preset_file, read_yaml
 from specdec.utils.numbers import Range
 from specdec.utils.shape_text import check_shape_text
@@ -26,7 +33,8 @@ log = logging.getLogger(__name__)
 
 CONFIGS = ("config", "c")
 ALIASES = {"target": "target.source"}
-OUTPUTS = ("out", "to", "log_file")
+OUTPUTS = ("out", "to", "log_file", "prometheus")
+DEEPEST = 200  # folders of a path to write
 SEVERAL = ("suite", "temperatures")  # each has a folder in --out, and those that are there stay
 # how a help text says that a command takes a new directory or file alone
 NEW = re.compile(r"\ba new (one|file)\b|not there yet|must not exist yet|must be new, or resumed")
@@ -77,7 +85,7 @@ def check_values(commands: Sequence[str], argv: Sequence[str], is_first: bool) -
         word in ("-h", "--help") or ".help" in word or "--print_config" in word for word in words
     ):
         return
-    texts = [index()["commands"][name] for name in reversed(commands)]
+    texts = [command_help(name) for name in reversed(commands)]
     options = {name: option for text in texts for name, option in known_options(text).items()}
     positional = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     typed = list(_command_line(words))
@@ -244,8 +252,10 @@ def _argument_types(option: str, commands: Sequence[str]) -> list[str]:
 
 def default_target_note(commands: Sequence[str], argv: Sequence[str], message: str) -> str:
     """Return a remark for an error about the target that names it, where it is the bundled one by default."""
+    if not ABOUT_TARGET.search(message) or BUNDLED in message:
+        return ""
     words = list(itertools.takewhile(lambda word: word != "--", argv))
-    options = known_options(index()["commands"][commands[-1]])
+    options = known_options(command_help(commands[-1]))
     source = next((name for name in TARGETS if name in options), None)
     typed = list(_command_line(words))
     settings = itertools.chain(typed, _config_files(typed, []))
@@ -255,7 +265,7 @@ def default_target_note(commands: Sequence[str], argv: Sequence[str], message: s
         or (setting.option == "engine" and setting.value != "transformers")
         for setting in settings
     )
-    if source is None or is_given or not ABOUT_TARGET.search(message) or BUNDLED in message:
+    if source is None or is_given:
         return ""
     return (
         f' (the target is "{BUNDLED}", specdec\'s bundled model, because no --{source} was given)'
@@ -329,7 +339,13 @@ def _check_path(setting: Setting, option: KnownOption) -> None:
     """Refuse a file or a directory to read that does not exist."""
     value = str(preset_file(setting.option, setting.value))
     is_path = "Path" in option.type and "str" not in option.type
-    if setting.option in OUTPUTS or os.path.exists(packaged_path(value)):
+    if setting.option in OUTPUTS:
+        if len(Path(value).parts) > DEEPEST:
+            raise ValueError(
+                f"{setting.name}: more than {DEEPEST} folders in each other: choose another"
+            )
+        return
+    if os.path.exists(packaged_path(value)):
         return
     what = "file or directory"
     if setting.option == "drafter":

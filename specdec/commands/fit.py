@@ -19,12 +19,18 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from specdec.commands.lightning_defaults import check_trainer_numbers, quiet_lightning
+from specdec.commands.lightning_defaults import (
+    check_loggers,
+    check_trainer_numbers,
+    default_loggers,
+    quiet_lightning,
+)
 from specdec.commands.next_steps import log_next_steps, write_prompts
 from specdec.commands.parser import shorten_message
-from specdec.data import TokenData
+from specdec.data import ChatData, TextData, TokenData, TokenizedData
+from specdec.embedded import EmbeddedData
 from specdec.evaluation.callback import AcceptanceLength
-from specdec.export.switches import missing_kernels, planned_subject, served, unserved
+from specdec.export.planned import missing_kernels, planned_subject, served, unserved
 from specdec.training.callbacks import RunRecord, Throughput, check_run
 from specdec.training.checkpoint import (
     AtomicCheckpointIO,
@@ -59,14 +65,8 @@ log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
 AUTO = "auto"  # for --ckpt_path
 LAST = "last"  # Lightning's word for the same
-LOGGERS = [
-    {
-        "class_path": f"lightning.pytorch.loggers.{kind}",
-        "init_args": {"save_dir": ".", "name": name},
-    }
-    for kind, name in (("CSVLogger", "csv"), ("TensorBoardLogger", "tensorboard"))
-]
-"""To which ``--trainer.logger+=`` adds, and which ``--trainer.logger`` replaces."""
+DATA = (ChatData, EmbeddedData, TextData, TokenizedData)
+"""What ``--data`` may name without a module: jsonargparse knows the classes that are imported."""
 # settings that are no hyperparameters
 OF_ONE_START = ("ckpt_path", "weights_only", "allow_changes")
 
@@ -121,7 +121,7 @@ class DrafterCLI(LightningCLI):
         )
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(AcceptanceLength, "acceptance")
-        parser.set_defaults({**DEFAULTS, "trainer.logger": LOGGERS})
+        parser.set_defaults({**DEFAULTS, "trainer.logger": default_loggers()})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Remember what was typed: it may lead out of the run's directory."""
@@ -140,6 +140,7 @@ class DrafterCLI(LightningCLI):
             trainer.max_epochs = 1  # Lightning's own default is a thousand
         if trainer.logger in (None, True):  # as Lightning says "the default"
             trainer.logger = self._parser("fit").get_defaults().trainer.logger
+        check_loggers(_listed(trainer.logger))
 
     def instantiate_classes(self) -> None:
         """Choose the run directory, in which the parts write that a config names; then build all."""

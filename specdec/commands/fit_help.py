@@ -3,7 +3,7 @@
 import re
 import textwrap
 
-from specdec.commands.known import KnownOption, index, known_options
+from specdec.commands.known import KnownOption, command_help, known_options
 
 START = """\
 usage: specdec fit [OPTIONS]
@@ -63,7 +63,7 @@ def fit_help() -> str:
 def grouped_options() -> dict[str, dict[str, KnownOption]]:
     """Return the options of ``specdec fit`` by their groups, without those that hold others and take a file of them."""
     groups: dict[str, dict[str, KnownOption]] = {title: {} for title in GROUPS}
-    for name, option in known_options(index()["commands"]["fit"]).items():
+    for name, option in known_options(command_help("fit")).items():
         name = "config" if name == "-c" else name
         is_holder = option.about == "Path to a configuration file" and name not in MORE
         if name.endswith(".help") or name in ("-h", "weights_only") or is_holder:

@@ -5,7 +5,6 @@ name, and the versions of the libraries that they were read from.
 """
 
 import functools
-import json
 import re
 import sys
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec.utils import trust
+from specdec.utils.reading import read_json
 from specdec.utils.text import nearest_name
 
 # of a help text: an option or a positional argument with its description, and the type at the end of that
@@ -20,13 +20,31 @@ OPTION = re.compile(r"(?m)^  ((?:--?\w|[a-z])[^\n]*(?:\n {20,}[^\n]*)*)")
 TYPE = re.compile(
     r"\((?:required, )?type: (.*?)(?:, default: (.*?))?(?:, known subclasses: [^()]*)?\)$"
 )
-HELP = Path(__file__).parents[1] / "help.json"
+HELP = Path(__file__).parents[1] / "help.json"  # written by python docs/write_help.py
+REMEDY = "install specdec again, or in a checkout run python docs/write_help.py"
 
 
 @functools.cache
 def index() -> dict[str, Any]:
-    """Return what ``help.json`` holds: ``commands``, their ``parts``, ``classes`` and ``versions``."""
-    return json.loads(HELP.read_text(encoding="utf-8"))
+    """Return what ``help.json`` holds: ``commands``, their ``parts``, ``classes`` and ``versions``.
+
+    Raises:
+        ValueError: the file is gone or damaged.
+    """
+    content = read_json(HELP)
+    if not isinstance(content, dict) or not all(
+        isinstance(content.get(name), dict) for name in ("commands", "parts", "classes", "versions")
+    ):
+        raise ValueError(f"{HELP}: damaged: {REMEDY}")
+    return content
+
+
+def command_help(name: str) -> str:
+    """Return the whole help text of a command; ValueError if ``help.json`` is gone or damaged."""
+    text = index()["commands"].get(name)
+    if not isinstance(text, str):
+        raise ValueError(f"{HELP}: damaged, it has no help of {name}: {REMEDY}")
+    return text
 
 
 def last_name(path: str) -> str:
@@ -67,7 +85,7 @@ def known_options(text: str) -> dict[str, KnownOption]:
 
 def required_names(command: str) -> list[str]:
     """Return what a command cannot do without, by its usage: options with dashes, positional arguments without."""
-    usage = index()["commands"][command].partition("\n")[0]
+    usage = command_help(command).partition("\n")[0]
     return re.findall(r"(?<= )(?:--[\w.]+|[a-z]\w*)(?= |$)", usage.partition("[OPTIONS]")[2])
 
 

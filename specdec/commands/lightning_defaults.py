@@ -5,12 +5,15 @@ import os
 import re
 import threading
 import warnings
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from jsonargparse import Namespace
+from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from specdec.utils.extras import is_installed, require
 from specdec.utils.numbers import (
     Count,
     FromMinusOne,
@@ -36,6 +39,34 @@ ADVERTS = (  # loggers of Lightning's that tell of products, and hints for the n
 )
 
 
+TENSORBOARD = "lightning.pytorch.loggers.TensorBoardLogger"
+
+
+def default_loggers() -> list[dict[str, Any]]:
+    """Return the loggers to which ``--trainer.logger+=`` adds, and which ``--trainer.logger`` replaces.
+
+    TensorBoard's is among them where its package is installed.
+    """
+    kinds = {"csv": "lightning.pytorch.loggers.CSVLogger"}
+    if is_installed("tensorboard"):
+        kinds["tensorboard"] = TENSORBOARD
+    return [
+        {"class_path": kind, "init_args": {"save_dir": ".", "name": name}}
+        for name, kind in kinds.items()
+    ]
+
+
+def check_loggers(loggers: Sequence[Any]) -> None:
+    """Raise ValueError for a logger, as a config has it, whose package is missing; say so of a default one."""
+    names = [getattr(logger, "class_path", "") for logger in loggers]
+    if TENSORBOARD in names:
+        require("tensorboard", "tensorboard", "trainer.logger: TensorBoardLogger")
+    elif names == [logger["class_path"] for logger in default_loggers()]:
+        log.info(
+            "logging to csv/; for tensorboard/ too: pip install 'specdec-lightning[tensorboard]'"
+        )
+
+
 class TrainerNumbers:
     """The ranges of Lightning's numbers, which it takes as they come: a negative accumulation trains backwards."""
 
@@ -56,7 +87,13 @@ class TrainerNumbers:
 
 
 def check_trainer_numbers(trainer: Namespace) -> None:
-    """Raise ValueError for a number of the trainer's, as a config has it, with which no run makes sense."""
+    """Raise ValueError for a number of the trainer's, as a config has it, with which no run makes sense, or for an
+    accelerator that Lightning does not know, also where a command builds no trainer."""
+    known = {"auto", "gpu", *AcceleratorRegistry.available_accelerators()}
+    if isinstance(name := trainer.accelerator, str) and name not in known:
+        raise ValueError(
+            f"trainer.accelerator is {name!r:.60}: choose from {', '.join(sorted(known))}"
+        )
     check_numbers(TrainerNumbers, vars(trainer), "trainer.")
     if isinstance(every := trainer.val_check_interval, str) and not re.fullmatch(
         r"\d+:\d\d:\d\d:\d\d", every

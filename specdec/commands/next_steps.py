@@ -39,9 +39,7 @@ def log_next_steps(
     figures = [f"{name} {metrics[name]:.3f}" for name in CLOSING if name in metrics]
     drafter = str(out / "drafter")
     arguments = [*_target_arguments(target), "--drafter", drafter, *flags()]
-    device = trainer.strategy.root_device.type
-    on = [] if device == "cpu" else ["--device", device]
-    evaluate = ["specdec", "evaluate", *arguments, "--prompts", prompts, *on]
+    evaluate = ["specdec", "evaluate", *arguments, "--prompts", prompts]
     command = ["specdec", "export", *arguments, "--out", str(out / "vllm"), "--format", "vllm"]
     export = (
         shlex.join(command) if is_servable else "no engine serves this design (docs/engines.md)"

@@ -96,12 +96,12 @@ def parse_arguments(parser: ArgumentParser, argv: list[str]) -> Namespace:
 def _spelled(function: Callable[..., Any], argv: list[str]) -> list[str]:
     """The arguments as jsonargparse reads them: ``--flag`` as ``--flag=true``, ``--list A B`` as ``--list=[A, B]``.
 
-    What follows ``--`` becomes the parameter ``vllm_args``, of a command that has one.
+    What follows ``--`` becomes the parameter ``engine_args``, of a command that has one.
     """
     hints = {f"--{name}": hint for name, hint in get_type_hints(function).items()}
-    if "--" in argv and "--vllm_args" in hints:
+    if "--" in argv and "--engine_args" in hints:
         at = argv.index("--")
-        return [*_spelled(function, argv[:at]), f"--vllm_args={json.dumps(argv[at + 1 :])}"]
+        return [*_spelled(function, argv[:at]), f"--engine_args={json.dumps(argv[at + 1 :])}"]
     out: list[str] = []
     values: list[str] = []  # behind an option: read from the end
     for word in reversed(argv):

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from specdec.commands.known import KnownPart, index, installed_version, last_name
+from specdec.commands.known import KnownPart, command_help, index, installed_version, last_name
 from specdec.utils.config import PRESETS, packaged_path, preset_file, preset_names, read_yaml
 from specdec.utils.text import nearest_name
 from specdec.utils.trust import read_yaml_text
@@ -63,7 +63,7 @@ class Spelling:
 
     def __init__(self, commands: Sequence[str], own_modules: bool) -> None:
         self.command = commands[0]
-        self.text = "\n".join([SHARED, *(index()["commands"][name] for name in commands)])
+        self.text = "\n".join([SHARED, *(command_help(name) for name in commands)])
         self.own_modules = own_modules
         self.options = {option[2:] for option in re.findall(r"(?<![\w-])--[\w.]+", self.text)}
         self.parts = {

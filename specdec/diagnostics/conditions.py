@@ -259,7 +259,7 @@ def _spelled(value: object) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value).lower()
 
 
-# Streams of random numbers apart from decoding's.
+# Streams of random numbers apart from decoding's, which has those from DRAFT on.
 HIDDEN = 11
 EMBEDDING = 12
 

@@ -20,7 +20,7 @@ from specdec.data.template import template_of
 from specdec.data.tokens import EncodedDocument
 from specdec.drafter import Drafter, DrafterConfig, load_drafter
 from specdec.evaluation.callback import decoding_copy
-from specdec.export.switches import missing_kernels, planned_subject, served, unserved
+from specdec.export.planned import missing_kernels, planned_subject, served, unserved
 from specdec.nn.kernels import unroll_kernel
 from specdec.nn.optimizers import hidden_matrix
 from specdec.nn.unroll import DENSE

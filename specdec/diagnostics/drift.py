@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
-from specdec.diagnostics.drift_measure import Document, drift_document, drift_summary
+from specdec.diagnostics.calibration import calibration
+from specdec.diagnostics.drift_figures import drift_summary, strongest_row
+from specdec.diagnostics.drift_measure import FIRST_ROWS, Document, drift_document
 from specdec.diagnostics.drift_plots import CAPTIONS, plot_drift
 from specdec.diagnostics.waterfall import (
     measure_levels,
@@ -21,9 +23,10 @@ from specdec.diagnostics.waterfall import (
     waterfall_verdict,
 )
 from specdec.drafter.io import located
-from specdec.evaluation.benchmark import cpu_matmul_backend
-from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
+from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts
+from specdec.evaluation.overrides import override_notes
 from specdec.evaluation.prompts import first_turns
+from specdec.nn.backend import matmul_backend
 from specdec.report.tables import (
     ReportTable,
     few_prompts,
@@ -81,14 +84,7 @@ def drift(config: DriftConfig) -> int:
         prompts = config.load_prompts()
         pairs = list[Pair]()
         for name in config.drafter:
-            pairs.append(
-                load_pair(
-                    pairs[0].target if pairs else config.target,
-                    name,
-                    config.device,
-                    config.other_target,
-                )
-            )
+            pairs.append(config.load_pair(name, pairs[0].target if pairs else None))
         target = pairs[0].target
         answer_tokens = config.max_new_tokens + config.depths
         ids, skipped = first_turns(target, prompts, answer_tokens, config.depths + 1)
@@ -97,7 +93,7 @@ def drift(config: DriftConfig) -> int:
         asked = list(zip(names, ids, strict=True))
         # Of every prompt: the target's answer, and for each drafter the drafts at all places and decoding.
         parts = (1 + 2 * len(pairs)) * len(names)
-        with progress("drift", "part", parts) as advance, cpu_matmul_backend(target):
+        with progress("drift", "part", parts) as advance, matmul_backend(target.device):
             answers = answered_texts(target, asked, answer_tokens, advance=advance)
             drifts = [
                 _measure_drift(config, name, pair, depth, answers, advance)
@@ -136,6 +132,8 @@ def _measure_drift(
         config.depths,
     )
     drift["summary"] = drift_summary(drift)
+    drift["sink_at"] = strongest_row(drift)
+    drift["calibration"] = calibration([text.bins_CKR3 for text in texts])
     drift["waterfall"] = {**waterfall(levels), "prompts": names}
     drift["drafter"] = drafter_facts(name, pair)
     return drift
@@ -150,7 +148,14 @@ def _notes_and_tables(
     for name, drift in zip(drafter_names(drifts), drifts, strict=True):
         prefix = f"{name}: " if len(drifts) > 1 else ""
         notes.append(prefix + waterfall_verdict(drift["waterfall"]))
+        if (row := strongest_row(drift)) is not None:
+            masses = drift["rows"][f"row_{row}"]["mean"]
+            notes.append(
+                f"{prefix}of the first {FIRST_ROWS} rows, row {row} gets the most attention: {_number(masses[0])} at "
+                f"step 1, {_number(masses[-1])} at step {drift['depths']}"
+            )
         tables += [table._replace(title=prefix + table.title) for table in drift_tables(drift)]
+    notes += override_notes([drift["drafter"] for drift in drifts])
     notes += few_prompts(len(drifts[0]["waterfall"]["prompts"]))
     tables.append(
         ReportTable(
@@ -204,7 +209,38 @@ def drift_tables(drift: Document) -> list[ReportTable]:
         ReportTable(
             "What the target gives", ["Mean at place", *inputs["places"]], _means(inputs["series"])
         ),
+        _confidence_table(drift),
+        ReportTable("Confidence by step", ["Mean at step", *steps], _confidence_by_step(drift)),
     ]
+
+
+def _confidence_table(drift: Document) -> ReportTable:
+    """Return what every kind of confidence is worth, over all draft steps."""
+    rows = []
+    for confidence in drift["calibration"].values():
+        measured = confidence["all_steps"]
+        intervals = [measured[figure] for figure in ("calibration_error", "ranking")]
+        error, order = (format_interval(row, _number) if row else "-" for row in intervals)
+        calibrated = _number(measured["error_if_calibrated"])
+        rows.append([confidence["title"], str(measured["drafts"]), error, calibrated, order])
+    return ReportTable(
+        "Confidence", ["Kind", "Drafts", "Calibration error", "If calibrated", "Ranking"], rows
+    )
+
+
+def _confidence_by_step(drift: Document) -> list[list[str]]:
+    """Return the same means at every draft step."""
+    rows = []
+    for confidence in drift["calibration"].values():
+        steps = confidence["steps"]
+        title = confidence["title"]
+        for figure in ("calibration_error", "ranking"):
+            means = [_number(step[figure] and step[figure]["mean"]) for step in steps]
+            rows.append([f"{figure.replace('_', ' ')}, {title}", *means])
+            if figure == "calibration_error":
+                expected = [_number(step["error_if_calibrated"]) for step in steps]
+                rows.append([f"the same if calibrated, {title}", *expected])
+    return rows
 
 
 def _means(series: Document) -> list[list[str]]:

@@ -8,27 +8,19 @@ Legend: A chains, K draft steps, h query heads, T tokens, Q queries, S key slots
 D draft vocabulary, F series, R steps or places of the inputs, P prompts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.diagnostics.anchors import AnchoredText, Chains
+from specdec.diagnostics.calibration import CONFIDENCES, FINE_BINS, binned, confidences
 from specdec.diagnostics.drift_attention import attention_weights, observing
 from specdec.drafter import Drafter
 from specdec.nn.view import View
-from specdec.report.statistics import (
-    Array,
-    Statistic,
-    less,
-    measured,
-    over,
-    possible,
-    ratio,
-)
+from specdec.report.statistics import measured, possible
 from specdec.target import Target
 from specdec.utils.text import how_many
 
@@ -39,6 +31,7 @@ ATTENTION = {  # titles and units; means over heads, then layers
     "own_mass": ("Attention on the chain's own rows", "share of weight"),
     "rest_mass": ("Attention on the rest of the answer", "share of weight"),
     "drafted_mass": ("Attention on drafted tokens", "share of weight"),
+    "strongest_mass": ("Attention on the strongest committed row", "share of weight"),
     "entropy": ("Attention entropy", "nats"),
 }
 SERIES = ATTENTION | {
@@ -46,13 +39,17 @@ SERIES = ATTENTION | {
     "state_rms": ("RMS of the state fed back", "RMS"),
     "out_rms": ("RMS of the layer's output, before the norm", "RMS"),
     "cosine": ("Cosine of the states of steps k and k - 1", "cosine"),
+    "update": ("Change of the state from step k - 1 to k, over its size", "ratio"),
     "feature_cosine": ("Cosine with the target's own feature", "cosine"),
     "kl": ("KL(target || drafter) along the text", "nats"),
     "joint_acceptance": ("Joint acceptance", "share of chains"),
     "conditional_acceptance": ("Conditional acceptance", "share of chains"),
 }
 # A block drafter feeds nothing back, and has none of these.
-FED_BACK = {"state_rms", "cosine", "feature_cosine"}
+FED_BACK = {"state_rms", "cosine", "update", "feature_cosine"}
+FIRST_ROWS = 16  # of a text, among which a sink is looked for
+# A sink need not be the first row: of every one of the first rows, its attention.
+ROWS = {f"row_{row}": (f"Attention on row {row}", "share of weight") for row in range(FIRST_ROWS)}
 # by place: the fused states, all of them side by side, the same behind ``norms.aux``, the feature
 INPUTS = {
     "target_sink_mass": ("Target: attention on the sink", "share of weight"),
@@ -62,14 +59,28 @@ INPUTS = {
     "massive_ratio": ("RMS at the sink over the others' median", "ratio"),
 }
 
-VERSION = 2  # of ``drift.json``
+VERSION = 3  # of ``drift.json``
 Document = dict[str, Any]  # the measured part of ``drift.json``
 SINK = 1  # first positions of a text that count as the sink
 RECENT = 16  # committed rows before a chain that count as recent
 
 
+class Drafted(NamedTuple):
+    """Chains of drafts, and sums over those that count."""
+
+    chains: Chains
+    sums_FK2: Tensor  # float64: of SERIES, then of ROWS, at every step: the sum over chains, and how many chains count
+    bins_CKR3: Tensor  # see :func:`specdec.diagnostics.calibration.binned`
+
+
+def no_sums(depth: int) -> tuple[Tensor, Tensor]:
+    """Return the sums over no chain."""
+    sums_FK2 = torch.zeros(len(SERIES | ROWS), depth, 2, dtype=torch.float64)
+    return sums_FK2, torch.zeros(len(CONFIDENCES), depth, FINE_BINS, 3, dtype=torch.float64)
+
+
 @torch.inference_mode()
-def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> tuple[Chains, Tensor]:
+def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> Drafted:
     """Draft from anchors of a text as decoding does, then along the text as training does, and add up.
 
     ``kl`` and ``feature_cosine`` belong to the second: every step reads the text's token and the drafter's own state.
@@ -81,15 +92,14 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> tu
         end: chains from there on do not count.
 
     Returns:
-        The chains, as decoding drafts them; and (F, K, 2) float64: of every one of :data:`SERIES`, at every step, the
-        sum over chains and how many chains count.
+        The chains, as decoding drafts them, and their sums.
     """
     drafter = text.drafter
-    chains, attention_AKM, outs_AKH = _observe_chains(text, anchors, prompt)
+    chains, attention_AKM, rows_AKR, outs_AKH = _observe_chains(text, anchors, prompt)
     counted = [anchor for anchor in anchors if anchor < end]
     count = len(counted)
     if not counted:
-        return chains, torch.zeros(len(SERIES), text.depth, 2, dtype=torch.float64)
+        return Drafted(chains, *no_sums(text.depth))
     steps_K = torch.arange(text.depth, device=text.ids_1T.device)
     places_AK = torch.tensor(counted, device=steps_K.device)[:, None] + steps_K
     taught = text.draft(counted, text.behind(counted))
@@ -105,6 +115,7 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> tu
         "state_rms": _rms(states_AJH[:, 1:]),
         "out_rms": _rms(outs_AKH[:count]),
         "cosine": F.cosine_similarity(states_AJH[:, 1:], states_AJH[:, :-1], dim=-1),
+        "update": _rms(states_AJH.diff(dim=1)) / _rms(states_AJH[:, 1:]),
         "feature_cosine": F.cosine_similarity(
             taught.features_AJH[:, 1:].double(), true_AKH, dim=-1
         ),
@@ -120,34 +131,46 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> tu
             0 * sum_K2 if name in FED_BACK else sum_K2
             for name, sum_K2 in zip(SERIES, sums, strict=True)
         ]
-    return chains, torch.stack(sums)
+    # a chain sees the text's rows before its anchor's own
+    seen_AR = torch.tensor(counted)[:, None] - 1 > torch.arange(FIRST_ROWS)
+    rows_seen_KR = seen_AR.sum(0).expand(text.depth, -1)
+    rows_RK2 = torch.stack([rows_AKR[:count].sum(0).cpu(), rows_seen_KR], -1).transpose(0, 1)
+    bins_CKR3 = binned(confidences(chains.log_probs_AKD[:count]), right_AK)
+    return Drafted(chains, torch.cat([torch.stack(sums).cpu(), rows_RK2]), bins_CKR3)
 
 
 def _observe_chains(
     text: AnchoredText, anchors: list[int], prompt: int
-) -> tuple[Chains, Tensor, Tensor]:
-    """Draft chains, and keep their attention (A, K, M) and the states before the output norm (A, K, H)."""
+) -> tuple[Chains, Tensor, Tensor, Tensor]:
+    """Draft chains, and keep their attention (A, K, M), that on each of the first rows (A, K, R), and the states before
+    the output norm (A, K, H).
+    """
     A = len(anchors)
     anchor_A = torch.tensor(anchors, device=text.ids_1T.device)
     attention: list[Tensor] = []
+    first_rows: list[Tensor] = []
     outs: list[Tensor] = []
     with observing(text.drafter) as seen:
 
         def observe_step(level: int) -> None:
             rows = text.drafter.config.drafting.nodes_of_step(level, A)
-            masses = []
-            for layer in sorted(seen.weights_BhTS):
-                weights_AhS = seen.weights_BhTS[layer][0, :, rows].transpose(0, 1)
-                regions_ARS = _regions(text.rows, prompt, anchor_A, weights_AhS.shape[-1])
-                mass_AhR = weights_AhS @ regions_ARS.mT.to(weights_AhS)
-                entropy_Ah1 = torch.special.entr(weights_AhS).sum(-1, keepdim=True)
-                masses.append(torch.cat([mass_AhR, entropy_Ah1], -1).mean(1))
-            attention.append(torch.stack(masses).double().mean(0))
+            layers = [weights_BhTS[0, :, rows] for weights_BhTS in seen.weights_BhTS.values()]
+            # of all layers' heads
+            weights_hAS = torch.cat(layers).double()
+            weights_AS = weights_hAS.mean(0)
+            regions_AMS = _regions(text.rows, prompt, anchor_A, weights_AS.shape[-1]).double()
+            masses_AM = (regions_AMS @ weights_AS[..., None])[..., 0]
+            strongest_A = weights_AS[:, : text.rows].amax(-1)
+            entropy_A = torch.special.entr(weights_hAS).sum(-1).mean(0)
+            more_A2 = torch.stack([strongest_A, entropy_A], -1)
+            attention.append(torch.cat([masses_AM, more_A2], -1))
+            first_AR = weights_AS[:, : min(text.rows, FIRST_ROWS)]
+            first_rows.append(F.pad(first_AR, (0, FIRST_ROWS - first_AR.shape[-1])))
             assert seen.out_BTH is not None
             outs.append(seen.out_BTH[0, rows])
 
         chains = text.draft(anchors, on_step=observe_step)
-    return chains, torch.stack(attention, 1), torch.stack(outs, 1)
+    return chains, torch.stack(attention, 1), torch.stack(first_rows, 1), torch.stack(outs, 1)
 
 
 def _rms(x: Tensor) -> Tensor:
@@ -156,7 +179,8 @@ def _rms(x: Tensor) -> Tensor:
 
 
 def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
-    """Return the regions of chains' key slots, (A, M, S), 1 or 0, in the order of :data:`ATTENTION` except entropy.
+    """Return the regions of chains' key slots, (A, M, S), 1 or 0, in the order of :data:`ATTENTION`, of which the last
+    two are no regions.
 
     The first five are disjoint and cover all that a chain sees. The first ``text`` slots are the text's rows; behind
     them stand the chains', level by level; a chain's level 0 is the row of its anchor.
@@ -246,7 +270,8 @@ def drift_document(
         "depths": depths,
         "prompts": names,
         "chains": chains,
-        "series": _series(SERIES, sums),
+        "series": _series(SERIES, [sums_FK2[: len(SERIES)] for sums_FK2 in sums]),
+        "rows": _series(ROWS, [sums_FK2[len(SERIES) :] for sums_FK2 in sums]),
         "inputs": {
             "places": places,
             "series": _series(INPUTS, inputs),
@@ -271,74 +296,3 @@ def _series(titles: Mapping[str, tuple[str, str]], sums: Sequence[Tensor]) -> di
             **{key: [figure[key] for figure in figures] for key in ("mean", "low", "high")},
         }
     return series
-
-
-def sums_of(drift: Document, name: str) -> Array:
-    """Return a series' sums over chains, and over how many, (K, P, 2)."""
-    series = drift["series"][name]
-    weights_KP = np.array(series["weights"], dtype=np.float64)
-    values_KP = np.array([[value or 0.0 for value in row] for row in series["values"]])
-    return np.stack([values_KP * weights_KP, weights_KP], axis=-1)
-
-
-HOW: dict[str, Statistic] = {"mean": ratio, "ratio": over, "difference": less}
-
-
-class DriftFigure(NamedTuple):
-    """A number of one drafter: a mean at some steps, alone or compared with that at others."""
-
-    name: str
-    title: str
-    series: str
-    depths: tuple[range, ...]  # steps counted from 0, and those that they are compared with, if any
-    unit: str
-    how: Literal["mean", "ratio", "difference"] = "mean"
-    null: float | None = None  # its value without drift, if known
-
-    def columns(self, sums_KP2: Array) -> Array:
-        """Return sums and weights at the steps, then at those that they are compared with, (P, 2) or (P, 4)."""
-        return np.concatenate([sums_KP2[list(depths)].sum(0) for depths in self.depths], axis=1)
-
-
-def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigure]:
-    """Yield the figures of a measurement of this many steps."""
-    first = range(1)
-    last = range(depths - 1, depths)
-    both = (last, first)
-    at_last = f", step {depths}"
-    for name in ("out_rms", "state_rms"):
-        title = f"{SERIES[name][0]}{at_last} over step 1"
-        yield DriftFigure(f"{name}_growth", title, name, both, "ratio", "ratio", 1.0)
-    for name in ("sink_mass", "own_mass", "sink_own_mass"):
-        title, unit = SERIES[name]
-        yield DriftFigure(f"{name}_last", f"{title}{at_last}", name, (last,), unit)
-        if name != "sink_own_mass":
-            title = f"{title}, change from step 1 to {depths}"
-            unit = f"difference of {unit.replace('share', 'shares')}"
-            yield DriftFigure(f"{name}_change", title, name, both, unit, "difference", 0.0)
-    for when, step in (("first", first), ("last", last)):
-        title = f"{SERIES['kl'][0]}, step {step.stop}"
-        yield DriftFigure(f"kl_{when}", title, "kl", (step,), "nats")
-    name = "conditional_acceptance"
-    title, unit = SERIES[name]
-    yield DriftFigure(
-        "acceptance", f"{title}, mean of steps 1 to {depths}", name, (range(depths),), unit
-    )
-    if trained_depth is not None and trained_depth < depths:
-        beyond = range(trained_depth, depths)
-        title = f"{title}, beyond the trained depth"
-        yield DriftFigure("acceptance_beyond", title, name, (beyond,), unit)
-        yield DriftFigure(
-            "acceptance_change", f"{title} less within", name, (beyond, range(trained_depth)),
-            "difference of shares of chains", "difference",
-        )  # fmt: skip
-
-
-def drift_summary(drift: Document) -> dict[str, Document]:
-    """Return every figure by name, with its title, mean and interval."""
-    summary = {}
-    for figure in drift_figures(drift["depths"], drift["trained_depth"]):
-        summary[figure.name] = {"title": figure.title} | measured(
-            figure.columns(sums_of(drift, figure.series)), HOW[figure.how], possible(figure.unit)
-        )
-    return summary

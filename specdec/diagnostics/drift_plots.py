@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator
 
 from specdec.diagnostics.drift_measure import Document
 from specdec.diagnostics.waterfall import DOWN, MEANINGS, OBSERVED
@@ -27,6 +28,8 @@ from specdec.report.tables import with_interval
 
 WATERFALL = "waterfall.png"
 INPUTS = "inputs.png"
+CALIBRATION = "calibration.png"
+LEAST_DRAFTS = 10  # of a bin of confidence that is drawn
 BY_PLACE = ("target_sink_mass", "target_own_mass", "massive_ratio", "median_rms")
 LOGARITHMIC = ("massive_ratio", "median_rms")
 BY_STEP = {
@@ -54,6 +57,11 @@ CAPTIONS = {
     "states.png": (
         f"The drafter's states, and what they are worth, by draft step, {INTERVALS}. Hollow: beyond the trained depth."
     ),
+    CALIBRATION: (
+        f"The drafter's confidence and what is accepted, {INTERVALS}: a point for every tenth of confidence that has "
+        f"{LEAST_DRAFTS} drafts. On the dashed line confidence means what it says; below it the drafter is "
+        "overconfident."
+    ),
 }
 
 
@@ -68,6 +76,7 @@ def plot_drift(drifts: Sequence[Document], names: Sequence[str], folder: Path) -
     _plot_inputs(drifts, names, folder / INPUTS)
     for file, series in BY_STEP.items():
         _plot_steps(drifts, names, series, folder / file)
+    _plot_calibration(drifts, names, folder / CALIBRATION)
 
 
 def _drafters(names: Sequence[str], look: Mapping[str, Any] = MappingProxyType({})) -> list[Line2D]:
@@ -202,6 +211,33 @@ def _draw_target(panel: Panel, drifts: Sequence[Document], quantity: str) -> Non
     for place, point in means.items():
         panel.axes.axhline(point.value, color=GREY, linestyle="--", linewidth=0.7, zorder=1)
         panel.record(f"target, {place}", "", Point(point.value))
+
+
+def _plot_calibration(drifts: Sequence[Document], names: Sequence[str], path: Path) -> None:
+    """Draw reliability diagrams: of all draft steps, of the first and the last alone, and of whole chains."""
+    last = drifts[0]["depths"]
+    panels = {
+        "A draft, any step": ("top", "all_steps"),
+        "A draft of step 1": ("top", 0),
+        f"A draft of step {last}": ("top", last - 1),
+        "A chain so far": ("product", "all_steps"),
+    }
+    paper = PaperFigure(len(panels), 4, 1.9, together=True)
+    for title, (kind, step) in panels.items():
+        panel = paper.curves(title, "share accepted", "confidence")
+        panel.axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=0.7, zorder=1)
+        panel.axes.set_xlim(-0.03, 1.03)
+        panel.axes.xaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
+        for number, (name, drift) in enumerate(zip(names, drifts, strict=True)):
+            confidence = drift["calibration"][kind]
+            measured = confidence[step] if isinstance(step, str) else confidence["steps"][step]
+            bins = [row for row in measured["bins"] if row["drafts"] >= LEAST_DRAFTS]
+            points = {row["confidence"]: Point.of(row) for row in bins}
+            if points:
+                panel.curve(name, points, style(number))
+    if len(names) > 1:
+        paper.legend(_drafters(names))
+    save_figure(paper, path)
 
 
 def _points(series: Document) -> dict[int, Point]:

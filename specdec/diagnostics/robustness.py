@@ -18,8 +18,9 @@ from specdec.decoding import DraftShape, Sampling, parse_shape
 from specdec.diagnostics.conditions import CleanRun, Condition, parse_conditions
 from specdec.drafter import Drafter
 from specdec.evaluation.benchmark import benchmark
-from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
+from specdec.evaluation.config import MeasurementConfig, drafter_facts
 from specdec.evaluation.metrics import Answer, answer_warnings, committed, looping, target_passes
+from specdec.evaluation.overrides import override_notes
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.report.plots import PaperFigure, Point, label, paper_style, save_figure, style
 from specdec.report.statistics import LENGTH, POSITIVE, Array, measured, over, ratio
@@ -84,7 +85,7 @@ def robustness(config: RobustnessConfig) -> None:
     conditions = parse_conditions(config.conditions)
     shape = parse_shape(config.shape)
     prompts = config.load_prompts()
-    pair = load_pair(config.target, config.drafter, config.device, config.other_target)
+    pair = config.load_pair(config.drafter)
     clean = CleanRun(pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1)
     context = config.context(pair.target, prompts)
     context["drafter"] = drafter_facts(config.drafter, pair)
@@ -94,7 +95,7 @@ def robustness(config: RobustnessConfig) -> None:
         decode_runs(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
         result = record(runs) | context
         tables = robustness_tables(result)
-        notes = few_prompts(len(result["prompts"]))
+        notes = override_notes([context["drafter"]]) + few_prompts(len(result["prompts"]))
         for condition in result["conditions"]:
             notes += answer_warnings(f"Warning: {condition['name']}", condition)
         plot_robustness(result, folder / FIGURE)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from specdec.decoding import Chain, Request, SpeculativeDecoder
 from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, AnsweredText
-from specdec.diagnostics.drift_measure import SERIES, Document, drafted, read_inputs
+from specdec.diagnostics.drift_measure import Document, drafted, no_sums, read_inputs
 from specdec.drafter import Drafter
 from specdec.report.statistics import LENGTH, Array, Measured, less, measured
 from specdec.report.tables import ReportTable, format_interval
@@ -72,7 +72,8 @@ class MeasuredText(NamedTuple):
     prompt_id: str
     prompt: list[int]
     accepted: dict[str, list[int]]  # drafts accepted at each place, by level
-    sums_FK2: Tensor  # see :func:`drafted`, of the chains that lie within the answer
+    sums_FK2: Tensor  # see :class:`Drafted`, of the chains that lie within the answer
+    bins_CKR3: Tensor
     inputs_FR2: Tensor  # see :func:`read_inputs`
 
 
@@ -143,11 +144,12 @@ def measure_text(
     extended = range(anchors.start, anchors.stop + depth - 1)
     anchored = AnchoredText(target, drafter, ids, depth, len(extended))
     drafts = list[Tensor]()
-    sums_FK2 = torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
+    sums_FK2, bins_CKR3 = no_sums(depth)
     for group in anchored.groups(extended):
-        chains, part_FK2 = drafted(anchored, group, text.prompt, text.prompt + tokens - depth)
-        drafts.append(chains.tokens_AK)
-        sums_FK2 += part_FK2.cpu()
+        part = drafted(anchored, group, text.prompt, text.prompt + tokens - depth)
+        drafts.append(part.chains.tokens_AK)
+        sums_FK2 += part.sums_FK2
+        bins_CKR3 += part.bins_CKR3
     steps_K = torch.arange(depth, device=device)
     draft_SK = torch.arange(len(extended), device=device)[:, None] + steps_K
     text_SK = torch.tensor([*ids, *[-1] * depth], device=device)[draft_SK + anchors.start + 1]
@@ -168,7 +170,9 @@ def measure_text(
         name: hit_AK.cumprod(1).sum(1).minimum(most_A).tolist() for name, hit_AK in hits.items()
     }
     inputs_FR2 = read_inputs(target, drafter, ids[: text.prompt + tokens], text.prompt)
-    return MeasuredText(text.prompt_id, text.ids[: text.prompt], accepted, sums_FK2, inputs_FR2)
+    return MeasuredText(
+        text.prompt_id, text.ids[: text.prompt], accepted, sums_FK2, bins_CKR3, inputs_FR2
+    )
 
 
 def observed_passes(

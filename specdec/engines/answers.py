@@ -15,6 +15,7 @@ from specdec.data.template import template_of
 from specdec.decoding import PlainDecoder, Request, Sampling, check_length
 from specdec.engines.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, pack_ids
 from specdec.target import Target, TargetSource
+from specdec.target.source import AUTO
 from specdec.utils.numbers import Count, Seed, Side, Tokens, check_numbers
 from specdec.utils.text import how_many
 
@@ -65,7 +66,7 @@ class RegenerateConfig:
     seed: Seed = 0
     thinking: bool | None = None
     truncated: Literal["drop", "keep"] = "drop"
-    device: str = "cpu"
+    device: str = AUTO
     batch_size: Side = 32
     url: str | None = None
     model: str | None = None

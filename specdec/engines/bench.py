@@ -1,15 +1,20 @@
-"""``specdec serve --bench``: vLLM's own ``vllm bench serve`` asks a target with a drafter and alone."""
+"""``specdec serve --bench``: a served target answers prompts with a drafter and alone.
+
+vLLM is asked by its own ``vllm bench serve``, llama.cpp by :mod:`specdec.engines.llama_bench`.
+"""
 
 import json
 import logging
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from specdec.engines.client import KEY
+from specdec.engines.llama import LlamaLaunch
+from specdec.engines.llama_bench import ROUNDS, LlamaBench, for_bench
 from specdec.engines.server import VllmLaunch, drafter_checkpoint, failure_reason
 from specdec.evaluation.prompts import PromptConversation, load_prompts, without_blank
 from specdec.evaluation.tune import SCHEDULE, schedules
@@ -23,7 +28,6 @@ from specdec.utils.text import how_many
 log = logging.getLogger(__name__)
 
 BASELINE = "baseline"
-ROUNDS = 4  # requests of each user, at least
 HEADINGS = (
     "Users", "", "Tokens/s", "First token, ms", "Between tokens, ms", "Acceptance length", "by position, %",
     "Identical outputs",
@@ -49,17 +53,25 @@ class BenchOptions(NamedTuple):
     out: Path | None  # by default a new run's directory
 
 
-# The results of vllm bench serve, by the name of what was served and the users at a time.
+EngineLaunch = VllmLaunch | LlamaLaunch
+# The results by the name of what was served and the users at a time.
 Results = dict[tuple[str, int], dict[str, Any]]
 
 
-def bench_drafter(launch: VllmLaunch, drafter: Path, options: BenchOptions) -> None:
-    """Serve the target with each number of drafts a pass, and alone, let vLLM measure all, and print the table."""
+def bench_drafter(launch: EngineLaunch, drafter: Path, options: BenchOptions) -> None:
+    """Serve the target with each number of drafts a pass, and alone, measure all, and print the table."""
     levels = sorted(set(options.concurrency))
     tokenizer = launch.target.load_tokenizer()
     prompts = without_blank(load_prompts(options.prompts, options.limit))
     ids = [PromptConversation(prompt, tokenizer).next_ids() or [] for prompt in prompts]
-    texts, add_special_tokens = as_text(ids, tokenizer)
+    if isinstance(launch, LlamaLaunch):
+        longest = max(map(len, ids)) + options.max_new_tokens
+        launch = for_bench(launch, max(levels), longest)
+        measure: Measure = LlamaBench(
+            launch, ids, options.max_new_tokens, options.temperature, options.ignore_eos
+        )
+    else:
+        measure = _VllmBench(launch, options, *as_text(ids, tokenizer))
     results: Results = {}
     runs = (max(len(options.draft_tokens), 1) + 1) * len(levels)
     with (
@@ -67,10 +79,7 @@ def bench_drafter(launch: VllmLaunch, drafter: Path, options: BenchOptions) -> N
         scratch_folder() as scratch,
         progress("bench", "run", runs) as advance,
     ):
-        data = scratch / "prompts.jsonl"
-        lines = [json.dumps({"prompt": text}) + "\n" for text in texts]
-        data.write_text("".join(lines), encoding="utf-8")
-        checkpoint = drafter_checkpoint(drafter, launch.target, scratch / "drafter")
+        checkpoint = drafter_checkpoint(drafter, launch.target, scratch / "drafter", launch.format)
         several = len(options.draft_tokens) > 1
         drafts_by_name = {}
         numbers: Sequence[int | None] = options.draft_tokens or [None]
@@ -82,17 +91,40 @@ def bench_drafter(launch: VllmLaunch, drafter: Path, options: BenchOptions) -> N
             served = checkpoint if drafts else None
             with launched.server(served, scratch / f"{name}.log", caching=False) as server:
                 for users in levels:
-                    command = _bench_command(
-                        launch, server.url, options, data, len(texts), users, add_special_tokens
-                    )
                     file = folder / f"{name}-{users}.json"
-                    results[name, users] = _measured(command, file, scratch / "bench.log")
+                    results[name, users] = measure(server.url, users, file, scratch)
                     advance(1)
         write_json(folder / "provenance.json", provenance())
-        if several:
+        if several and isinstance(launch, VllmLaunch):  # llama.cpp takes no schedule
             write_json(folder / SCHEDULE, schedules(_fastest(results, drafts_by_name, levels)))
     rows = _rows(results, list(drafts_by_name), levels, options.temperature)
-    print_report([ReportTable("vllm bench serve", HEADINGS, rows, left=2)], [CAPTION])
+    title = results[BASELINE, levels[0]].get("engine", measure.title)
+    print_report([ReportTable(title, HEADINGS, rows, left=2)], [CAPTION])
+
+
+@dataclass(frozen=True)
+class _VllmBench:
+    """Measures a server by ``vllm bench serve``."""
+
+    launch: VllmLaunch
+    options: BenchOptions
+    texts: Sequence[str]
+    add_special_tokens: bool  # whether the server is to add them to the texts
+
+    title: ClassVar[str] = "vllm bench serve"
+
+    def __call__(self, url: str, users: int, file: Path, scratch: Path) -> dict[str, Any]:
+        """Return the results under this many users at a time, which ``file`` gets, too."""
+        data = scratch / "prompts.jsonl"
+        lines = [json.dumps({"prompt": text}) + "\n" for text in self.texts]
+        data.write_text("".join(lines), encoding="utf-8")
+        command = _bench_command(
+            self.launch, url, self.options, data, len(self.texts), users, self.add_special_tokens
+        )
+        return _measured(command, file, scratch / "bench.log")
+
+
+Measure = _VllmBench | LlamaBench
 
 
 def as_text(prompts: Sequence[list[int]], tokenizer: Any) -> tuple[list[str], bool]:

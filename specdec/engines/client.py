@@ -33,17 +33,20 @@ class RequestError(ValueError):
 
 
 class Endpoint:
-    """A server by its URL, with or without the final ``/v1``; its key, if it needs one, is in ``$VLLM_API_KEY``.
+    """A server by its URL, with or without the final ``/v1``; its key, if it needs one, is in the environment.
 
     An answer may take ``timeout`` seconds, however it comes. Nothing that it sends is believed: an answer has a largest
     size, and is checked before it is returned.
+
+    Args:
+        key: the variable that has the server's key.
 
     Raises:
         ValueError: this is no URL of http or https, or holds a user or password.
         RequestError: from every method, if the server cannot be reached, refuses, or answers with something else.
     """
 
-    def __init__(self, url: str, timeout: float = TIMEOUT) -> None:
+    def __init__(self, url: str, timeout: float = TIMEOUT, key: str = KEY) -> None:
         try:
             parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
             sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -52,11 +55,12 @@ class Endpoint:
         printable_ascii = re.fullmatch(r"[!-~]*", url)
         if not sound or not printable_ascii or "@" in parts.netloc or parts.query or parts.fragment:
             raise ValueError(
-                f"no URL of a server: give one as http://127.0.0.1:8000, and its key in ${KEY}"
+                f"no URL of a server: give one as http://127.0.0.1:8000, and its key in ${key}"
             )
         self.url = parts.geturl()
         self._parts = parts
         self._timeout = timeout
+        self._key = key
 
     def text(self, path: str) -> str:
         """Return the body that ``GET`` gives."""
@@ -98,10 +102,10 @@ class Endpoint:
         secure = self._parts.scheme == "https"
         connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY):
+        if key := os.environ.get(self._key):
             if re.search(r"[^!-~]", key):  # http.client would print it
                 raise ValueError(
-                    f"${KEY} holds a space, a line break or another character that no key has"
+                    f"${self._key} holds a space, a line break or another character that no key has"
                 )
             headers["Authorization"] = f"Bearer {key}"
         connection = connect(self._parts.netloc, timeout=self._timeout)

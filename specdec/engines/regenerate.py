@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from specdec.data.chat import read_conversations
-from specdec.data.template import template_digest
 from specdec.engines.answers import InProcess, RegenerateConfig
 from specdec.engines.client import Endpoint
 from specdec.engines.dialogue import Dialogue, TurnAnswer
@@ -25,7 +24,7 @@ from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
-FORMAT = "specdec.regenerate.v4"  # of the record and of the journal
+FORMAT = "specdec.regenerate.v5"  # of the record and of the journal
 # The settings that the answers depend on.
 ASKING = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "thinking")
 MOST_FAILED = 0.1  # of the rows, for the exit status 0
@@ -37,7 +36,7 @@ def regenerate(config: RegenerateConfig) -> int:
     The same command resumes a run that ended early. A server's key is read from $VLLM_API_KEY. The exit status is
     1 if no row was made, or more than a tenth of them failed.
 
-    Example: specdec regenerate --target Qwen/Qwen3-4B --data chats.jsonl --out own.jsonl --device cuda
+    Example: specdec regenerate --target Qwen/Qwen3-4B --data chats.jsonl --out own.jsonl
     """
     out = config.out
     if out.suffix != ".jsonl":
@@ -90,8 +89,10 @@ def _answering(config: RegenerateConfig) -> tuple[InProcess | Remote, dict[str, 
     """Return what answers, and the target's identity: what the answers depend on, not where it runs."""
     if config.url is None:
         target = config.target.load(config.device)
-        identity = {"engine": config.engine, **target.identity, "dtype": str(target.dtype)}
-        identity["template"] = template_digest(target.tokenizer)
+        ends = sorted(target.eos_token_ids)
+        identity = {"engine": config.engine, **target.identity, "eos_token_ids": ends}
+        # a message of another tokenizer says whose
+        identity["tokenizer"] = f"{identity['source']}: {identity['tokenizer']}"
         return InProcess(target, config), identity
     endpoint = Endpoint(config.url)
     model = config.model or endpoint.model()

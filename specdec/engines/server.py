@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,6 @@ from specdec.engines.client import Endpoint, RequestError
 from specdec.export import FORMATS, export_drafter
 from specdec.export.checkpoint import OURS, check_unchanged
 from specdec.export.formats import DrafterCheckpoint, vllm_arguments
-from specdec.export.switches import VLLM
 from specdec.target import TargetSource, load_config
 from specdec.utils import supervise
 from specdec.utils.numbers import Depth, Port, Positive, check_numbers
@@ -39,7 +38,10 @@ REFUSED = dict.fromkeys(_SPECDECS.split(), "specdec gives it to vLLM itself") | 
     "--hf-token": "set HF_TOKEN in the environment",
 }
 # An engine's processes pass an error on, and the first to do so only hints at the real one.
-_ERROR = re.compile(r"(?:\w+Error|Value error)[:,] (?!.*See root cause above).+")
+# llama.cpp's lines say E after the time, or name an assertion; and argparse's say error.
+_ERROR = re.compile(
+    r"(?:\w+Error|Value error)[:,] (?!.*See root cause above).+|GGML_ASSERT.+|(?<=\d E )(?!.*is normal).+|error: .+"
+)
 
 TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
 GRACE = 20.0  # seconds to end by itself
@@ -60,6 +62,8 @@ class VllmLaunch:
     timeout: Positive = TIMEOUT  # seconds until it must be healthy
     draft_tokens: Depth | None = None  # a pass; see DrafterCheckpoint.drafts
     extra: Sequence[str] = ()  # further flags of vllm serve
+
+    format = "vllm"
 
     def __post_init__(self) -> None:
         check_flags(self.extra)
@@ -83,11 +87,15 @@ class VllmLaunch:
         return running_server([*self.vllm, *arguments], self.host, port, log, self.timeout)
 
 
-def check_flags(words: Sequence[str]) -> None:
-    """Raise ValueError for a flag of ``vllm serve`` that is not passed on; the message says why."""
+def check_flags(words: Sequence[str], refused: Mapping[str, str] = REFUSED) -> None:
+    """Raise ValueError for a flag of the engine's server that is not passed on; the message says why.
+
+    Args:
+        refused: reasons by flag; by default those of ``vllm serve``.
+    """
     for flag in map(flag_of, words):
-        if flag in REFUSED:
-            raise ValueError(f"{flag} after -- is not passed on: {REFUSED[flag]}")
+        if flag in refused:
+            raise ValueError(f"{flag} after -- is not passed on: {refused[flag]}")
 
 
 def flag_of(word: str) -> str:
@@ -95,23 +103,31 @@ def flag_of(word: str) -> str:
     return re.split("[=.]", word)[0].replace("_", "-")  # --speculative-config.method is one, too
 
 
-def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> DrafterCheckpoint:
+def drafter_checkpoint(
+    directory: Path, target: TargetSource, scratch: Path, format: str = "vllm"
+) -> DrafterCheckpoint:
     """Return the export in ``directory``, or export the drafter in it to ``scratch``, a new directory.
 
+    Args:
+        format: that of :data:`FORMATS` whose engine is to serve it.
+
     Raises:
-        ValueError: there is neither, it is damaged, or vLLM cannot serve it with this target.
+        ValueError: there is neither, it is damaged, or the engine cannot serve it with this target.
     """
+    if directory.is_file():
+        raise ValueError(f"{directory}: a file: give its directory, {directory.parent}")
     if not (directory / OURS).is_file():
         drafter = load_drafter(directory, dtype=None)
-        return export_drafter(drafter, target.load(), scratch, served=target).checkpoint
+        exported = export_drafter(drafter, target.load(), scratch, format, served=target)
+        return exported.checkpoint
     check_unchanged(directory)  # before anything in it is believed
     record = read_json(directory / OURS)
     chosen = FORMATS.get(str(record.get("exported_as")))
-    if chosen is None or chosen.engine != VLLM:
+    if chosen is None or chosen.engine != FORMATS[format].engine:
         raise ValueError(
-            f"{directory}: exported for {record.get('engine')}: export it again with --format vllm"
+            f"{directory}: exported for {record.get('engine')}: export it again with --format {format}"
         )
-    # With a target of another shape, vLLM may load it and draft nonsense.
+    # With a target of another shape, an engine may load it and draft nonsense.
     config = load_config(target.directory(), target.revision, target.trust_remote_code)
     shape = {
         "target_hidden_size": "hidden_size",
@@ -141,6 +157,7 @@ class Server(NamedTuple):
     url: str
     log: Path
     process: "subprocess.Popen[bytes]"
+    engine: str = "vLLM"
 
     def wait(self) -> None:
         """Wait for as long as it serves; raise ServerError once it has ended by itself."""
@@ -152,14 +169,14 @@ class Server(NamedTuple):
         status = self.process.poll()
         if status is not None:
             raise ServerError(
-                f"vLLM ended by itself with status {status}: {failure_reason(self.log)}"
+                f"{self.engine} ended by itself with status {status}: {failure_reason(self.log)}"
             )
 
 
 @contextlib.contextmanager
 def running_server(
-    command: Sequence[str], host: str, port: int, log_file: Path, timeout: float = TIMEOUT
-) -> Iterator[Server]:
+    command: Sequence[str], host: str, port: int, log_file: Path, timeout: float = TIMEOUT, engine: str = "vLLM"
+) -> Iterator[Server]:  # fmt: skip
     """Run a server for the length of a block.
 
     It and all processes that it started end with this process, however that ends.
@@ -187,7 +204,7 @@ def running_server(
             env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
         )
     address = "127.0.0.1" if host == "0.0.0.0" else host
-    server = Server(f"http://{address}:{port}", log_file, process)
+    server = Server(f"http://{address}:{port}", log_file, process, engine)
     grace = HURRY
     try:
         _wait_until_healthy(server, timeout)
@@ -214,10 +231,11 @@ def _wait_until_healthy(server: Server, timeout: float) -> None:
         polls += 1
         if seconds > timeout:
             raise ServerError(
-                f"vLLM was not healthy after {timeout:g} s: {failure_reason(server.log)}"
+                f"{server.engine} was not healthy after {timeout:g} s: {failure_reason(server.log)}"
             )
         if polls % LOG_EVERY == 0:
-            log.info("starting vLLM, %.0f s: %s", seconds, "".join(_lines(server.log)[-1:])[:100])
+            line = "".join(_lines(server.log)[-1:])[:100]
+            log.info("starting %s, %.0f s: %s", server.engine, seconds, line)
         time.sleep(POLL)
 
 

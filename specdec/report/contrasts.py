@@ -3,15 +3,15 @@
 A figure is a ratio of sums over seeds and prompts, or made of such ratios. To first order it is the mean of one number
 for each seed and prompt (its influence function), and so is a contrast, a weighted sum of the figures of arms.
 
-Seeds and prompts are both drawn at random. A contrast varies with its seeds by the mean square of arms by seeds, seeds
-being blocks that all arms share: pooled over all A arms of the study it has (A - 1) (S - 1) degrees of freedom, of the
-contrast alone S - 1. Pooling takes arms to be equally variable; where they do not look so, it is not done. What prompts
-add is of the contrast alone. The sum of both has Satterthwaite's degrees of freedom.
+Seeds and prompts are both drawn at random, and each has its part of the variance and its own degrees of freedom: S - 1
+of seeds, P - 1 of prompts. A p-value is the mean of the two that Student's t gives, weighted by the parts.
+Satterthwaite's one number of degrees of freedom would be far above S - 1 where few seeds lie close together by chance.
+
+The part of the seeds may be pooled over the arms of the contrast, and over no others (:func:`seed_error`).
 
 Legend: A arms, S seeds, P prompts.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,17 +19,19 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import bartlett, chi2, nct
-from scipy.stats import t as student
+from scipy.special import fdtrc, nctdtr, stdtr
+from scipy.stats import chi2
 
 from specdec.report.statistics import ALPHA, ANY, POWER, Array, Range, bounded
 
 METHOD = (
-    "95 % intervals over seeds and prompts, crossed: Student's t on Satterthwaite's degrees of freedom; of contrasts "
-    "the variance of seeds is that of all arms (seeds as blocks), unless arms differ in it (Bartlett's p < 0.1)"
+    "95 % intervals over seeds and prompts, crossed: Student's t, with S - 1 degrees of freedom for the part of the "
+    "seeds and P - 1 for that of the prompts; a contrast of more than two arms pools the part of the seeds over these "
+    "arms, unless it varies more than they do (F test, p < 0.25)"
 )
-UNEQUAL = 0.1  # p-value of Bartlett's test below which arms are not pooled
+UNLIKE = 0.25  # p-value of the F test below which arms are not pooled
 _LEAST = 1e-100  # no p-value is below this
+_ROUNDING = 1e-12  # relative: a smaller spread is taken for none
 
 
 class Linear(NamedTuple):
@@ -42,16 +44,18 @@ class Linear(NamedTuple):
         """The difference of two figures of the same seeds and prompts."""
         return Linear(self.value - other.value, self.added_SP - other.added_SP)
 
-    def over(self, other: Self) -> "Linear":
-        """The ratio of two figures of the same seeds and prompts."""
+    def over(self, other: Self) -> "Linear | None":
+        """The ratio of two figures of the same seeds and prompts; None where the lower one is zero."""
+        if not other.value:
+            return None
         value = self.value / other.value
         return Linear(value, (self.added_SP - value * other.added_SP) / other.value)
 
 
 def pooled(top_SP: Array, bottom_SP: Array) -> Linear | None:
-    """The ratio of two sums over all seeds and prompts; None where the lower one is zero."""
+    """The ratio of two sums over all seeds and prompts; None where the lower one is zero with any seed."""
     total = float(bottom_SP.sum())
-    if not total:
+    if not total or not bottom_SP.any(1).all():
         return None
     value = float(top_SP.sum()) / total
     return Linear(value, top_SP.size * (top_SP - value * bottom_SP) / total)
@@ -68,41 +72,54 @@ def weighted(figures: Sequence[Linear], weights: Sequence[float]) -> Linear:
 
 
 class SeedError(NamedTuple):
-    """The variance over seeds of a contrast whose squared weights sum to 1, from ``arms`` arms."""
+    """The mean square over seeds of a contrast, its degrees of freedom, and how many arms are pooled in it; 0: none."""
 
     mean_square: float
-    df: int
+    df: float
     arms: int
-    equal: bool  # whether arms look equally variable
 
 
-def seed_error(figures: Sequence[Linear]) -> SeedError | None:
-    """The mean square pooled over arms of the same seeds and prompts; None from one seed or fewer than three arms.
+def seed_error(figures: Sequence[Linear], weights: Sequence[float]) -> SeedError | None:
+    """The mean square of a contrast over its seeds, with S - 1 degrees of freedom, or pooled; None from one seed.
 
-    An arm under two names counts once. Whether arms are equally variable is judged by Bartlett's test of their own
-    figures over seeds (Proceedings of the Royal Society A 160, 1937).
+    Seeds are blocks, which all arms share. Of equal weights the mean square that is pooled over the arms of a contrast
+    is on average the contrast's own, however unequal the arms are: it is a sum of the arms' own variances, with
+    Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946), from S - 1 to (A - 1) (S - 1). That holds if
+    arms vary independently, and not where a seed's luck is that of all arms of one level. Then the contrast's own mean
+    square is above that of all other contrasts of its arms: they are pooled only if an F test of the two has p >= 0.25
+    (Bozivich, Bancroft and Hartley, Annals of Mathematical Statistics 27, 1956, on why such a test needs this level).
     """
-    added = {
-        (figure.value, figure.added_SP.tobytes()): figure.added_SP for figure in figures
-    }.values()
-    rows_AS = np.array([added_SP.mean(1) for added_SP in added])
+    rows_AS = np.array([figure.added_SP.mean(1) for figure in figures])
+    weight_A = np.array(weights)
     arms, seeds = rows_AS.shape
-    if seeds < 2 or arms < 3:  # two arms vary as their difference does
+    if seeds < 2:
         return None
-    df = (arms - 1) * (seeds - 1)
-    squares = ((rows_AS - rows_AS.mean(0)) ** 2).sum()  # of every row the mean is zero
-    variances = rows_AS.var(1)
-    equal = not variances.any() or (
-        bool(variances.all()) and float(bartlett(*rows_AS).pvalue) >= UNEQUAL
-    )
-    return SeedError(float(figures[0].added_SP.shape[1] * squares / df), df, arms, equal)
+    if not weight_A.all():
+        raise ValueError("an arm of weight 0 is not in the contrast: leave it out")
+    prompts = figures[0].added_SP.shape[1]
+    # of every row the mean is zero
+    alone = float(prompts * ((weight_A @ rows_AS) ** 2).sum() / (seeds - 1))
+    square_A = ((rows_AS - rows_AS.mean(0)) ** 2).sum(1)
+    total = float(prompts * (weight_A**2).sum() * square_A.sum() / (seeds - 1))
+    rest = total - alone  # of the arms' other contrasts, A - 2
+    if arms < 3 or rest <= 0:
+        return SeedError(alone, seeds - 1, 0)
+    others = (arms - 2) * (seeds - 1)
+    if fdtrc(seeds - 1, others, alone * (arms - 2) / rest) < UNLIKE:
+        return SeedError(alone, seeds - 1, 0)
+    # through the seeds' means an arm's square has a share of all others'; its own variance is without that (Ehrenberg,
+    # Biometrika 37, 1950)
+    shared = square_A.sum() / ((arms - 1) * (arms - 2))
+    variance_A = (arms / (arms - 2) * square_A - shared).clip(min=0)
+    df = (seeds - 1) * (arms - 1) / arms * float(variance_A.sum() ** 2 / (variance_A**2).sum())
+    return SeedError(total / (arms - 1), max(df, seeds - 1), arms)
 
 
 class Estimate(NamedTuple):
     """A figure with its 95 % interval if there is one, and the p-value of ``null`` if that was given.
 
-    ``error`` is the standard error, with this many degrees of freedom; ``pooled`` arms are in the variance of seeds,
-    0 if it is of this figure alone.
+    ``error`` is the standard error. Of its square ``seeds_part`` is the share that seeds make, with ``df`` degrees of
+    freedom, in which ``pooled`` arms are, 0 if it is of this figure alone; prompts make the rest.
     """
 
     value: float
@@ -110,10 +127,18 @@ class Estimate(NamedTuple):
     high: float | None
     p_value: float | None
     error: float | None
+    seeds_part: float | None
     df: float | None
     pooled: int
     seeds: int
     prompts: int
+
+    @property
+    def parts(self) -> list[tuple[float, float]]:
+        """The parts of the variance, as shares, and the degrees of freedom of each."""
+        of_seeds = self.seeds_part or 0.0
+        both = [(of_seeds, self.df or 0.0), (1 - of_seeds, self.prompts - 1.0)]
+        return [(share, df) for share, df in both if share > 0]
 
 
 class Spread(NamedTuple):
@@ -137,60 +162,78 @@ def spread(added_SP: Array) -> Spread:
     return Spread(of_seeds, of_prompts, of_rest)
 
 
-def _error(added_SP: Array, seeds: SeedError | None, squares: float) -> tuple[float, float]:
-    """The standard error of a figure and its degrees of freedom.
-
-    Satterthwaite, Biometrics Bulletin 2, 1946. What prompts vary beyond the rest is not taken for less than nothing.
-    """
-    S, P = added_SP.shape
-    mean_squares = spread(added_SP)
-    if S < 2:
-        return math.sqrt(mean_squares.of_prompts / P), P - 1
-    if seeds is None:
-        of_seeds, df = mean_squares.of_seeds, S - 1
-    else:
-        of_seeds, df = squares * seeds.mean_square, seeds.df
-    variance = of_seeds + max(0.0, mean_squares.of_prompts - mean_squares.of_rest)
-    error = math.sqrt(variance / (S * P))
-    if variance <= of_seeds:
-        return error, df
-    parts = (
-        of_seeds**2 / df
-        + mean_squares.of_prompts**2 / (P - 1)
-        + mean_squares.of_rest**2 / ((S - 1) * (P - 1))
-    )
-    return error, max(variance**2 / parts, min(df, P - 1))
-
-
 def estimate(
     figure: Linear,
     null: float | None = None,
     bounds: Range = ANY,
     seeds: SeedError | None = None,
-    squares: float = 1.0,
 ) -> Estimate:
     """The figure with its interval, and the p-value of ``null`` if one is named.
 
+    There is no interval where nothing varies: seeds and prompts that all say the same, as of a share that is 0 in the
+    few passes that there are, do not make it certain. What prompts vary beyond the rest is not taken for less than
+    nothing.
+
     Args:
-        seeds: of the arms of which the figure is a contrast, if they are equally variable.
-        squares: the sum of the squares of the contrast's weights.
+        seeds: of the contrast that the figure is, if not its own.
     """
     S, P = figure.added_SP.shape
+    without_error = Estimate(figure.value, None, None, None, None, None, None, 0, S, P)
     if S < 2 and P < 2:
-        return Estimate(figure.value, None, None, None, None, None, 0, S, P)
-    seeds = seeds if seeds and seeds.equal else None
-    error, df = _error(figure.added_SP, seeds, squares)
-    _, low, high = bounded(figure.value, float(student.isf(ALPHA / 2, df)) * error, bounds)
-    p_value = None if null is None else _p_value(abs(figure.value - null), error, df, P)
-    return Estimate(figure.value, low, high, p_value, error, df, seeds.arms if seeds else 0, S, P)
+        return without_error
+    squares = spread(figure.added_SP)
+    if S < 2:
+        seeds = SeedError(0.0, 0, 0)
+    elif seeds is None:
+        seeds = SeedError(squares.of_seeds, S - 1, 0)
+    variance = seeds.mean_square + max(0.0, squares.of_prompts - squares.of_rest)
+    part = seeds.mean_square / variance if variance else float(S > 1)
+    error = math.sqrt(variance / (S * P))
+    if error <= _ROUNDING * max(1.0, abs(figure.value)):
+        error = 0.0
+    result = without_error._replace(error=error, seeds_part=part, df=seeds.df, pooled=seeds.arms)
+    if null is not None:
+        result = result._replace(p_value=_p_value(abs(figure.value - null), result))
+    if not result.error:
+        return result
+    _, low, high = bounded(figure.value, _critical(result.parts, ALPHA) * result.error, bounds)
+    return result._replace(low=low, high=high)
 
 
-def _p_value(distance: float, error: float, df: float, prompts: int) -> float:
-    if distance <= 1e-12 * max(1.0, distance):
+def contrasted(
+    figures: Sequence[Linear], weights: Sequence[float], bounds: Range = ANY
+) -> Estimate:
+    """A contrast of arms: the sum of their figures, each within ``bounds``, times weights that sum to zero."""
+    most = (bounds[1] - bounds[0]) * sum(map(abs, weights)) / 2
+    figure = weighted(figures, weights)
+    return estimate(figure, 0.0, (-most, most), seed_error(figures, weights))
+
+
+def _tail(size: float, parts: Sequence[tuple[float, float]]) -> float:
+    """The two-sided p-value of a difference of this many standard errors.
+
+    The mean over the parts of the variance. Cochran (Biometrics 20, 1964) averages critical values so; the mean of
+    p-values asks for more in the tail that Holm's correction reads. ``benchmarks/coverage.py`` has the error that is
+    left.
+    """
+    return sum(2 * share * float(stdtr(df, -size)) for share, df in parts)
+
+
+def _critical(parts: Sequence[tuple[float, float]], alpha: float) -> float:
+    """The difference, in standard errors, whose p-value is alpha."""
+    most = 2.0
+    while _tail(most, parts) > alpha:
+        most *= 2
+    return float(brentq(lambda size: _tail(size, parts) - alpha, 0.0, most))
+
+
+def _p_value(distance: float, figure: Estimate) -> float:
+    error = figure.error or 0.0
+    if distance <= _ROUNDING * max(1.0, distance):
         return 1.0
-    if error <= 1e-12 * distance:
-        return max(_LEAST, 2.0 ** (1 - prompts))  # no spread at all: as the sign test has it
-    return max(_LEAST, float(2 * student.sf(distance / error, df)))
+    if not error:  # no spread at all: as the sign test over seeds has it
+        return max(_LEAST, 2.0 ** (1 - (figure.seeds if figure.seeds > 1 else figure.prompts)))
+    return max(_LEAST, _tail(distance / error, figure.parts))
 
 
 # many comparisons
@@ -239,26 +282,26 @@ def add_verdicts(rows: Sequence[dict[str, Any]]) -> None:
 def detectable(contrast_estimate: Estimate, tests: int = 1) -> tuple[float, float, float] | None:
     """The difference that 80 of 100 such studies tell apart from none, and the range of it; None without an error.
 
-    The error of a study is itself estimated: the range is that of the error, 95 %, from the chi-square distribution.
+    By the noncentral t, of each part of the variance. The error of a study is itself estimated: the range is that of
+    the error, 95 %, from the chi-square distribution with Satterthwaite's degrees of freedom.
 
     Args:
         tests: how many tests share the error of 0.05, as in the first step of Holm's correction.
     """
-    error = contrast_estimate.error
-    df = contrast_estimate.df
-    if error is None or df is None:
+    if not contrast_estimate.error:
         return None
-    size = error * _noncentral(df, ALPHA / tests)
+    parts = contrast_estimate.parts
+    least = _critical(parts, ALPHA / tests)
+
+    def missed(size: float) -> float:
+        return sum(share * float(nctdtr(df, size, least)) for share, df in parts)
+
+    size = contrast_estimate.error * float(
+        brentq(lambda size: 1 - POWER - missed(size), 0.0, 2 * least + 3)
+    )
+    df = 1 / sum(share**2 / df for share, df in parts)
     low, high = (math.sqrt(df / float(chi2.isf(tail, df))) for tail in (ALPHA / 2, 1 - ALPHA / 2))
     return size, size * low, size * high
-
-
-@functools.lru_cache(maxsize=4096)
-def _noncentral(df: float, alpha: float) -> float:
-    """A true difference, in standard errors, that a two-sided t-test finds in 80 of 100 studies: 5.65 where df is 2."""
-    least = float(student.isf(alpha / 2, df))
-    # on its own side
-    return float(brentq(lambda size: nct.sf(least, df, size) - POWER, 0.0, 2 * least + 3))
 
 
 # contrasts

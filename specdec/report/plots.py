@@ -143,12 +143,13 @@ class Panel:
         self.rows.append(PlottedRow(self.title, series, place, self.across, *point, unit=self.unit))
 
     def curve(
-        self, series: str, points: Mapping[int, Point], look: Mapping[str, Any], shift: float = 0.0,
+        self, series: str, points: Mapping[Any, Point], look: Mapping[str, Any], shift: float = 0.0,
         hollow_beyond: float = math.inf,
     ) -> None:  # fmt: skip
         """Draw points over their places, with intervals, joined by a line.
 
         Args:
+            points: by place, a number.
             look: matplotlib's color, marker and line style.
             shift: how far right of their places they are drawn, so that intervals do not cover each other.
             hollow_beyond: markers of later places are hollow.

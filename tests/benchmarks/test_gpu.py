@@ -15,7 +15,7 @@ ABOUT = {
 
 def test_every_part_has_a_table_and_is_there() -> None:
     options = gpu.parser().parse_args(["--peers", "python", "--vllm", "python"])
-    runs = gpu.runs_of(options)
+    runs = [run for group in gpu.groups_of(options) for run in group]
     assert {run.part for run in runs} == set(PARTS)
     assert {run.title for run in runs} == set(gpu.TABLES)
     # flex attention, and both sizes' training, come before all else

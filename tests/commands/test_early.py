@@ -7,13 +7,14 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from specdec.cli import COMMANDS, check_command_line, main
 from specdec.commands.early import check_values, default_target_note, type_fault
 from specdec.commands.known import index, known_options, required_names
-from specdec.decoding import Chain, DynamicTree
+from specdec.decoding import AdaptiveChain, Chain, DynamicTree
 from specdec.utils.shape_text import PARAMETERS
 
 EVALUATE = "evaluate --drafter made --prompts rows.jsonl"
@@ -52,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("fit --model.attention eager", "must be auto, blocked, dense or flex, not 'eager'"),
         (f"{EVALUATE} --shape chain tree:4", "--shape: shape 'tree:4': '4' is not one of depth=NUMBER"),
         (f"{EVALUATE} --shape chain:4", "write chain:depth=4"),
-        ("fit --acceptance.shape star", "shape 'star': expected one of chain, tree, static"),
+        ("fit --acceptance.shape star", "shape 'star': expected one of chain, adaptive, tree, static"),
         ("fit --trainer.max_steps=abc", "--trainer.max_steps must be a whole number, not 'abc'"),
         ("fit --model.optimizer.lr abc", "--model.optimizer.lr must be a number, not 'abc'"),
         ("fit --model.ttt_steps 65", "--model.ttt_steps must be at most 64, not 65"),
@@ -177,8 +178,9 @@ def test_every_required_name_is_described() -> None:
 
 
 def test_the_shapes_of_the_grammar_are_those_of_decoding() -> None:
-    for kind, shape in (("chain", Chain), ("tree", DynamicTree)):
-        assert PARAMETERS[kind] == tuple(field.name for field in fields(shape))
+    for kind, shape in (("chain", Chain), ("adaptive", AdaptiveChain), ("tree", DynamicTree)):
+        hints = get_type_hints(shape)
+        assert PARAMETERS[kind] == {field.name: hints[field.name] for field in fields(shape)}
 
 
 def test_the_bundled_target_is_named_where_it_is_the_default(folder: Path) -> None:

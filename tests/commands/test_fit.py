@@ -22,6 +22,7 @@ from specdec.drafter import load_drafter
 from specdec.features import OnTheFly
 from specdec.target.target import TargetOutput
 from specdec.training.run_directory import CLAIM
+from tests.short_run import short_run
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -498,6 +499,7 @@ def test_an_interrupted_run_can_be_resumed(
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
+        preexec_fn=lambda: signal.signal(signum, signal.SIG_DFL),  # nohup has it ignored
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -588,3 +590,12 @@ def test_a_full_disk_of_tensorboards_ends_the_run(base: list[str], tmp_path: Pat
         assert json.loads((out / "DONE.json").read_text())["steps"] == steps > 5
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+@pytest.mark.parametrize("command", ["fit", "doctor"])
+def test_an_unknown_accelerator_is_refused(
+    command: str, target_directory: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [command, *short_run(target_directory, text_file), "--trainer.accelerator", "gpux"]
+    assert main(argv) == 2
+    assert "trainer.accelerator is 'gpux': choose from auto, cpu, " in capsys.readouterr().err

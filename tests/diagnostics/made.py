@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.diagnostics.anchors import AnchoredText, AnsweredText, answered_texts
-from specdec.diagnostics.drift_measure import SERIES, drafted
+from specdec.diagnostics.drift_measure import drafted, no_sums
 from specdec.drafter import Drafter
 from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter
@@ -32,13 +32,10 @@ def measure(target: Target, drafter: Drafter, text: AnsweredText, depth: int) ->
     anchors = places(text, depth)
     anchored = AnchoredText(target, drafter, text.ids, depth, len(anchors))
     parts = [
-        drafted(anchored, some, text.prompt, anchors.stop)[1] for some in anchored.groups(anchors)
+        drafted(anchored, some, text.prompt, anchors.stop).sums_FK2
+        for some in anchored.groups(anchors)
     ]
-    return (
-        torch.stack(parts).sum(0)
-        if parts
-        else torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
-    )
+    return torch.stack(parts).sum(0) if parts else no_sums(depth)[0]
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specdec.decoding import Chain, PlainDecoder, Proposer, Sampling, SpeculativeDecoder
+from specdec.decoding.sampling import ACCEPTANCE, DRAFT, TOKEN
 from specdec.diagnostics.conditions import (
     CONDITIONS,
     EMBEDDING,
@@ -281,3 +282,8 @@ def test_noise_reaches_a_block_drafter_too(stream: int) -> None:
         count_1 = torch.ones(1, dtype=torch.int64)
         said.append(proposer.extend(torch.zeros_like(count_1), ids_11, aux, count_1).logits_BKD)
     assert (said[0] - said[1]).abs().amax(-1).min() > 1e-3
+
+
+def test_noise_is_no_noise_of_decoding() -> None:
+    """Whose drafts have a stream for each level, however deep."""
+    assert max(TOKEN, ACCEPTANCE) < min(HIDDEN, EMBEDDING) <= max(HIDDEN, EMBEDDING) < DRAFT

@@ -10,6 +10,7 @@ from specdec.cli import main
 from specdec.diagnostics import waterfall
 from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.drift import depth_of_training
+from specdec.diagnostics.drift_measure import VERSION
 from specdec.diagnostics.drift_plots import CAPTIONS
 from specdec.diagnostics.waterfall import DOWN
 from specdec.evaluation.config import load_pair
@@ -59,7 +60,7 @@ def test_the_drift_command(
     figures = {file for name in CAPTIONS for file in figure_files(name)}
     assert {path.name for path in out.iterdir()} == {"drift.json", "report.md", *figures, SUMS}
     found = json.loads((out / "drift.json").read_text())
-    assert (found["trained_depth"], found["depths"], found["version"]) == (2, 3, 2)
+    assert (found["trained_depth"], found["depths"], found["version"]) == (2, 3, VERSION)
     assert found["prompts"] == ["line-1", "line-2", "line-3"] and found["skipped"] == []
     assert found["drafter"]["label"] == "drafter" and found["drafter"]["made_for_this_target"]
     assert found["settings"]["depths"] == 3 and "specdec drift" in found["provenance"]["command"]
@@ -71,7 +72,8 @@ def test_the_drift_command(
     for number, text in enumerate(
         waterfall.measure_levels(model, one, answered_texts(model, asked, 13), 10, 3)[1]
     ):
-        for row, series in zip(text.sums_FK2, found["series"].values(), strict=True):
+        every_series = [*found["series"].values(), *found["rows"].values()]
+        for row, series in zip(text.sums_FK2, every_series, strict=True):
             own = [float(total / weight) if weight else None for total, weight in row]
             assert [values[number] for values in series["values"]] == own
     assert main([*line, "--out", str(out)]) == 2
@@ -94,9 +96,9 @@ def test_several_drafters_come_in_one_result(line: list[str], tmp_path: Path) ->
     found = json.loads((out / "drift.json").read_text())
     (other,) = found["beside"]
     assert [one["drafter"]["directory"] for one in (found, other)] == list(map(str, drafters))
-    for key in ("series", "inputs", "waterfall", "summary", "prompts"):
+    for key in ("series", "inputs", "waterfall", "summary", "prompts", "calibration"):
         assert found[key] == other[key]
-    assert (out / "report.md").read_text().count(f"## {drafters[1]}: ") == 4
+    assert (out / "report.md").read_text().count(f"## {drafters[1]}: ") == 6
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -4,7 +4,8 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -12,14 +13,15 @@ from torch import Tensor
 
 from specdec.diagnostics import drift_measure
 from specdec.diagnostics.anchors import AnchoredText, answered_texts
-from specdec.diagnostics.drift_attention import attention_weights, observing
+from specdec.diagnostics.drift_attention import Observed, attention_weights, observing
+from specdec.diagnostics.drift_figures import drift_summary
 from specdec.diagnostics.drift_measure import (
     FED_BACK,
     INPUTS,
+    ROWS,
     SERIES,
     drafted,
     drift_document,
-    drift_summary,
     read_inputs,
 )
 from specdec.drafter import Drafter
@@ -38,14 +40,14 @@ PREFIX, NODES, CAPACITY = 20, 3, 26
 
 def means(sums: Tensor) -> dict[str, list[float]]:
     """By name, at every depth; NaN where nothing counts."""
-    return dict(zip(SERIES, (sums[..., 0] / sums[..., 1]).tolist(), strict=True))
+    return dict(zip(SERIES | ROWS, (sums[..., 0] / sums[..., 1]).tolist(), strict=True))
 
 
 def from_one(anchor: int, of: Drafter, depths: int) -> Tensor:
     """The sums of one chain in the first text, side by side with another that does not count."""
     text = texts()[0]
     anchored = AnchoredText(target(), of, text.ids, depths, 2)
-    return drafted(anchored, [anchor, anchor + 1], text.prompt, anchor + 1)[1]
+    return drafted(anchored, [anchor, anchor + 1], text.prompt, anchor + 1).sums_FK2
 
 
 def test_a_drafter_that_copies_its_target_is_always_right() -> None:
@@ -101,6 +103,8 @@ def test_states_are_those_of_the_chain_and_kl_is_along_the_text(name: str) -> No
                 assert found["cosine"][k] == pytest.approx(
                     float(cosine(new, state, dim=0)), abs=1e-9
                 )
+                change = float((new - state).norm() / new.norm())
+                assert found["update"][k] == pytest.approx(change, rel=1e-9)
             ids = [
                 *ids,
                 text.ids[anchor + 1 + k] if given else int(one.vocab.to_target(log_q.argmax())),
@@ -156,6 +160,43 @@ def test_an_indifferent_drafter_spreads_its_attention_evenly(
             found["sink_mass"][k] + found["own_mass"][k]
         )
         assert found["entropy"][k] == pytest.approx(math.log(seen))
+        assert found["strongest_mass"][k] == pytest.approx(1 / seen)
+        assert found["row_0"][k] == pytest.approx(0 if hidden else 1 / seen)
+
+
+@pytest.mark.parametrize("row", [0, 3])
+def test_a_sink_is_found_at_its_row_and_counts_once(
+    row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All attention is put on one committed row, by weights planted behind the drafter's own."""
+    monkeypatch.setattr(drift_measure, "observing", sink_planted_at(row))
+    text = texts()[0]
+    anchor = places(text, 4)[10]
+    found = means(from_one(anchor, drafter("eagle3"), 4))
+    assert found["strongest_mass"] == found[f"row_{row}"] == pytest.approx([1.0] * 4)
+    assert found["sink_mass"] == pytest.approx([float(row == 0)] * 4)
+    assert found[f"row_{row + 1}"] == pytest.approx([0.0] * 4)
+    # a chain does not see the rows from its anchor's own on
+    early = from_one(places(text, 4)[0], drafter("eagle3"), 4)[len(SERIES) :, 0, 1]
+    assert early.tolist() == [float(n < places(text, 4)[0] - 1) for n in range(len(ROWS))]
+
+
+def sink_planted_at(row: int) -> Callable[[Drafter], AbstractContextManager[Observed]]:
+    """An observation of a drafter whose weights all lie on one row."""
+
+    class Planted(dict[int, Tensor]):
+        def __setitem__(self, layer: int, weights_BhTS: Tensor) -> None:
+            planted = torch.zeros_like(weights_BhTS)
+            planted[..., row] = 1
+            super().__setitem__(layer, planted)
+
+    @contextlib.contextmanager
+    def observing_planted(one: Drafter) -> Iterator[Observed]:
+        with observing(one) as seen:
+            seen.weights_BhTS = Planted()
+            yield seen
+
+    return observing_planted
 
 
 def test_shares_add_up_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +209,7 @@ def test_shares_add_up_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_block_feeds_nothing_back() -> None:
     """What is said of a state that is handed on has no value; everything else has, and makes a document."""
     sums_FK2 = measure(target(), tiny_drafter(SPECS["dflash"]), texts()[1], 7)
-    assert {name for name, row in zip(SERIES, sums_FK2, strict=True) if not row.any()} == FED_BACK
+    assert {name for name, row in zip(SERIES, sums_FK2, strict=False) if not row.any()} == FED_BACK
     inputs = torch.ones(len(INPUTS), 3, 2, dtype=torch.float64)
     found = drift_document(["a", "b"], [sums_FK2] * 2, [inputs] * 2, (2, 3), 7, 7)
     assert found["series"]["cosine"]["mean"] == [None] * 7

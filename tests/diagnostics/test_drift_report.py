@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from specdec.diagnostics import drift_plots
+from specdec.diagnostics.calibration import CONFIDENCES, binned, calibration
 from specdec.diagnostics.drift import drafter_names, drift_tables
-from specdec.diagnostics.drift_measure import (
-    INPUTS,
-    SERIES,
-    Document,
-    drift_document,
+from specdec.diagnostics.drift_figures import (
     drift_figures,
     drift_summary,
+    strongest_row,
     sums_of,
 )
+from specdec.diagnostics.drift_measure import INPUTS, ROWS, SERIES, Document, drift_document
 from specdec.diagnostics.waterfall import DOWN, OBSERVED, waterfall
 from specdec.report.plots import DOUBLE, PaperFigure
 from specdec.report.statistics import POSITIVE, interval
@@ -32,7 +31,7 @@ NAMES = ["a", "b", "c"]
 def sums(rms: list[float], reached: list[int]) -> Tensor:
     """All zero but for the state's RMS and conditional acceptance, of which every chain that is reached but one is."""
     at = {name: row for row, name in enumerate(SERIES)}
-    found = torch.zeros(len(SERIES), K, 2, dtype=torch.float64)
+    found = torch.zeros(len(SERIES | ROWS), K, 2, dtype=torch.float64)
     found[..., 1] = CHAINS
     found[at["state_rms"], :, 0] = torch.tensor(rms, dtype=torch.float64) * CHAINS
     found[at["conditional_acceptance"], :, 1] = torch.tensor(reached, dtype=torch.float64)
@@ -45,8 +44,14 @@ def sums(rms: list[float], reached: list[int]) -> Tensor:
 ALL = [sums([1, 2, 4], [4, 3, 2]), sums([2, 2, 2], [4, 1, 0]), sums([3, 5, 6], [4, 3, 2])]
 
 
+BINS_OF_A_PROMPT = binned(
+    torch.linspace(0, 1, 60, dtype=torch.float64).view(-1, K, 1).expand(-1, -1, len(CONFIDENCES)),
+    torch.arange(60).view(-1, K) % 3 > 0,
+)
+
+
 def made(all_sums: list[Tensor] = ALL, trained: int | None = 2) -> Document:
-    return drift_document(
+    document = drift_document(
         NAMES,
         all_sums,
         [torch.full((len(INPUTS), 5, 2), 1.0 + n) for n in range(3)],
@@ -54,6 +59,7 @@ def made(all_sums: list[Tensor] = ALL, trained: int | None = 2) -> Document:
         trained,
         K,
     )
+    return document | {"calibration": calibration([BINS_OF_A_PROMPT] * len(NAMES))}
 
 
 def test_every_prompts_values_are_kept() -> None:
@@ -80,7 +86,7 @@ def test_every_prompts_values_are_kept() -> None:
     assert list(inputs["series"]) == list(INPUTS) and len(inputs["series"]["sink_rms"]["mean"]) == 5
     again = sums_of(json.loads(json.dumps(found, allow_nan=False)), "conditional_acceptance")
     assert again[..., 0].tolist() == [[3, 3, 3], [2, 0, 2], [1, 0, 1]]
-    empty = torch.zeros(len(SERIES), K, 2, dtype=torch.float64)
+    empty = torch.zeros(len(SERIES | ROWS), K, 2, dtype=torch.float64)
     without = made([ALL[0], empty, ALL[2]])
     assert without["prompts"] == ["a", "c"] and without["series"]["state_rms"][
         "mean"
@@ -102,6 +108,25 @@ def test_the_drift_summary() -> None:
     assert wide["state_rms_growth"]["low"] == 0 and wide["acceptance_beyond"]["high"] == 1
     assert [one.name for one in drift_figures(K, None)][-1] == "acceptance"
     assert "acceptance_change" not in drift_summary(made(trained=3))
+    # sums over prompts of 6, 9 and 12 at the steps
+    assert found["state_rms_late_growth"]["mean"] == pytest.approx(12 / 9)
+    assert found["state_rms_rise"]["mean"] == pytest.approx((12 - 9) / 3 / (K - 2))
+
+
+def test_changes_without_the_first_step_need_three_steps() -> None:
+    short = [figure.name for figure in drift_figures(2, None)]
+    assert "out_rms_growth" in short
+    assert "out_rms_late_growth" not in short and "out_rms_rise" not in short
+
+
+def test_the_strongest_row_is_that_of_the_highest_mean_at_step_1() -> None:
+    row_of_a, row_of_all = 7, 3
+    each = [prompt.clone() for prompt in ALL]
+    each[0][len(SERIES) + row_of_a, :, 0] = 0.4 * CHAINS
+    for sums_FK2 in each:
+        sums_FK2[len(SERIES) + row_of_all, 0, 0] = 0.2 * CHAINS
+    assert strongest_row(made(each)) == row_of_all
+    assert strongest_row(made()) is None
 
 
 @pytest.mark.parametrize("trained", [2, None])

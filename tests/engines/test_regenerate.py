@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -432,3 +433,15 @@ def test_a_real_vllm_says_what_the_target_says_here(
     assert ours["counts"]["tokens"] > 0
     done = [words(row) for row in rows(there)]
     assert done[0] == messages(LEARNT[0]) and done[1] == [SYSTEM, *messages(LEARNT[1])]
+
+
+def test_a_journal_is_of_one_tokenizer(
+    chat_target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, out = Path(shutil.copytree(chat_target, tmp_path / "copy")), tmp_path / "out.jsonl"
+    assert run(copy, chats, out) == 0
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "a"}))
+    assert run(copy, chats, out) == 2
+    error = capsys.readouterr().err
+    assert "out.jsonl.journal" in error and f"target.tokenizer {copy}: " in error

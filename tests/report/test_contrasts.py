@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from benchmarks.coverage import MODELS, difference, figures, study, truth
@@ -12,6 +14,7 @@ from specdec.report.contrasts import (
     Linear,
     add_verdicts,
     contrast,
+    contrasted,
     detectable,
     effects,
     estimate,
@@ -26,6 +29,7 @@ from specdec.report.statistics import SHARE
 STUDIES = 200
 AXES = {"a": ["0", "1"], "b": ["0", "1"], "c": ["0", "1"]}
 BASE = {"a": "0", "b": "0", "c": "0"}
+HALVES = [-0.5, -0.5, 0.5, 0.5]
 
 
 def figure(added_SP: np.ndarray, value: float = 0.0) -> Linear:
@@ -78,57 +82,138 @@ def grown(values_ASP: np.ndarray) -> list[Linear]:
 
 def test_a_pooled_error_is_that_of_an_analysis_of_variance_with_seeds_as_blocks() -> None:
     """Against least squares on dummy variables of arms and seeds, prompts apart."""
-    A, S, P = 4, 3, 5
-    draw = np.random.default_rng(3)
+    A, S, P = 4, 5, 5
+    draw = np.random.default_rng(4)
     values_AS = draw.normal(size=(A, S)) + 2 * draw.normal(size=(1, S))
     arms = grown(np.repeat(values_AS[..., None], P, axis=2))
-    error = seed_error(arms)
-    assert error is not None and error.equal and (error.df, error.arms) == (6, 4)
+    error = seed_error(arms, HALVES)
+    assert error is not None and error.arms == 4
     at_A, at_S = np.indices((A, S)).reshape(2, -1)
     design = np.column_stack([np.eye(A)[at_A], np.eye(S)[at_S][:, 1:]])
     fitted, squares, *_ = np.linalg.lstsq(design, values_AS.reshape(-1), rcond=None)
-    found = estimate(arms[1].minus(arms[0]), 0.0, seeds=error, squares=2.0)
-    known = np.sqrt(squares[0] / 6 * 2 / S)
-    assert (found.error, found.df, found.pooled) == (pytest.approx(known), 6, 4)
-    assert found.p_value == pytest.approx(2 * stats.t.sf(abs(fitted[1] - fitted[0]) / known, 6))
+    found = contrasted(arms, HALVES)
+    assert found.value == pytest.approx((fitted[2:4].sum() - fitted[:2].sum()) / 2)
+    rest_AS = values_AS - values_AS.mean(0) - values_AS.mean(1, keepdims=True) + values_AS.mean()
+    # unequal variances of a two-way table: Ehrenberg, Biometrika 37, 1950
+    square_A = (rest_AS**2).sum(1) / (S - 1)
+    own_A = A / (A - 2) * (square_A - square_A.sum() / (A * (A - 1)))
+    own_A = np.maximum(own_A, 0)
+    df = (S - 1) * (A - 1) / A * own_A.sum() ** 2 / (own_A**2).sum()
+    known = np.sqrt(squares[0] / ((A - 1) * (S - 1)) / S)
+    assert (found.error, found.df, found.pooled) == (pytest.approx(known), pytest.approx(df), 4)
+    assert found.p_value == pytest.approx(2 * stats.t.sf(abs(found.value) / known, df))
 
 
-def test_two_arms_and_an_arm_under_two_names_pool_nothing_more() -> None:
-    arms = grown(np.random.default_rng(0).normal(size=(3, 3, 4)))
-    one, two = seed_error([*arms, arms[0]]), seed_error(arms)
-    assert (
-        one == two
-        and seed_error(arms[:2]) is None
-        and seed_error([arms[0], arms[1], arms[0]]) is None
-    )
+@given(st.integers(2, 8), st.integers(2, 6), st.integers(0, 2**32 - 1), st.floats(1, 100))
+def test_seeds_have_their_own_degrees_of_freedom_unless_arms_are_pooled(
+    arms: int, seeds: int, number: int, noisy: float
+) -> None:
+    """S - 1 of the contrast alone; pooled never fewer, and never more than arms and seeds have."""
+    draw = np.random.default_rng(number)
+    values = draw.normal(size=(arms, seeds, 4))
+    values[: arms // 2] *= noisy
+    weights = [-1.0, *np.full(arms - 1, 1 / (arms - 1))]
+    error = seed_error(grown(values), weights)
+    assert error is not None
+    if error.arms:
+        assert arms > 2 and seeds - 1 <= error.df <= (arms - 1) * (seeds - 1) + 1e-9
+    else:
+        alone = estimate(weighted(grown(values), weights))
+        assert error.df == seeds - 1 == alone.df
+        assert contrasted(grown(values), weights).error == pytest.approx(alone.error)
 
 
-def test_arms_that_vary_unequally_are_not_pooled() -> None:
-    values = np.random.default_rng(1).normal(size=(6, 3, 1)) + np.zeros((6, 3, 5))
-    values[:3] *= 30
-    arms = grown(values)
-    error = seed_error(arms)
-    assert error is not None and not error.equal
-    found = estimate(arms[1].minus(arms[0]), 0.0, seeds=error, squares=2.0)
-    assert found == estimate(arms[1].minus(arms[0]), 0.0) and found.pooled == 0 and found.df == 2
+def test_an_arm_without_weight_is_in_no_contrast() -> None:
+    arms = grown(np.random.default_rng(0).normal(size=(4, 3, 5)))
+    with pytest.raises(ValueError, match="leave it out"):
+        seed_error(arms, [-1.0, 1.0, 0.0, 0.0])
 
 
-def test_prompts_add_to_the_error_by_satterthwaite() -> None:
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_one_noisy_arm_gives_no_more_false_verdicts_than_promised(seeds: int) -> None:
+    """4,000 null studies of four arms of which one varies ten times as much; the arms' squares alone gave 1.2 %."""
+    draw = np.random.default_rng(11)
+    noise_A = np.array([10.0, 1.0, 1.0, 1.0])[:, None, None]
+    level = 0.05 / 8  # Holm's first step of eight contrasts
+    false = 0
+    for _ in range(4000):
+        values_ASP = np.repeat(noise_A * draw.normal(size=(4, seeds, 1)), 2, axis=2)
+        found = contrasted(grown(values_ASP), HALVES)
+        assert found.p_value is not None
+        false += found.p_value < level
+    assert false / 4000 <= level + 3 * np.sqrt(level / 4000)
+
+
+def test_arms_that_share_a_seed_s_luck_are_not_pooled() -> None:
+    """Each half of the arms has the luck of its own: only the contrast's seeds show how the halves differ."""
+    draw = np.random.default_rng(1)
+    luck = np.repeat(draw.normal(size=(2, 5, 1)), 2, axis=0)
+    arms = grown(luck + 0.1 * draw.normal(size=(4, 5, 6)))
+    across, within = contrasted(arms, HALVES), contrasted(arms, [-0.5, 0.5, -0.5, 0.5])
+    assert (across.pooled, across.df) == (0, 4) and within.pooled == 4
+    assert across.error == pytest.approx(estimate(weighted(arms, HALVES)).error)
+
+
+def test_seeds_and_prompts_have_a_part_each_in_the_p_value() -> None:
     values = drawn(of_prompts=3.0)
-    found, three = estimate(figure(values)), spread(values)
+    found, three = estimate(figure(values, 1.0), null=0.0), spread(values)
     assert three.of_prompts > three.of_rest
     variance = three.of_seeds + three.of_prompts - three.of_rest
-    parts = three.of_seeds**2 / 2 + three.of_prompts**2 / 9 + three.of_rest**2 / 18
-    assert found.error == pytest.approx(np.sqrt(variance / 30)) and found.df == pytest.approx(
-        variance**2 / parts
-    )
+    share, size = three.of_seeds / variance, 1 / np.sqrt(variance / 30)
+    known = share * 2 * stats.t.sf(size, 2) + (1 - share) * 2 * stats.t.sf(size, 9)
+    assert found.error == pytest.approx(np.sqrt(variance / 30))
+    assert found.p_value == pytest.approx(known)
+    # the interval ends where the p-value is 0.05
+    assert found.low is not None
+    assert estimate(figure(values, 1.0), found.low).p_value == pytest.approx(0.05)
+
+
+def test_seeds_that_lie_close_together_by_chance_do_not_make_a_difference_sure() -> None:
+    """Satterthwaite's degrees of freedom would be nearly those of the prompts."""
+    values = drawn(of_seeds=0.0, of_prompts=3.0)
+    found = estimate(figure(values, 1.0), null=0.0)
+    assert found.error is not None and found.p_value is not None and found.seeds_part is not None
+    least = found.seeds_part * 2 * stats.t.sf(1 / found.error, 2)
+    assert found.df == 2 and found.p_value > least > 0
+    single = estimate(figure(values[:1], 1.0), null=0.0)
+    assert single.parts == [(1.0, 9.0)]  # one seed: over prompts alone
 
 
 def test_no_spread_at_all() -> None:
     shifted = estimate(Linear(0.5, np.zeros((3, 8))), null=0.0)
-    assert shifted.p_value == 2.0**-7
+    assert shifted.p_value == 2.0**-2  # as the seeds' signs have it
+    assert shifted.low is None and shifted.high is None and detectable(shifted) is None
+    assert estimate(Linear(0.5, np.zeros((1, 8))), null=0.0).p_value == 2.0**-7
     alone = estimate(Linear(0.5, np.zeros((1, 1))), null=0.0)
     assert alone.low is None and alone.p_value is None and detectable(alone) is None
+
+
+def test_a_seed_without_data_leaves_no_figure() -> None:
+    counts = np.array([[3.0, 2.0], [0.0, 4.0]])
+    assert pooled(counts, counts) is not None
+    counts[1] = 0.0
+    assert pooled(counts, counts) is None
+    nothing = Linear(0.0, np.zeros((2, 2)))
+    assert Linear(1.0, np.zeros((2, 2))).over(nothing) is None
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2**32 - 1), st.floats(0, 1))
+def test_shares_and_their_differences_stay_where_they_can_be(
+    seeds: int, prompts: int, number: int, chance: float
+) -> None:
+    """However few passes there are."""
+    draw = np.random.default_rng(number)
+    passes = draw.integers(0, 3, size=(2, seeds, prompts)).astype(float)
+    arms = [pooled(draw.binomial(own.astype(int), chance).astype(float), own) for own in passes]
+    shares = [arm for arm in arms if arm is not None]
+    found = [(estimate(arm, bounds=SHARE), 0.0) for arm in shares]
+    if len(shares) == 2:
+        found.append((contrasted(shares, [1.0, -1.0], SHARE), -1.0))
+    for each, least in found:
+        assert (each.low is None) == (each.high is None)
+        assert each.low is None or (
+            each.error and least <= each.low <= each.value <= each.high <= 1
+        )
 
 
 def test_figures_are_differentiated_right() -> None:
@@ -139,7 +224,9 @@ def test_figures_are_differentiated_right() -> None:
     def of(top: np.ndarray) -> Linear:
         one, two = pooled(top, bottom), pooled(other, bottom)
         assert one is not None and two is not None
-        return weighted([one.over(two), one.minus(two)], [1.0, 0.5])
+        ratio = one.over(two)
+        assert ratio is not None
+        return weighted([ratio, one.minus(two)], [1.0, 0.5])
 
     more = top.copy()
     more[1, 2] += step
@@ -175,7 +262,7 @@ def test_corrections_are_those_of_statsmodels() -> None:
 def test_what_is_detectable_is_found_in_four_of_five_studies() -> None:
     """By the noncentral t: 5.65 standard errors with 2 degrees of freedom, 2.80 with many."""
     for df, errors in ((2, 5.653), (6, 3.367), (10_000, 2.802)):
-        found = Estimate(0.0, -1.0, 1.0, 1.0, 0.5, df, 0, 3, 4)
+        found = Estimate(0.0, -1.0, 1.0, 1.0, 0.5, 1.0, df, 0, 3, 4)
         size = detectable(found)
         assert (
             size is not None

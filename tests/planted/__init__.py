@@ -1,0 +1,1 @@
+"""Faults that the proofs must find; tests/planted/proofs.py lists them all."""
