@@ -1,5 +1,7 @@
 """Several processes: the strategies that a run trains under, and weights in shards (FSDP2)."""
 
+import atexit
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,21 @@ from specdec.training.checkpoint import AtomicCheckpointIO, read_training_checkp
 from specdec.training.step import TrainStep
 
 STRATEGIES = {"auto": "ddp", "ddp": "ddp", "ddp_fork": "ddp", "fsdp2": "fsdp2"}
+
+
+def end_process_group() -> None:
+    """Leave the job's other processes; without a job, do nothing.
+
+    gloo's threads need Python's lock to let go of a finished reduction. Where Python ends before they have it, the
+    process aborts after its work is done, and its launcher says that it failed
+    (https://github.com/pytorch/pytorch/issues/190489). Lightning leaves the group for NCCL alone.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        time.sleep(0.1)  # seconds; lets go of Python's lock
+        torch.distributed.destroy_process_group()
+
+
+atexit.register(end_process_group)
 
 
 def strategy_kind(strategy: Any) -> str:

@@ -110,6 +110,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(out / f"{i}.pt", weights_only=True) for i in range(PROCESSES)]
 
 
+def test_processes_end_well_right_after_a_backward_pass(tmp_path: Path) -> None:
+    """Without ``end_process_group``, about half of these jobs abort."""
+    for _ in range(3):
+        launch("tests.training.ends_at_once", tmp_path)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_both_end_if_one_is_not_finite(found: list[dict[str, Any]], strategy: str) -> None:
     one, other = (rank[f"{strategy}: spoiled"] for rank in found)
