@@ -39,7 +39,7 @@ def watch(
     Args:
         url: the server, as http://127.0.0.1:8000; a key goes into $VLLM_API_KEY or $LLAMA_API_KEY
         reference: directory of an evaluation; without it the server's first passes are the reference
-        reference_shape: the evaluation's draft shape, as "chain of 3", if it has several
+        reference_shape: the evaluation's draft shape, as chain:depth=3, if it has several
         baseline: target passes that are the reference without --reference
         every: seconds between two reads of /metrics
         window: target passes of a window at least; let it hold some answers of each user

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specdec.decoding.parse import parse_shape
 from specdec.evaluation.compare import evaluations_in, read_evaluation
 from specdec.evaluation.metrics import (
     Answer,
@@ -77,10 +78,10 @@ def read_reference(directory: Path, shape: str | None) -> Reference:
 
     Args:
         directory: of ``specdec evaluate``, or one that holds one such.
-        shape: the draft shape's name; None if there is one alone.
+        shape: the draft shape, as ``chain:depth=3``; None if there is one alone.
 
     Raises:
-        ValueError: there is no evaluation, or several, or none of this shape.
+        ValueError: there is no evaluation, or several, or none of this shape; or this is no shape.
     """
     places = evaluations_in(directory)
     if len(places) > 1:
@@ -92,7 +93,7 @@ def read_reference(directory: Path, shape: str | None) -> Reference:
         raise ValueError(
             f"{place} has several draft shapes: choose one with --reference_shape: {', '.join(answers)}"
         )
-    chosen = shape or next(iter(answers))
+    chosen = parse_shape(shape).name if shape else next(iter(answers))
     if chosen not in answers:
         raise ValueError(f"{place} has no draft shape {chosen}: it has {', '.join(answers)}")
     return reference_of(f"{place}, {chosen}", _sums(answers[chosen]))

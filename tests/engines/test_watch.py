@@ -99,14 +99,15 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Its only page is /metrics."""
+    """Its only page is /metrics; /locked/metrics wants a key."""
 
     server: Server
 
     def do_GET(self) -> None:
         is_page = self.path == "/metrics"
         body = (self.server.page() if is_page else "Not Found").encode()
-        self.send_response(200 if is_page else 404)
+        locked = self.path.startswith("/locked/")
+        self.send_response(200 if is_page else 401 if locked else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -140,8 +141,9 @@ def test_a_reference_is_the_evaluations_own_figures(
 
 
 def test_the_evaluation_is_named_if_it_is_no_reference(evaluation: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no draft shape chain-9: it has chain of 3"):
-        read_reference(evaluation, "chain-9")
+    with pytest.raises(ValueError, match="no draft shape chain of 9: it has chain of 3"):
+        read_reference(evaluation, "chain:depth=9")
+    assert read_reference(evaluation, "chain:depth=3") == read_reference(evaluation, None)
     (tmp_path / "b").symlink_to(evaluation)
     with pytest.raises(ValueError, match="holds several evaluations, give one"):
         read_reference(tmp_path, None)
@@ -282,8 +284,9 @@ def test_after_a_restart_with_other_drafts_the_first_passes_are_learned_again() 
     ("words", "message"),
     [
         (lambda url: [url, "--baseline", "2000000"], "lower it, or raise --window"),
+        (lambda url: [url + "/locked"], "set $VLLM_API_KEY or $LLAMA_API_KEY to the server's key"),
         (lambda url: [url + "/elsewhere"], "has no page /metrics: vLLM counts drafts when"),
-        (lambda url: [url, "--reference_shape", "chain of 3"], "give --reference as well"),
+        (lambda url: [url, "--reference_shape", "chain:depth=3"], "give --reference as well"),
         (lambda url: [url, "--reference", "/nowhere"], "nowhere"),
         (lambda url: [url, "--prometheus", __file__], "it exists and is another file"),
         (lambda url: ["ftp://a"], "no URL of a server"),
