@@ -49,14 +49,18 @@ def test_a_finished_check_is_not_run_again(
 def test_a_check_that_dies_has_failed_and_is_run_again(
     environments: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(environments, "build", lambda folder, wanted: Path(sys.executable))
+    python = tmp_path / "python"
+    dying = f"*pytest*) echo run >> {tmp_path}/runs; kill -9 $$;;"
+    python.write_text(f'#!/bin/sh\ncase "$*" in {dying} esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(environments, "build", lambda folder, wanted: python)
     out = tmp_path / "table.md"
     command = [str(tmp_path), "--environments", "3.11:2.13.0:5.20.2", "--checks", "tests"]
-    command += ["--tests", "tests/nowhere.py", "--out", str(out)]
     for _ in range(2):
-        assert environments.main(command) == 1
+        assert environments.main([*command, "--out", str(out)]) == 1
     (row,) = json.loads(out.with_suffix(".json").read_text()).values()
-    assert row["tests"].startswith("failed: ")
+    assert row["tests"].startswith("failed: no output, status -9")
+    assert (tmp_path / "runs").read_text() == "run\nrun\n"
 
 
 def test_other_tests_than_before_are_refused(environments: ModuleType, tmp_path: Path) -> None:

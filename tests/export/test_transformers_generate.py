@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -62,47 +62,66 @@ class Passes(BaseStreamer):
     def end(self) -> None: ...
 
 
-def drafts_as_ours(
-    model: PreTrainedModel, drafter: Drafter, shape: str, prompts: list[list[int]], **theirs: Any
-) -> bool:
-    """Return whether transformers accepts in each pass what specdec accepts with the same drafter.
+class Generated(NamedTuple):
+    """Texts of some prompts, and of each the tokens by pass but for the last, which may give more than are asked for."""
+
+    texts: list[list[int]]
+    passes: list[list[int]]
+
+
+def with_specdec(
+    model: PreTrainedModel, drafter: Drafter, shape: str, prompts: list[list[int]]
+) -> Generated:
+    """Generate with a drafter of ours.
 
     All texts must be plain ``generate``'s, and of the drafts some accepted and some not.
     """
     drafted = DraftedGenerate(copy.deepcopy(model), drafter, shape)
-    sizes = []
-    is_same = True
+    texts = []
+    passes = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        heard = Passes()
-        text = model.generate(ids, **OPTIONS, **theirs, streamer=heard)
+        text = drafted.target.model.generate(ids, **OPTIONS, custom_generate=drafted)
         assert torch.equal(text, model.generate(ids, **OPTIONS))
-        ours = drafted.target.model.generate(ids, **OPTIONS, custom_generate=drafted)
-        assert torch.equal(text, ours)
         assert drafted.generation is not None
-        # before them the prompt and its own pass; the last may give more tokens than are asked for
-        own = [accepted + 1 for accepted in drafted.generation.accepted[:-1]]
-        is_same &= heard.sizes[2:-1] == own
-        sizes += own
-    assert {1, 2} <= {*sizes}
-    return is_same
+        texts.append(text.tolist())
+        passes.append([accepted + 1 for accepted in drafted.generation.accepted[:-1]])
+    assert {1, 2} <= {size for sizes in passes for size in sizes}
+    return Generated(texts, passes)
+
+
+def with_transformers(
+    model: PreTrainedModel, prompts: list[list[int]], **drafting: Any
+) -> Generated:
+    """Generate with transformers' own drafting, which hands out the prompt and its own pass first."""
+    texts = []
+    passes = []
+    for prompt in prompts:
+        streamer = Passes()
+        ids = torch.tensor([prompt])
+        texts.append(model.generate(ids, **OPTIONS, **drafting, streamer=streamer).tolist())
+        passes.append(streamer.sizes[2:-1])
+    return Generated(texts, passes)
 
 
 @pytest.mark.parametrize("family", LAYERS)
-@pytest.mark.parametrize("is_exported", [True, False])
-def test_mtp(is_exported: bool, family: str, tmp_path: Path) -> None:
+def test_mtp(family: str, tmp_path: Path) -> None:
     """With the module that the checkpoint came with, which the export replaced, passes are others."""
     source = tmp_path / "target"
     target, _ = made(family, source, torch.float32, 0.02, num_hidden_layers=LAYERS[family])
     drafter = almost_the_target(import_drafter(source, target))
     exported = export_drafter(drafter, target, tmp_path / "out", "mtp").directory
-    place = exported if is_exported else source
-    model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
-    assert drafts_as_ours(model, drafter, "chain:depth=1", PROMPTS, use_mtp=True) == is_exported
+    theirs = {}
+    for place in (source, exported):
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+        theirs[place] = with_transformers(model, PROMPTS, use_mtp=True)
+    ours = with_specdec(model, drafter, "chain:depth=1", PROMPTS)
+    assert theirs[exported] == ours
+    assert theirs[source].texts == ours.texts
+    assert theirs[source].passes != ours.passes
 
 
-@pytest.mark.parametrize("is_exported", [True, False])
-def test_dflash(is_exported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dflash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random drafter has now and then a draft accepted; another random one, at other places."""
     target = markov_target(context=0.4)
     drafters = []
@@ -120,9 +139,14 @@ def test_dflash(is_exported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     load = block[: block.index("output = ")]
     names = {"model": target.model}
     exec(compile(load, str(PAGE), "exec"), names)
-    theirs = {"assistant_model": names["assistant"], "speculation_type": "dflash"}
     model = copy.deepcopy(target.model)
     model.set_attn_implementation("sdpa")
-    drafter = drafters[0 if is_exported else 1]
     prompts = [[start, start + 1] for start in range(1, 55, 3)]
-    assert drafts_as_ours(model, drafter, "chain:depth=7", prompts, **theirs) == is_exported
+    drafting = {"assistant_model": names["assistant"], "speculation_type": "dflash"}
+    theirs = with_transformers(model, prompts, **drafting)
+    exported, other = (
+        with_specdec(model, drafter, "chain:depth=7", prompts) for drafter in drafters
+    )
+    assert theirs == exported
+    assert other.texts == exported.texts
+    assert other.passes != exported.passes
