@@ -63,7 +63,7 @@ class Passes(BaseStreamer):
 
 
 class Generated(NamedTuple):
-    """Texts of some prompts, and the tokens of their passes, but for the last, which may give more than are asked for."""
+    """Texts of some prompts, and the tokens of each pass but the last, which may give more than are asked for."""
 
     texts: list[list[int]]
     passes: list[list[int]]
