@@ -84,6 +84,10 @@ COMMANDS = {
         "specdec.engines.watch:watch",
         "watch a running server, and tell when its drafter accepts less",
     ),
+    "live": (
+        "specdec.engines.live:live",
+        "compare the acceptance of two running servers",
+    ),
     "regenerate": (
         "specdec.engines.regenerate:regenerate",
         "let the target write the answers of a data set",
@@ -98,7 +102,7 @@ GROUPS = {
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "table", "tune"),
     "diagnose": ("drift", "robustness", "parity"),
-    "serve": ("export", "import", "push", "serve", "watch"),
+    "serve": ("export", "import", "push", "serve", "watch", "live"),
     "study": ("sweep",),
 }
 SHARED = ("fit",)

@@ -88,9 +88,7 @@ def read_counters(endpoint: Endpoint) -> Counters:
         if error.status == 404:
             raise ValueError(f"{endpoint.url} has no page /metrics: {HOW}") from error
         if error.status in (401, 403):
-            raise ValueError(
-                f"{error}: set ${KEY} or ${LLAMA_KEY} to the server's key"
-            ) from error
+            raise ValueError(f"{error}: set ${KEY} or ${LLAMA_KEY} to the server's key") from error
         raise
     if counters is None:
         raise ValueError(f"{endpoint.url}/metrics has no counters of speculative decoding: {HOW}")

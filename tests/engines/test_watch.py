@@ -1,5 +1,6 @@
 """``specdec watch`` beside a server whose pages change: what it says, and when it gives a verdict."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -116,14 +117,23 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture
-def served() -> Iterator[Server]:
+@contextlib.contextmanager
+def running() -> Iterator[Server]:
+    """A server that serves within the block."""
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def served() -> Iterator[Server]:
+    with running() as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_a_reference_is_the_evaluations_own_figures(
