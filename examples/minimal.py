@@ -93,7 +93,7 @@ class Drafter(nn.Module):
 @torch.no_grad()
 def read(target, drafter: Drafter, ids: Tensor, cache: DynamicCache | None = None) -> tuple[list[Tensor], Tensor]:
     """What the target has at new tokens: the drafter's three hidden states, each (B, T, H), and logits (B, T, V)."""
-    out = target(input_ids=ids, past_key_values=cache, use_cache=cache is not None, output_hidden_states=True)
+    out = target(ids, None, None, cache, use_cache=cache is not None, output_hidden_states=True)  # 5.24 renamed it
     return [out.hidden_states[b] for b in drafter.aux_layers], out.logits
 
 
@@ -182,7 +182,7 @@ def plain(target, prompt: Tensor, new_tokens: int, end: set) -> list:
     """Greedy decoding by the target alone, a token a pass: what speculation must reproduce."""
     cache, made, ids = DynamicCache(), [], prompt
     while (answer := finished(made, new_tokens, end)) is None:
-        ids = target(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+        ids = target(ids, None, None, cache, use_cache=True).logits[:, -1:].argmax(-1)
         made.append(int(ids))
     return answer
 

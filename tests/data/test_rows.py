@@ -151,7 +151,7 @@ def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1 or not", "not a readable Parquet file"),
         ("a.json", b'{"data": []}', "must be a list of rows, not dict; or name JSON lines .jsonl"),
         ("a.txt", b"ok \xff", "not UTF-8 text"),
-        ("a.jsonl", b'\n\n{"text": "a",}', "line 3: not usable JSON: Expecting"),
+        ("a.jsonl", b'\n\n{"text": "a",}', "line 3: not usable JSON: "),
         ("a.jsonl", b'{"text": ' + b"[" * 200_000, "line 1: not usable JSON"),
         ("a.json", b'["a"]', "row 1: a row must be a JSON object, not str"),
         ("a.json", b'[{"a": "\\ud800"}]', "row 1: holds half of a surrogate pair"),

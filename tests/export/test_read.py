@@ -564,7 +564,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch 2.11
+@pytest.mark.filterwarnings("ignore:.*[Ss]parse.*invariant:UserWarning")  # torch 2.11 and 2.14
 def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
     directory = written(tmp_path / "x", flat(), {})
     (directory / "model.safetensors").write_bytes(b"12")
