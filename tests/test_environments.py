@@ -63,6 +63,29 @@ def test_a_check_that_dies_has_failed_and_is_run_again(
     assert (tmp_path / "runs").read_text() == "run\nrun\n"
 
 
+def test_of_failed_tests_the_files_alone_are_run_again(
+    environments: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environments, "build", lambda folder, wanted: Path(sys.executable))
+    ran: list[tuple[str, ...]] = []
+    said = iter(["failed: 1 failed, 9 passed; tests/a/test_b.py::test_c[d-1]", "3 passed"])
+
+    def run_tests(python: Path, log: Path, *selection: str) -> str:
+        ran.append(selection)
+        return next(said)
+
+    monkeypatch.setattr(environments, "tests", run_tests)
+    out = tmp_path / "table.md"
+    command = [str(tmp_path), "--environments", "3.11:2.13.0:5.20.2", "--checks", "tests"]
+    assert environments.main([*command, "--out", str(out)]) == 1
+    assert environments.main([*command, "--out", str(out)]) == 0
+    assert ran == [(), ("tests/a/test_b.py",)]
+    assert (
+        "| 3 passed (0 s) of the files with failures, after a mend; "
+        "at first failed: 1 failed, 9 passed; tests/a/test_b.py::test_c[d-1] (0 s) |"
+    ) in out.read_text()
+
+
 def test_other_tests_than_before_are_refused(environments: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "table.md"
     out.with_suffix(".json").write_text(json.dumps({"x": {"selection": "tests/nn"}}))
