@@ -27,8 +27,13 @@ def test_a_finished_check_is_not_run_again(
     environments: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(environments, "build", lambda folder, wanted: Path(sys.executable))
-    ran = []
-    monkeypatch.setattr(environments, "tests", lambda *words: ran.append(words) or "9 passed")
+    ran: list[Path] = []
+
+    def run_tests(python: Path, log: Path, *selection: str) -> str:
+        ran.append(log)
+        return "9 passed"
+
+    monkeypatch.setattr(environments, "tests", run_tests)
     monkeypatch.setattr(environments, "quick_start", lambda *words: "failed: no memory")
     out = tmp_path / "table.md"
     command = [str(tmp_path), "--environments", "3.11:2.13.0:5.20.2", "--tests", "tests/nn"]
