@@ -173,15 +173,15 @@ class WithoutReplacement(Rule):
         tokens_BN = tree.tokens_BN
         parents_BN = tree.parents_BN
         # the node that each walk stands at, the last one accepted
-        at_B = torch.zeros_like(tokens_BN[:, 0])
+        node_B = torch.zeros_like(tokens_BN[:, 0])
         r_BV, q_BV = self._start(tree, p_BNV, 0)
-        path = [torch.ones_like(at_B, dtype=torch.bool)]
+        path = [torch.ones_like(node_B, dtype=torch.bool)]
         # parents come first, so one pass meets the whole walk in order
         for node in range(1, tokens_BN.shape[1]):
             x_B1 = tokens_BN[:, node, None]
             r_x_B = r_BV.gather(1, x_B1)[:, 0]
             q_x_B = q_BV.gather(1, x_B1)[:, 0]
-            tried_B = (parents_BN[:, node] == at_B) & (q_x_B > 0)
+            tried_B = (parents_BN[:, node] == node_B) & (q_x_B > 0)
             taken_B = tried_B & self.takes(noise.uniform_BN[:, node], r_x_B, q_x_B)
             refused_B1 = (tried_B & ~taken_B)[:, None]
             # accepted: start afresh at the child; refused: go on with what is left; not a child of here: no change
@@ -190,7 +190,7 @@ class WithoutReplacement(Rule):
             left_BV = torch.where(refused_B1, self.left(q_BV, x_B1), q_BV)
             r_BV = torch.where(taken_B[:, None], p_BV, residual_BV)
             q_BV = torch.where(taken_B[:, None], child_q_BV, left_BV)
-            at_B = torch.where(taken_B, node, at_B)
+            node_B = torch.where(taken_B, node, node_B)
             path.append(taken_B)
         path_BN = torch.stack(path, 1)
         return Accepted(path_BN, draw(r_BV, at(noise.exponential_BLV, path_BN.sum(-1) - 1)))
@@ -201,8 +201,8 @@ class WithoutReplacement(Rule):
 
     def residual(self, r_BV: Tensor, q_BV: Tensor) -> Tensor:
         """Return the rest of the target's distribution once a child drawn from q was refused: (r - q)+."""
-        left_BV = (r_BV - q_BV).clamp_min(0)
-        return torch.where((left_BV > 0).any(-1, keepdim=True), normalized(left_BV), r_BV)
+        excess_BV = (r_BV - q_BV).clamp_min(0)
+        return torch.where((excess_BV > 0).any(-1, keepdim=True), normalized(excess_BV), r_BV)
 
     def left(self, q_BV: Tensor, x_B1: Tensor) -> Tensor:
         """Return what the next child was drawn from, given that those before it were refused, x the last of them."""
@@ -238,26 +238,27 @@ class Block(WithoutReplacement):
         keep_B1 = torch.ones_like(p_BNV[:, 0, :1])
         p_BV, q_BV = self._start(tree, p_BNV, 0)
         next_BV = self.residual(p_BV, q_BV) if last else p_BV
-        at_B = torch.zeros_like(tokens_BN[:, 0])
+        node_B = torch.zeros_like(tokens_BN[:, 0])
         for node in range(1, last + 1):
             x_B1 = tokens_BN[:, node, None]
             tiny = torch.finfo(p_BV.dtype).tiny
             q_x_B1 = q_BV.gather(1, x_B1).clamp_min(tiny)
             keep_B1 = (keep_B1 * p_BV.gather(1, x_B1) / q_x_B1).clamp_max(1)
-            # nothing from an unused node on is kept; at the last draft q is zero, so that all of p is left
+            # nothing from an unused node on is kept; a shorter chain's last draft has q = 0 behind it, for which what
+            # follows gives what the last node gets: all of p
             keep_B1 = keep_B1 * (tree.parents_BN[:, node, None] < node)
             p_BV, q_BV = self._start(tree, p_BNV, node)
-            left_BV = p_BV
+            residual_BV = p_BV
             chance_B1 = keep_B1
             if node < last:
-                left_BV = self.residual(keep_B1 * p_BV, q_BV)
+                residual_BV = self.residual(keep_B1 * p_BV, q_BV)
                 excess_B1 = (keep_B1 * p_BV - q_BV).clamp_min(0).sum(-1, keepdim=True)
                 chance_B1 = excess_B1 / (excess_B1 + 1 - keep_B1).clamp_min(tiny)
             taken_B = noise.uniform_BN[:, node] < chance_B1[:, 0]
-            next_BV = torch.where(taken_B[:, None], left_BV, next_BV)
-            at_B = torch.where(taken_B, node, at_B)
-        path_BN = torch.arange(last + 1, device=at_B.device) <= at_B[:, None]
-        return Accepted(path_BN, draw(next_BV, at(noise.exponential_BLV, at_B)))
+            next_BV = torch.where(taken_B[:, None], residual_BV, next_BV)
+            node_B = torch.where(taken_B, node, node_B)
+        path_BN = torch.arange(last + 1, device=node_B.device) <= node_B[:, None]
+        return Accepted(path_BN, draw(next_BV, at(noise.exponential_BLV, node_B)))
 
 
 RULES: dict[str, Rule] = {

@@ -186,7 +186,7 @@ class PlainDecoder:
             drafted = _timestamp(device)
             report = session.verify(tree)
             verified = _timestamp(device)
-            # read what was committed: the only wait for the device
+            # read what was committed: the round's last wait for the device
             rows = report.tolist()
             draft_ms = _ms(start, drafted)
             verify_ms = _ms(drafted, verified)

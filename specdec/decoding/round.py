@@ -1,4 +1,4 @@
-"""One round of B sequences: draft, verify, accept, commit. Only a draft shape may wait for the device.
+"""One round of B sequences: draft, verify, accept, commit. Only a shape or a recurrent target waits for the device.
 
 Legend: B sequences, N tree nodes with the root, P path nodes at most, L aux layers (N in drafter and target),
 H hidden, T tokens, V vocabulary.
@@ -33,10 +33,10 @@ class PlainRound(nn.Module):
 
     name = "plain decoding"
     nodes = 1
-    path = 1
+    longest_path = 1  # nodes, the root's included
     sizes: Sequence[int] = (1,)  # see DraftShape.sizes
     in_order = True  # whether paths are the first nodes of their trees
-    layers: tuple[int, ...] = ()  # the target's boundaries that a drafter reads
+    aux_layers: tuple[int, ...] = ()  # the target's boundaries that a drafter reads
     final_norm = False
 
     def __init__(self, target: Target, sampling: Sampling, longest: int, batch: int = 1) -> None:
@@ -52,11 +52,11 @@ class PlainRound(nn.Module):
         self.length_B = zero_B.clone()  # tokens in the target's cache
         self.root_B = zero_B.clone()  # the last committed token, which is in no cache yet
         # the tokens that the last pass committed, the root last; what follows is padding
-        self.fresh_BP = zero_B[:, None].repeat(1, self.path)
+        self.fresh_BP = zero_B[:, None].repeat(1, self.longest_path)
         self.count_B = zero_B.clone()  # how many they are; 0 if not live
         # the target's states before each of them
         self.aux_BPLH = zero_B.new_zeros(
-            batch, self.path, len(self.layers), target.hidden_size, dtype=target.dtype
+            batch, self.longest_path, len(self.aux_layers), target.hidden_size, dtype=target.dtype
         )
 
     def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
@@ -66,7 +66,7 @@ class PlainRound(nn.Module):
         cache = self.cache.row(b)
         cache.clear()
         view = View.chain(zero_1, len(prompt), self.capacity, cache)
-        out = self.target.forward(ids_1T, view, self.layers, self.final_norm)
+        out = self.target.forward(ids_1T, view, self.aux_layers, self.final_norm)
         self.prefill_drafter(b, ids_1T, out.aux_BTNH)
         logits_1V = self.target.logits(out.final_BTH[:, -1:])[:, 0]
         self.live_B[b] = True
@@ -105,21 +105,21 @@ class PlainRound(nn.Module):
         depth_BN = ancestors_BNN.sum(-1) - 1  # the root's is 0
         view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, self.cache)
         recurrent_states = self.cache.recurrent_states() if self.nodes > 1 else []
-        out = self.target.forward(tokens_BN, view, self.layers, self.final_norm)
+        out = self.target.forward(tokens_BN, view, self.aux_layers, self.final_norm)
         # greedy acceptance needs no probabilities: their argmax is that of the logits
         p_BNV = self.target.logits(out.final_BTH)
         noise = NO_NOISE
         if not isinstance(self.rule, Greedy):
             p_BNV = self.sampling.probs(p_BNV)
             noise = acceptance_noise(
-                self.seed_B, length_B, tokens_BN.shape[1], self.path, p_BNV.shape[-1]
+                self.seed_B, length_B, tokens_BN.shape[1], self.longest_path, p_BNV.shape[-1]
             )
         # accept: a path from the root, and the target's own token after it
         accepted = self.rule.accept(tree, p_BNV, noise)
-        nodes_BP = nodes_in_order(accepted.path_BN, self.path)
+        nodes_BP = nodes_in_order(accepted.path_BN, self.longest_path)
         taken_B = accepted.path_BN.sum(-1)
         # the tokens after each node of the path, which are the drafts on it and then the target's own
-        order_P = torch.arange(self.path, device=tokens_BN.device)
+        order_P = torch.arange(self.longest_path, device=tokens_BN.device)
         next_B1 = accepted.next_B[:, None]
         shifted_BP = torch.cat([tokens_BN.gather(1, nodes_BP)[:, 1:], next_B1], 1)
         fresh_BP = torch.where(order_P < taken_B[:, None] - 1, shifted_BP, next_B1)
@@ -127,7 +127,7 @@ class PlainRound(nn.Module):
         # commit: the path's keys move to where the next pass looks for them
         if not self.in_order:
             self.cache.commit(length_B, nodes_BP)
-        # a recurrent state goes back and on again
+        # a recurrent state (of one sequence alone) is put back, and then reads the accepted nodes
         if recurrent_states and (count := int(count_B)) < tokens_BN.shape[1]:
             self.cache.restore(recurrent_states)
             if count:
@@ -154,12 +154,13 @@ class SpeculativeRound(PlainRound):
         longest: int,
         batch: int = 1,
     ) -> None:
+        # before the base, which sizes its buffers by these
         self.nodes = shape.nodes_drafted + 1
-        self.path = min(shape.depth, shape.nodes_drafted) + 1
+        self.longest_path = min(shape.depth, shape.nodes_drafted) + 1
         self.sizes = shape.sizes
         self.name = shape.name
         self.in_order = shape.in_order
-        self.layers = drafter.config.aux_layers
+        self.aux_layers = drafter.config.aux_layers
         self.final_norm = drafter.config.fusion.final_norm
         super().__init__(target, sampling, longest, batch)
         self.proposer = Proposer(drafter, shape, longest, batch)
@@ -176,6 +177,7 @@ class SpeculativeRound(PlainRound):
 
     def extend(self) -> Frontier:
         """The drafter reads what was committed last, with the target's true features, and says what may follow."""
+        # the drafter has not read what was committed last
         return self.proposer.extend(
             self.length_B - self.count_B, self.fresh_BP, self.aux_BPLH, self.count_B
         )

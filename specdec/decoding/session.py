@@ -95,10 +95,10 @@ class DecodeSession:
             options["post_grad_fusion_options"] = {"decompose_mm_pass": {}}
 
         def graph(function: Callable[..., Any]) -> Any:
-            # of other sessions' graphs of the same function none is taken for this one's
+            # no other session's graph of the same function is taken for it
             return own_graphs(function, dynamic=False, options=options)
 
-        # makes the target's key buffers; a second token for the drafter
+        # makes the target's key buffers; of two tokens, so that the drafter reads one too
         round_.prefill(0, [0, 0], 0)
         round_.end(0)
         what = round_.name

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
+from specdec.nn.backend import wide
 from specdec.nn.parts import Part
 from specdec.utils.text import how_many
 
@@ -102,7 +103,5 @@ class ScalarMixFusion(nn.Module):
 
     def forward(self, aux_BTNH: Tensor) -> Tensor:
         """(B, T, N, H_target) to (B, T, H)."""
-        weights_N = self.scores_N.softmax(
-            0, dtype=torch.promote_types(self.scores_N.dtype, torch.float32)
-        )
+        weights_N = self.scores_N.softmax(0, dtype=wide(self.scores_N.dtype))
         return self.fc((aux_BTNH * weights_N.to(aux_BTNH.dtype)[:, None]).sum(2))

@@ -124,6 +124,7 @@ class Chained(DraftingMode):
         view = documents
         for k in range(task.steps):
             slots = task.kept_slots[k] if task.kept_slots else None
+            # step 0 gives keys of all slots, later steps of theirs alone
             if k < 2 or slots is not previous:
                 view = _view_of_slots(documents, slots, k)
             if k > 0 and slots is not None and slots is not previous:

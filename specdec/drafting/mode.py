@@ -230,10 +230,10 @@ def levels_of(start: Frontier) -> Expand:
     """Return an :data:`Expand` for levels that one call has made: all nodes of a level have the same to say."""
 
     def expand(ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
-        level_1 = depth_BQ.flatten()[-1:] + 1
+        next_1 = depth_BQ.flatten()[-1:] + 1  # the level behind the last node's
         nodes = ids_BK.shape[1]
-        h_B1H = start.h_BKH.index_select(1, level_1)
-        logits_B1D = start.logits_BKD.index_select(1, level_1)
+        h_B1H = start.h_BKH.index_select(1, next_1)
+        logits_B1D = start.logits_BKD.index_select(1, next_1)
         return Frontier(h_B1H.expand(-1, nodes, -1), logits_B1D.expand(-1, nodes, -1))
 
     return expand

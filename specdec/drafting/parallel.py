@@ -119,7 +119,7 @@ class Parallel(Chained):
         ids_BR = F.pad(ids_BM, (0, masks))
         ids_BR = torch.where(committed_BR, ids_BR, self.masks(ids_BR))
         h_BRH = F.pad(h_BMH, (0, 0, 0, masks))
-        learned_BRH = drafter.recurrence(h_BRH, h_BRH)
+        learned_BRH = drafter.recurrence(h_BRH, h_BRH)  # reads their shape alone
         h_BRH = torch.where(committed_BR[..., None], h_BRH, learned_BRH)
         levels_BK = last_B1 + order_R[: masks + 1]
         view = View.chain(length_B, rows, memory.capacity, memory.cache)

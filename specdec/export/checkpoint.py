@@ -19,7 +19,7 @@ FORMAT = "specdec-export"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 FETCHED = (CONFIG, OURS, "*.safetensors", "*.index.json", "mask_embedding.pt")
-LATENT = (
+LATENT_DOWN = (
     "layers.0.self_attn.kv_a_proj_with_mqa.weight"  # only with multi-head latent attention (MLA)
 )
 QUERIES = "layers.0.self_attn.q_proj.weight"
@@ -88,7 +88,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
                 raise ValueError(f"{file}: {name} is there twice, under another spelling too")
             if normal is not None:
                 tensors[normal] = value
-            if normal in (QUERIES, LATENT):
+            if normal in (QUERIES, LATENT_DOWN):
                 layer = name.removesuffix(normal.removeprefix("layers.0."))
     try:
         tensors = named.dequantized(tensors, named.fp8_block(raw))

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from specdec.drafter import MLA, Drafter, PostNorm
-from specdec.export import keys, tensors
+from specdec.export import keys
+from specdec.export import tensors as named
 from specdec.export.checkpoint import CONFIG, WEIGHTS
 from specdec.export.engine_targets import target_flags
 from specdec.export.subject import EMBEDDING, Subject
@@ -137,17 +138,17 @@ class Format:
 
     def tensors(self, drafter: Drafter, subject: Subject) -> Weights:
         """Return the checkpoint's tensors, contiguous, in the drafter's dtype; vocabulary maps are int64 and bool."""
-        names = tensors.name_table(subject.config)
+        names = named.name_table(subject.config)
         weights: Weights = {}
-        for published, value in tensors.to_published(drafter.state_dict(), subject.config).items():
+        for published, value in named.to_published(drafter.state_dict(), subject.config).items():
             if published == VOCABULARY or published in subject.shared:
                 continue
-            name = tensors.translate(published, names)
+            name = named.translate(published, names)
             if name is None:
                 raise NotServable(
                     f"{self.engine} cannot serve this drafter: it has no place for the weights {published}"
                 )
-            if name == tensors.MASK:
+            if name == named.MASK:
                 name = name.removesuffix(".weight")
                 value = value.reshape(1, 1, -1)
             if subject.method == "eagle3":
@@ -164,8 +165,8 @@ class Format:
                     )
         if not drafter.vocab.complete:
             ids_D = drafter.vocab.target_ids_D
-            weights[tensors.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
-            weights[tensors.TARGET_TO_DRAFT] = drafter.vocab.draft_ids_V >= 0
+            weights[named.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
+            weights[named.TARGET_TO_DRAFT] = drafter.vocab.draft_ids_V >= 0
         return {name: value.detach().cpu().contiguous() for name, value in weights.items()}
 
     def command(

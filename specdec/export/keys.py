@@ -225,7 +225,7 @@ COMMON = (
     _constant("mlp_bias", False),
 )  # fmt: skip
 
-LATENT = (  # of MLA alone, whose class engines find by the first of these
+LATENT_ROWS = (  # of MLA alone, whose class engines find by the first of these
     KeyRow("model_type", lambda c: "kimi_k2"),
     KeyRow("head_dim", lambda c: c.attention.qk_rope_head_dim),  # type: ignore[attr-defined]  # as DeepSeek calls it
     *(KeyRow(key, lambda c, key=key: getattr(c.attention, key) or None) for key in RANKS[1:]),  # type: ignore[misc]
@@ -299,9 +299,10 @@ def config_to_keys(
     if method == "eagle" and config.attention_bias == "qkv":
         rows += QKV_BIAS
     if type(config.attention) is MLA:
-        rows += LATENT
+        rows += LATENT_ROWS
     if type(config.recurrence) is MaskConstant:
         rows += PARALLEL
+    # a later row of a key replaces an earlier one
     written = {row.key: row.write(config) for row in rows}
     window = UNBOUNDED if unbounded else config.attention_window
     if window != "full":
@@ -330,7 +331,7 @@ def keys_to_fields(raw: Raw, method: str) -> Raw:
     hf_class = Qwen3Config if raw.get("model_type") == "qwen3" else LlamaConfig
     try:
         hf = hf_class(**hf_keys)
-        for row in TABLES[method] + LATENT + (PARALLEL if method == "eagle3" else ()):
+        for row in TABLES[method] + LATENT_ROWS + (PARALLEL if method == "eagle3" else ()):
             if row.read is not None:
                 fields |= row.read(raw, hf)
         # Without this key vLLM's class of EAGLE-1 fails on windows, and other engines ignore them.

@@ -24,7 +24,7 @@ from specdec.drafter.io import FORMAT as DRAFTER
 from specdec.export import boundaries, keys, mtp
 from specdec.export import tensors as named
 from specdec.export.checkpoint import (
-    LATENT,
+    LATENT_DOWN,
     OURS,
     QUERIES,
     Checkpoint,
@@ -247,12 +247,14 @@ class _Design:
         self.target = target
         self.raw = raw = {**flat(checkpoint.raw)}
         tensors = checkpoint.tensors
-        if (LATENT in tensors) != (raw.get("kv_lora_rank") is not None):
-            lacks = "kv_lora_rank in config.json" if LATENT in tensors else LATENT
+        if (LATENT_DOWN in tensors) != (raw.get("kv_lora_rank") is not None):
+            lacks = "kv_lora_rank in config.json" if LATENT_DOWN in tensors else LATENT_DOWN
             raise ValueError(
                 f"of a drafter with multi-head latent attention (MLA) it lacks {lacks}"
             )
-        reads = LATENT if LATENT in tensors else QUERIES  # what reads the first layer's input
+        reads = (
+            LATENT_DOWN if LATENT_DOWN in tensors else QUERIES
+        )  # what reads the first layer's input
         says_last_state = boundaries.reads_last_state(raw)
         # EAGLE-3 without fc reads the target's last state.
         self.last_state = says_last_state and FC not in tensors

@@ -2,7 +2,8 @@
 
 Here queries, keys and values are one matrix, gate and up another, and the embedding's half of what reads embedding and
 feature stands apart. Elsewhere each projection is one matrix and the embedding's half comes first in it. Both tables,
-of blocks and of names, are read in both directions.
+of blocks and of names, are read in both directions. So a tensor has three names: ours, of the drafter's state; the
+published, of one matrix for each projection under our modules; and the checkpoint's, of the file.
 """
 
 import re
@@ -152,8 +153,8 @@ def name_table(config: DrafterConfig) -> dict[str, str]:
     # The number of the first layer whose input norm is its own.
     first = 0 if isinstance(config.entry, KVInjection) else 1
     for i in range(config.num_layers):
-        for module, published_module in LAYER.items():
-            rows[f"layers.layers.{i}.{module}"] = f"layers.{i}.{published_module}"
+        for module, checkpoint_module in LAYER.items():
+            rows[f"layers.layers.{i}.{module}"] = f"layers.{i}.{checkpoint_module}"
         if i >= first:
             rows[f"layers.input_norms.{i - first}"] = f"layers.{i}.input_layernorm"
     return rows

@@ -59,9 +59,9 @@ def load_weights(
         weights[named.MASK] = mask.reshape(-1, target.hidden_size)
     state = skeleton_of(config).state_dict()
     del state[VOCABULARY]
-    published_name = named.name_table(config)
+    checkpoint_name = named.name_table(config)
     wanted = {
-        str(named.translate(name, published_name)): list(value.shape)
+        str(named.translate(name, checkpoint_name)): list(value.shape)
         for name, value in named.to_published(state, config).items()
     }
     if fault := tensor_fault({name: value.shape for name, value in weights.items()}, wanted):
@@ -69,10 +69,10 @@ def load_weights(
     check_finite(weights)
     if own_head:
         weights[HEAD] = weights[HEAD][order_D]
-    our_name = {name: module for module, name in published_name.items()}
+    published_name = {name: module for module, name in checkpoint_name.items()}
     dtype = functools.reduce(torch.promote_types, dtypes)
     published = {
-        str(named.translate(name, our_name)): value.to("cpu", dtype)
+        str(named.translate(name, published_name)): value.to("cpu", dtype)
         for name, value in weights.items()
     }
     drafter = Drafter(config, ids_D).to(dtype)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specdec.nn.backend import wide
 from specdec.nn.view import Spans, Visibility
 
 # Up to so many queries of a head, plain products beat torch's kernels: in bfloat16 on a CPU many times over; on a GPU,
@@ -43,9 +44,7 @@ def attend_few(
     # the heads of a group share their keys' pass
     grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)
     scores = (grouped @ k_BgSd.transpose(-1, -2)).view(B, g, h // g, T, -1) + bias_B1TS[:, :, None]
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(
-        v_BgSd.dtype
-    )
+    weights = scores.softmax(-1, dtype=wide(scores.dtype)).to(v_BgSd.dtype)
     return (weights.flatten(2, 3) @ v_BgSd).reshape(B, h, T, -1)
 
 

@@ -6,7 +6,7 @@ made, each loss overwrites them with its gradient, and that is reduced to the gr
 input and weight. The backward pass only multiplies these by a scalar.
 
 Legend: B rows of the batch, T tokens, S = B T slots, K unroll steps, N loss terms, C positions of a piece, R rows
-(slots of one step in a piece), H hidden, D draft vocabulary, U positions needed by any slot.
+(slots of one step in a piece, or of all its steps), H hidden, D draft vocabulary, U positions needed by any slot.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -205,7 +205,7 @@ class HeadTask(NamedTuple):
     terms: Sequence[tuple[float, DistributionLoss]]  # weight, loss
     factors: Sequence[float]  # what each step weighs
     in_vocab: bool
-    # told of each step's slots, logits and the target's probabilities
+    # told of each step's slots, logits and the target's probabilities at each of them (so that C is R)
     on_logits: Callable[[int, Index, Tensor, TargetProbs], None] | None
     weight_KS: Tensor | None = None  # what each slot weighs of that; None for one
 
@@ -332,6 +332,7 @@ def _group_losses(
     """Return what each row of a step counts, (R,), and its summed losses by term, (N,); gradients replace logits."""
     # A column that was not computed is one number expanded (stride 0), which is not copied.
     all_rows = slice(group.rows)
+    # from here on, C is R: the target's probabilities at each row
     here = TargetProbs(*(x[group.positions if x.stride(0) else all_rows] for x in probs))
     # EAGLE-3 trains only where the draft vocabulary has the target's most likely token.
     if task.in_vocab:

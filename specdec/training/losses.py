@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.nn.backend import pointwise
+from specdec.nn.backend import pointwise, wide
 from specdec.utils.numbers import NonNegative, Positive, check_numbers
 
 if TYPE_CHECKING:
@@ -158,9 +158,7 @@ class SmoothL1(FeatureLoss):
 
     def __call__(self, state_RH: Tensor, target_RH: Tensor) -> Tensor:
         """(R,), in float32 or wider."""
-        dtype = torch.promote_types(
-            torch.promote_types(state_RH.dtype, target_RH.dtype), torch.float32
-        )
+        dtype = wide(torch.promote_types(state_RH.dtype, target_RH.dtype))
         return F.smooth_l1_loss(
             state_RH.to(dtype), target_RH.to(dtype), reduction="none", beta=self.beta
         ).mean(-1)

@@ -58,7 +58,7 @@ class StepCounter:
             reached_K=self.reached_KS.sum(1).double(),
             hits_K=self.hits_KS.sum(1).double(),
             prefix_hits_K=self.hits_KS.cumprod(0).sum(1).double(),
-            overlap_K=self.overlap_K.double(),
+            overlap_K=self.overlap_K,
             loss_KN=loss_KN.double(),
         )
 

@@ -160,10 +160,10 @@ class DrafterModule(BuildsDrafter):
             self.nonfinite.record_nonfinite(output.loss.detach(), self.global_step)
             self.log("train/loss", output.loss, prog_bar=True)
             return output.loss
-        sums = torch.stack([output.rows, output.loss.detach() * output.rows])
-        self._sums = self._sums.to(output.rows) + sums
+        sums = torch.stack([output.weight, output.loss.detach() * output.weight])
+        self._sums = self._sums.to(output.weight) + sums
         # several batches make one optimizer step: each counts by its rows; on_before_optimizer_step divides by all rows
-        return output.loss * (output.rows / self._batch_tokens)
+        return output.loss * (output.weight / self._batch_tokens)
 
     def _run(self, batch: Batch, stage: str, measure: bool = True) -> StepOutput:
         """Run the target, add noise in training, then run the drafter's step; figures go to the stage's metrics."""

@@ -88,10 +88,10 @@ class TargetOutputs(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """Mean loss over ``rows`` rows and what it was made of."""
+    """Mean loss over all rows by their weights, and what it was made of."""
 
     loss: Tensor
-    rows: Tensor  # Σ_k factor_k rows_k: the weight of all rows together
+    weight: Tensor  # of all rows together: the sum over steps k of factor_k count_k
     counts: StepCounts | None  # None where they were not measured
 
 
@@ -176,7 +176,7 @@ class TrainStep(nn.Module):
     def forward(
         self,
         batch: Batch,
-        target: TargetOutputs,
+        outputs: TargetOutputs,
         measure: bool = True,
         random_BT: Tensor | None = None,
     ) -> StepOutput:
@@ -195,7 +195,7 @@ class TrainStep(nn.Module):
         # Training-time test (https://arxiv.org/abs/2503.01840): from step 1 on the drafter reads its own features.
         unroll = self.drafter.unroll(
             batch.ids_BT,
-            target.aux_BTNH,
+            outputs.aux_BTNH,
             batch.documents_BT,
             config.steps,
             config.kernel,
@@ -208,28 +208,29 @@ class TrainStep(nn.Module):
         counter = self._counter(batch, slots) if measure else None
         head = self.drafter.lm_head.weight
         states = [step.normed_BTH.flatten(0, 1) for step in steps]
-        task = self._head_task(target, slots, steps[0].normed_BTH.element_size(), counter)
+        task = self._head_task(outputs, slots, steps[0].normed_BTH.element_size(), counter)
         if isinstance(config.weights, PrefixWeights):
             weight_KS = slot_weights(config.weights, task, head, states, slots.trained_KBT)
             task = task._replace(weight_KS=weight_KS)
         loss, count_K, distribution_KN = head_loss(task, head, states)
         factor_K = count_K.new_tensor(task.factors)
-        rows = (count_K * factor_K).sum()
+        weight = (count_K * factor_K).sum()
 
-        # Losses of the state (EAGLE-1, https://arxiv.org/abs/2401.15077), by the same weights.
+        # Losses of the state (EAGLE-1, https://arxiv.org/abs/2401.15077), of all trained slots. SmoothL1 takes the
+        # target's whole vocabulary, with which these are the rows counted above.
         distribution_columns = iter(distribution_KN.unbind(1))
         columns = []
         for term in self.terms:
             if isinstance(term.loss, FeatureLoss):
-                loss_K = self._feature_loss(term.loss, steps, target, slots, task.weight_KS)
-                loss = loss + term.weight * (loss_K * factor_K).sum() / rows.clamp(min=1e-30)
+                loss_K = self._feature_loss(term.loss, steps, outputs, slots, task.weight_KS)
+                loss = loss + term.weight * (loss_K * factor_K).sum() / weight.clamp(min=1e-30)
                 columns.append(loss_K.detach())
             else:
                 columns.append(next(distribution_columns))
         if counter is None:
-            return StepOutput(loss, rows, None)
+            return StepOutput(loss, weight, None)
         loss_KN = torch.stack(columns, dim=1)
-        return StepOutput(loss, rows, counter.counts(count_K, loss_KN, slots.trained_KBT))
+        return StepOutput(loss, weight, counter.counts(count_K, loss_KN, slots.trained_KBT))
 
     def _trained_slots(self, batch: Batch, random_BT: Tensor | None) -> TrainedSlots:
         """Return which slots learn at which step; of the others only the step-0 keys matter, which later slots see."""
@@ -239,6 +240,7 @@ class TrainStep(nn.Module):
         by_step = [supervised(mask_BT, batch.documents_BT, k) for k in range(K)]
         trained_KBT = torch.stack(by_step)
         if random_BT is None:
+            # one object for all steps: the unroll tells by identity that the slots are those of the step before
             return TrainedSlots(trained_KBT, None, [KeptSlots.of(trained_KBT)] * K)
         shares = self.objective.shares(drafting)
         drawn_KBT = torch.stack([random_BT <= share for share in shares])
@@ -256,7 +258,7 @@ class TrainStep(nn.Module):
 
     def _head_task(
         self,
-        target: TargetOutputs,
+        outputs: TargetOutputs,
         slots: TrainedSlots,
         number_bytes: int,
         counter: StepCounter | None,
@@ -264,7 +266,7 @@ class TrainStep(nn.Module):
         """Return the work of the head: pieces of the batch, and the loss terms that compare distributions."""
         config = self.objective
         piece_positions = config.piece(number_bytes, self.drafter.config.draft_vocab_size)
-        final_SH = target.final_BTH.flatten(0, 1)
+        final_SH = outputs.final_BTH.flatten(0, 1)
         distribution_terms = [
             (term.weight, term.loss)
             for term in self.terms
@@ -272,7 +274,7 @@ class TrainStep(nn.Module):
         ]
         return HeadTask(
             pieces=list(pieces(slots.trained_KBT, piece_positions, slots.kept_slots)),
-            probs=lambda positions_C: target.probs(final_SH[positions_C]),
+            probs=lambda positions_C: outputs.probs(final_SH[positions_C]),
             terms=distribution_terms,
             factors=config.weights.factors(config.steps),
             in_vocab=config.in_vocab,
@@ -283,7 +285,7 @@ class TrainStep(nn.Module):
         self,
         loss: FeatureLoss,
         steps: Sequence[Step],
-        target: TargetOutputs,
+        outputs: TargetOutputs,
         slots: TrainedSlots,
         weight_KS: Tensor | None,
     ) -> Tensor:
@@ -297,7 +299,7 @@ class TrainStep(nn.Module):
             step_slots = slots.kept_slots[k]
             rows_R = slots_R if step_slots is None else step_slots.place_S[slots_R]
             h_RH = step.h_BTH.flatten(0, 1)[rows_R]
-            target_RH = shift(target.final_BTH, 1 + k).flatten(0, 1)[slots_R]
+            target_RH = shift(outputs.final_BTH, 1 + k).flatten(0, 1)[slots_R]
             loss_R = loss(h_RH, target_RH.to(h_RH.dtype))
             if weight_KS is not None:
                 loss_R = loss_R * weight_KS[k, slots_R]

@@ -164,6 +164,6 @@ def test_a_tree_may_be_allowed_more_levels_than_nodes() -> None:
         SpeculativeDecoder(TARGET, tiny_drafter(presets()["eagle3"]), growth),
         PlainDecoder(TARGET),
     )
-    assert SpeculativeRound(TARGET, decoder.drafter, growth, GREEDY, 40).path == 4
+    assert SpeculativeRound(TARGET, decoder.drafter, growth, GREEDY, 40).longest_path == 4
     for most in range(1, 7):
         assert decoder.generate([3, 4], most).ids == plain.generate([3, 4], most).ids

@@ -264,7 +264,7 @@ def test_several_terms_are_counted_one_by_one(recompute: bool) -> None:
     want = sum(term.weight * one.loss for term, one in zip(SEVERAL.terms, alone, strict=True))
     torch.testing.assert_close(got.loss, want, rtol=1e-13, atol=0)
     rows = sum(0.8**k * float(count) for k, count in enumerate(got.counts.rows_K))
-    assert math.isclose(float(got.rows), rows, rel_tol=1e-13)
+    assert math.isclose(float(got.weight), rows, rel_tol=1e-13)
 
 
 class Counted(TorchDispatchMode):

@@ -157,7 +157,7 @@ def test_a_training_step_is_its_definition_in_any_pieces(
         for mine, theirs in zip(torch.autograd.grad(got.loss, learned), wanted, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11 * float(theirs.abs().max()))
         assert got.counts.rows_K.tolist() == pytest.approx(count_K, rel=1e-12)
-        assert float(got.rows) == pytest.approx(total, rel=1e-12)
+        assert float(got.weight) == pytest.approx(total, rel=1e-12)
         metrics = UnrollMetrics(named, factors)
         metrics.update(got.counts)
         figures = metrics.compute()
@@ -202,7 +202,7 @@ def test_dpace_with_the_hard_loss_climbs_the_accepted_length() -> None:
         alive_S = alive_S * sure_BT.flatten()
         length = length + alive_S.sum()
     learned = [p for p in of.drafter.parameters() if p.requires_grad]
-    ours = torch.autograd.grad(got.loss * got.rows.detach(), learned)
+    ours = torch.autograd.grad(got.loss * got.weight.detach(), learned)
     for mine, theirs in zip(ours, torch.autograd.grad(-length, learned), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11 * float(theirs.abs().max()))
 
@@ -212,7 +212,7 @@ def test_no_supervised_row_is_zero_and_reaches_every_parameter(part: PrefixWeigh
     of = lesson("eagle3_1")
     blank = of.batch._replace(loss_mask_BT=torch.zeros_like(of.batch.loss_mask_BT))
     got = TrainStep(of.drafter, ObjectiveConfig(steps=K, weights=part))(blank, of.teacher)
-    assert float(got.loss.detach()) == 0 == float(got.rows)
+    assert float(got.loss.detach()) == 0 == float(got.weight)
     learned = [p for p in of.drafter.parameters() if p.requires_grad]
     assert not any(bool(gradient.any()) for gradient in torch.autograd.grad(got.loss, learned))
 
