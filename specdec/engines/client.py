@@ -60,7 +60,7 @@ class Endpoint:
         self.url = parts.geturl()
         self._parts = parts
         self._timeout = timeout
-        self._key = key
+        self.key = key
 
     def text(self, path: str) -> str:
         """Return the body that ``GET`` gives."""
@@ -102,10 +102,10 @@ class Endpoint:
         secure = self._parts.scheme == "https"
         connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self._key):
+        if key := os.environ.get(self.key):
             if re.search(r"[^!-~]", key):  # http.client would print it
                 raise ValueError(
-                    f"${self._key} holds a space, a line break or another character that no key has"
+                    f"${self.key} holds a space, a line break or another character that no key has"
                 )
             headers["Authorization"] = f"Bearer {key}"
         connection = connect(self._parts.netloc, timeout=self._timeout)

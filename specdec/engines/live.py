@@ -1,6 +1,6 @@
 """``specdec live``: which of two running servers' drafters accepts more, from the servers' own counters.
 
-Legend: W windows, each of one span of time on both servers; B batches of neighboring windows.
+Legend: W windows, each of one span of time on both servers; B batches of neighboring windows; K draft positions.
 """
 
 import contextlib
@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,44 +32,63 @@ from specdec.utils.numbers import Count, Positive
 from specdec.utils.signals import StopRequested, stop_on_signals
 
 Pair = tuple[Counters, Counters]  # of servers A and B
+QUIET = 60.0  # seconds without a window after which is said what is missing
 HOW = (
-    "Brackets: 95 % Student's t over windows of the same time on both servers. They assume that both servers get\n"
-    "the same kind of requests, as behind one load balancer."
+    "Brackets: 95 % Student's t over windows of the same time on both servers; the widest over batches of 1, 2, 4,\n"
+    "... windows. They hold if chance decides which server a request goes to, not its user, session or prefix."
 )
+NARROW = (
+    "The intervals may be too narrow: there are few windows, or neighboring ones are alike. Raise --window to three\n"
+    "times the passes that all users' answers take together, and --passes to 16 windows or more."
+)
+ENGINES = "The engines differ, and count passes differently: a difference may be the engines'."
 
 
 def live(
-    a: str, b: str, *, passes: Count = 20_000, window: Count = 250, every: Positive = 2.0,
+    a: str, b: str, *, passes: Count = 20_000, window: Count = 500, every: Positive = 2.0,
     seconds: Positive | None = None,
 ) -> None:  # fmt: skip
     """Compare the acceptance of two running servers over the same time; each is vLLM, SGLang or llama.cpp.
 
     Reads both servers' /metrics until each has made --passes more target passes. Then it shows acceptance length and
     acceptance by position of both, and difference and ratio of the lengths with 95 % intervals. Send both servers the
-    same kind of requests, for example through one load balancer. Ctrl-C ends it with what was counted so far; but an
-    interval is valid only if its end was not chosen by looking at the figures.
+    same kind of requests, for example through a load balancer that chooses at random. Ctrl-C ends it with what was
+    counted so far; but an interval is valid only if its end was not chosen by looking at the figures.
 
     Example: specdec live http://127.0.0.1:8000 http://127.0.0.1:8001
 
     Args:
-        a: a server, as http://127.0.0.1:8000; a key goes into $VLLM_API_KEY or $LLAMA_API_KEY
+        a: a server, as http://127.0.0.1:8000; $VLLM_API_KEY, or else $LLAMA_API_KEY, is sent to both as their key
         b: another server
         passes: target passes of each server, at least
-        window: target passes of a window, at least; let it hold some answers of each user
-        every: seconds between two reads of /metrics
+        window: target passes of a window, at least: three times those of all users' answers together
+        every: seconds between two reads of /metrics, and of a window, at least
         seconds: end after this time, with what was counted so far
+
+    Raises:
+        ValueError: an address is none, or both are one; a server is away at the start, or counts no drafts.
     """
     if passes < FEW * window:
         raise ValueError(
             f"--passes {passes} is less than {FEW} windows of --window {window}: raise it, or lower --window"
         )
     endpoints = metrics_endpoint(a), metrics_endpoint(b)
-    watched = PairedWindows(window, _pages(endpoints))  # a wrong address is an error at once
+    if endpoints[0].url == endpoints[1].url:
+        raise ValueError(
+            f"both addresses are {endpoints[0].url}: give two servers by their own addresses, not a load balancer's"
+        )
+    first = _pages(endpoints)
+    for letter, endpoint, page in zip("AB", endpoints, first, strict=True):
+        _say(f"{letter}  {endpoint.url} ({page.engine}): {page.passes:,.0f} passes so far")
+    watched = PairedWindows(window, first)
     end = time.monotonic() + (seconds or math.inf)
+    reason = "by a signal"
     with contextlib.suppress(StopRequested), stop_on_signals():
-        _look_until(end, endpoints, watched, passes, every)
-    sys.stdout.write(f"A  {endpoints[0].url}\nB  {endpoints[1].url}\n")
-    sys.stdout.write(f"{comparison(watched.windows)}\n{HOW}\n")
+        reason = _look_until(end, endpoints, watched, passes, every)
+    if reason:
+        done = min(watched.passes)
+        _say(f"ended after {done:,.0f} of {passes:,} passes, {reason}")
+    sys.stdout.write(f"{comparison(watched.windows)}\n")
 
 
 def _look_until(
@@ -77,25 +97,35 @@ def _look_until(
     watched: "PairedWindows",
     passes: int,
     every: float,
-) -> None:
-    """Look at both servers until each has made its passes, one is restarted, or the monotonic clock says ``end``."""
+) -> str:
+    """Look at both servers until each has made its passes; return why it ended before, or nothing."""
+    is_away = False
+    reminder = time.monotonic() + QUIET
     while True:
         due = time.monotonic() + every
         if due >= end:
-            return
+            return "since --seconds are over"
         time.sleep(max(0.0, due - time.monotonic()))
         try:
             pages = _pages(endpoints)
         except ValueError as error:  # away, or without counters because it starts
-            _say(f"{error} Trying again every {every:g} s")
+            if not is_away:
+                _say(f"{error} (asked again every {every:g} s)")
+            is_away = True
             continue
+        if is_away:
+            _say("both servers answer again")
+        is_away = False
         if watched.look(pages):
             _say(watched.progress(passes))
+            reminder = time.monotonic() + QUIET
         if watched.has_restarted:
-            _say("a server was restarted, and its drafter may be another: the comparison ends here")
-            return
-        if min(watched.passes) >= passes:
-            return
+            return "since a server was restarted, and may serve another drafter (or an address is a load balancer's)"
+        if min(watched.passes) >= passes and len(watched.windows) >= FEW:
+            return ""
+        if time.monotonic() >= reminder:
+            _say(watched.missing())
+            reminder = math.inf
 
 
 def _pages(endpoints: tuple[Endpoint, Endpoint]) -> Pair:
@@ -119,6 +149,7 @@ class PairedWindows:
         self.windows: list[Pair] = []
         self.has_restarted = False
         self._least = window
+        self._begin = pages  # of the pending window
         self._last = pages
 
     @property
@@ -129,14 +160,16 @@ class PairedWindows:
 
     def look(self, pages: Pair) -> bool:
         """Take two pages into account; return whether they end a window."""
-        a, b = (page.since(last) for page, last in zip(pages, self._last, strict=True))
-        if a is None or b is None:
-            self.has_restarted = True
+        self.has_restarted |= None in _growth(pages, self._last)
+        if self.has_restarted:
             return False
+        self._last = pages
+        a, b = _growth(pages, self._begin)
+        assert a and b
         if min(a.passes, b.passes) < self._least:
             return False
         self.windows.append((a, b))
-        self._last = pages
+        self._begin = pages
         return True
 
     def progress(self, passes: int) -> str:
@@ -147,56 +180,93 @@ class PairedWindows:
             f"{min(min(self.passes), passes):,.0f} of {passes:,} passes"
         )
 
+    def missing(self) -> str:
+        """Say what the pending window waits for."""
+        a, b = _growth(self._last, self._begin)
+        assert a and b
+        return (
+            f"no window yet: A has made {a.passes:,.0f} and B {b.passes:,.0f} of its {self._least:,} passes. "
+            "Do both get requests, and do they draft?"
+        )
+
+
+def _growth(pages: Pair, before: Pair) -> tuple[Counters | None, Counters | None]:
+    """Return what A and B have counted in between; None for a server that has started again."""
+    return pages[0].since(before[0]), pages[1].since(before[1])
+
 
 def comparison(windows: Sequence[Pair]) -> str:
     """Return acceptance lengths, shares by position, and the difference and ratio of the lengths.
 
-    Raises:
-        ValueError: there are too few windows for an interval.
+    A window weighs the same for both servers, by the harmonic mean of their passes in it. So if hard requests come
+    while one server gets more of them, both lengths are of the same requests.
     """
-    if len(windows) < FEW:
-        raise ValueError(
-            f"{len(windows)} windows of both servers were counted, an interval takes at least {FEW}: "
-            "count for longer, or lower --window"
-        )
-    a, b = (_sum([pair[server] for pair in windows]) for server in range(2))
+    if not windows:
+        return "no window of both servers: nothing is compared"
+    weight_W = np.array([2 / (1 / a.passes + 1 / b.passes) for a, b in windows])
+    lengths_W2 = np.array([(a.length, b.length) for a, b in windows])
+    a, b = weight_W @ lengths_W2 / weight_W.sum()
+    passes = tuple(sum(pair[server].passes for pair in windows) for server in range(2))
     lines = [
-        f"acceptance length  A {a.length:.3f}, B {b.length:.3f}; {a.passes:,.0f} and {b.passes:,.0f} passes",
+        f"acceptance length  A {a:.3f}, B {b:.3f}; {passes[0]:,.0f} and {passes[1]:,.0f} passes",
     ]
-    if a.by_position and b.by_position:
-        shares = (" ".join(f"{100 * share:.0f}" for share in total.shares()) for total in (a, b))
-        lines.append("by position, %     A {}, B {}".format(*shares))
-    tokens_W4 = np.array(
-        [(b.passes + b.accepted, b.passes, a.passes + a.accepted, a.passes) for a, b in windows]
-    )
-    difference = widest(tokens_W4, less)
-    quotient = widest(tokens_W4, over, POSITIVE)
-    lines.append(f"B - A              {with_interval(*difference, '{:+.3f}'.format)}")
-    lines.append(f"B / A              {with_interval(*quotient, '{:.3f}'.format)}")
+    lines += [
+        f"by position of {letter}   {_shares([pair[server] for pair in windows], weight_W)}"
+        for server, letter in enumerate("AB")
+    ]
+    if len(windows) < FEW:
+        lines.append(
+            f"no interval: it takes {FEW} windows, and there are {len(windows)}. Count for longer, or lower --every "
+            "or --window"
+        )
+        return "\n".join(lines)
+    columns = weight_W * lengths_W2[:, 1], weight_W, weight_W * lengths_W2[:, 0], weight_W
+    sums_W4 = np.stack(columns, axis=1)
+    difference = widest(sums_W4, less)
+    quotient = widest(sums_W4, over, POSITIVE)
+    lines.append(f"B - A              {with_interval(*difference.interval, '{:+.3f}'.format)}")
+    lines.append(f"B / A              {with_interval(*quotient.interval, '{:.3f}'.format)}")
+    lines.append(HOW)
+    if difference.is_doubtful:
+        lines.append(NARROW)
+    if windows[0][0].engine != windows[0][1].engine:
+        lines.append(ENGINES)
     return "\n".join(lines)
 
 
-def _sum(counters: Sequence[Counters]) -> Counters:
-    total = counters[0]
-    for more in counters[1:]:
-        total = total.add(more)
-    return total
+def _shares(counters: Sequence[Counters], weight_W: Array) -> str:
+    """Return the shares of passes that accepted at least 1, ..., K drafts."""
+    if not counters[0].by_position:
+        return f"{counters[0].engine} does not count it"
+    shares_K = weight_W @ np.array([part.shares() for part in counters]) / weight_W.sum()
+    return " ".join(f"{100 * share:.0f}" for share in shares_K) + " %"
 
 
-def widest(sums_W4: Array, of: Statistic, bounds: Range = ANY) -> Interval:
+class Widest(NamedTuple):
+    """The widest interval over batches of windows; doubtful if larger batches, of which there are too few, may be
+    wider still."""
+
+    interval: Interval
+    is_doubtful: bool
+
+
+def widest(sums_W4: Array, of: Statistic, bounds: Range = ANY) -> Widest:
     """Return the widest of the intervals over batches of 1, 2, 4, ... windows, of at least 8 batches each.
 
     Neighboring windows are alike where long answers span them, and only batches of several show how much those vary.
+
+    Args:
+        sums_W4: of at least 8 windows, the sums that the statistic takes.
     """
-    intervals = []
+    halves = []
     size = 1
     while len(sums_W4) >= FEW * size:
         batches = len(sums_W4) // size
         sums_B4 = sums_W4[-batches * size :].reshape(batches, size, 4).sum(1)
         figure = interval(sums_B4, of)
-        assert figure is not None
-        intervals.append(figure)
+        assert figure is not None and figure.high is not None
+        halves.append(figure.high - figure.mean)
         size *= 2
-    mean = intervals[0].mean
-    half = max((figure.high or mean) - figure.mean for figure in intervals)
-    return bounded(mean, half, bounds)
+    mean = float(of(sums_W4.sum(0)))
+    is_doubtful = len(halves) < 2 or max(halves) == halves[-1] > 0
+    return Widest(bounded(mean, max(halves), bounds), is_doubtful)

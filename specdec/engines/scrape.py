@@ -80,7 +80,7 @@ def read_counters(endpoint: Endpoint) -> Counters:
 
     Raises:
         RequestError: there is no answer.
-        ValueError: the page has no counters of speculative decoding.
+        ValueError: the server wants another key, or its page has no counters of speculative decoding.
     """
     try:
         counters = parse_page(endpoint.text("/metrics"))
@@ -88,7 +88,9 @@ def read_counters(endpoint: Endpoint) -> Counters:
         if error.status == 404:
             raise ValueError(f"{endpoint.url} has no page /metrics: {HOW}") from error
         if error.status in (401, 403):
-            raise ValueError(f"{error}: set ${KEY} or ${LLAMA_KEY} to the server's key") from error
+            if os.environ.get(endpoint.key):
+                raise ValueError(f"{error}; ${endpoint.key} is another server's key") from error
+            raise ValueError(f"{error}; set ${KEY} or ${LLAMA_KEY} to the server's key") from error
         raise
     if counters is None:
         raise ValueError(f"{endpoint.url}/metrics has no counters of speculative decoding: {HOW}")

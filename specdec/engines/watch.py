@@ -80,7 +80,7 @@ def _look_until(
             if not watcher.has_begun and not _may_pass(error):
                 raise
             if not is_away:
-                output.say(Event("away", time.time(), f"{error} Trying again every {every:g} s"))
+                output.say(Event("away", time.time(), f"{error} (asked again every {every:g} s)"))
             is_away = True
         else:
             if is_away:

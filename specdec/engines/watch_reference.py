@@ -93,7 +93,9 @@ def read_reference(directory: Path, shape: str | None) -> Reference:
         raise ValueError(
             f"{place} has several draft shapes: choose one with --reference_shape: {', '.join(answers)}"
         )
-    chosen = parse_shape(shape).name if shape else next(iter(answers))
+    chosen = shape or next(iter(answers))
+    if chosen not in answers:
+        chosen = parse_shape(chosen).name
     if chosen not in answers:
         raise ValueError(f"{place} has no draft shape {chosen}: it has {', '.join(answers)}")
     return reference_of(f"{place}, {chosen}", _sums(answers[chosen]))

@@ -256,7 +256,7 @@ def test_a_server_that_is_away_is_asked_again(capsys: pytest.CaptureFixture[str]
     url = f"http://127.0.0.1:{free_port()}"
     assert main(["watch", url, "--every", "0.05", "--seconds", "0.3"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    assert "is the server up? Trying again every 0.05 s" in line
+    assert "is the server up? (asked again every 0.05 s)" in line
 
 
 def test_a_watch_ends_with_its_reader(served: Server) -> None:

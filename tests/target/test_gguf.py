@@ -119,7 +119,7 @@ def test_it_is_the_model_that_was_quantized(
     halved = Target.load(path.parent, dtype="bfloat16")
     assert halved.dtype == torch.bfloat16
     assert halved.identity["fingerprint"] == target.identity["fingerprint"]
-    # before 5.19 its tokenizer takes the file's first token for the last
+    # transformers before 5.19 reads the token that begins a text as one that ends it
     wrong = {0} if Version(transformers.__version__) < Version("5.19") else set[int]()
     assert target.eos_token_ids == {1} | wrong
 
