@@ -80,7 +80,7 @@ def read_counters(endpoint: Endpoint) -> Counters:
 
     Raises:
         RequestError: there is no answer.
-        ValueError: the server wants another key, or its page has no counters of speculative decoding.
+        ValueError: the server needs another key, or its page has no counters of speculative decoding.
     """
     try:
         counters = parse_page(endpoint.text("/metrics"))
