@@ -16,7 +16,6 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
     GenerationConfig,
-    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -120,8 +119,9 @@ def _read_weights(
         "attn_implementation": _attention(config),
         "device_map": device_map,
     }
-    if gguf_file(source) is not None:
-        options["quantization_config"] = GgufConfig(dequantize=True)
+    # transformers 5.16 has no setting for a GGUF file, and always unpacks it
+    if gguf_file(source) is not None and hasattr(transformers, "GgufConfig"):
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # what its report lists over pages is one line in _check_weights
     try:
