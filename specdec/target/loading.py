@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
