@@ -42,7 +42,7 @@ def gradient(setup: SetUp) -> Findings:
     module = setup.module
     outputs = target_outputs(setup.target, drafter, sample, setup.objective, False)
     out = TrainStep(drafter, setup.objective)(sample, outputs, False)
-    if not float(out.rows):
+    if not float(out.weight):
         yield unchecked(
             "one step on a real row",
             "nothing is supervised there, or the draft vocabulary lacks all of its tokens",
