@@ -146,9 +146,8 @@ class Chain(DraftShape):
         drawn = []
         frontier = start
         for level in range(self.depth):
-            if (
-                level
-            ):  # a draft sees all before it; the first has depth 0, since the root is committed
+            # a draft sees all before it; the first has depth 0, since the root is committed
+            if level:
                 seen_1Q = torch.ones(1, level, dtype=torch.bool, device=root_B.device)
                 frontier = expand(tokens[-1][:, None], frontier.h_BKH, seen_1Q, order_N[:level])
             draft_B11, q_B1D = children.find(frontier.logits_BKD, 1, level)

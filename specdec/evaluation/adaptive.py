@@ -10,7 +10,7 @@ Legend: I places of an answer, K draft positions.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,20 +51,10 @@ class DraftedPlace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recorder(DraftShape):
+class Recorder(Chain):
     """Drafts a whole chain, keeps it and proposes nothing, so that a pass stands at every place; of one sequence."""
 
     places: list[DraftedPlace] = field(default_factory=list, compare=False, repr=False)
-
-    in_order: ClassVar[bool] = True
-
-    @property
-    def nodes_drafted(self) -> int:
-        return self.depth
-
-    @property
-    def slots(self) -> int:
-        return self.depth - 1
 
     @property
     def name(self) -> str:
@@ -84,7 +74,7 @@ class Recorder(DraftShape):
             frontiers.append(expand(*level))
             return frontiers[-1]
 
-        chain = Chain(self.depth).grow(root_B, start, recorded, vocab, children)
+        chain = super().grow(root_B, start, recorded, vocab, children)
         confidences = [
             float(frontier.logits_BKD[0, 0].log_softmax(-1).amax().exp()) for frontier in frontiers
         ]
