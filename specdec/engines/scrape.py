@@ -33,9 +33,8 @@ class Counters(NamedTuple):
     engine: str
     passes: float
     accepted: float  # drafts, bonus tokens excluded
-    by_position: tuple[
-        float, ...
-    ]  # (K,) passes that accepted at least 1, ..., K drafts; empty if not counted
+    # (K,) passes that accepted at least 1, ..., K drafts; empty if not counted
+    by_position: tuple[float, ...]
     started: float = 0.0  # Unix time; 0 where the page does not say
 
     @property

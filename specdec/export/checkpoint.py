@@ -19,9 +19,8 @@ FORMAT = "specdec-export"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 FETCHED = (CONFIG, OURS, "*.safetensors", "*.index.json", "mask_embedding.pt")
-LATENT_DOWN = (
-    "layers.0.self_attn.kv_a_proj_with_mqa.weight"  # only with multi-head latent attention (MLA)
-)
+# only with multi-head latent attention (MLA)
+LATENT_DOWN = "layers.0.self_attn.kv_a_proj_with_mqa.weight"
 QUERIES = "layers.0.self_attn.q_proj.weight"
 
 
