@@ -194,14 +194,26 @@ def encode(
     Raises:
         ValueError: there is no usable chat template, or a conversation cannot be used.
     """
+    report = Report() if report is None else report
+    numbered = enumerate(conversations)
+    for chunk in encode_chunks(numbered, tokenizer, max_length, turns, left_out, report):
+        yield from chunk
+
+
+def encode_chunks(
+    numbered: Iterable[tuple[int, ChatConversation]], tokenizer: Any, max_length: int, turns: Turns,
+    left_out: list[str] | None, report: Report,
+) -> Iterator[list[EncodedDocument]]:  # fmt: skip
+    """As :func:`encode`, for conversations with their numbers; yields the documents of ``CHUNK`` conversations at once.
+
+    After a chunk, ``report`` and ``left_out`` say what became of it and of those before, and of no later one.
+    """
     check_tokenizer(tokenizer)
     template = template_of(tokenizer)
     shapes = Shapes(template, turns)
     tokenize = Tokenizer(tokenizer)
-    report = Report() if report is None else report
     report.missing = template.form.missing
-    count = 0
-    for batch in _batched(enumerate(conversations), CHUNK):
+    for batch in _batched(numbered, CHUNK):
         pieces: list[tuple[int, Piece]] = []
         for number, conversation in batch:
             try:
@@ -212,9 +224,8 @@ def encode(
                 left_out.append(str(error))
                 continue
             pieces += [(number, piece) for piece in rows]
-            count += 1
-        yield from _tokenized(pieces, tokenize, max_length, report)
-    if not count:
+        yield list(_tokenized(pieces, tokenize, max_length, report))
+    if not report.conversations:
         raise ValueError(
             f"no conversation is left: {left_out[0] if left_out else 'there was none'}"
         )

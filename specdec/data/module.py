@@ -2,13 +2,14 @@
 
 import dataclasses
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 
-from specdec.data.chat import Report, encode, iter_conversations
+from specdec.data.chat import CHUNK, Report, encode_chunks, iter_conversations
 from specdec.data.layouts import TRAINING, layouts_named
 from specdec.data.loader import (
     Batch,
@@ -216,7 +217,9 @@ class TextData(SourceData):
             self.prefix = text_prefix(tokenizer)
         determined_by = ["text", *determinants(patterns, None, "refuse", tokenizer, 0)]
         texts = (item.text for item in iter_texts(patterns))
-        return cached(determined_by, lambda: encode_texts(texts, tokenizer), "document")
+        return cached(
+            determined_by, lambda begin, _: encode_texts(texts, tokenizer, begin), "document"
+        )
 
     def place(self, patterns: list[str], number: int) -> str:
         """Return where the text of that number stands."""
@@ -263,14 +266,21 @@ class ChatData(SourceData):
     def encoded(self, patterns: list[str], tokenizer: Any) -> Encoded:
         """Return every conversation as tokens, from specdec's cache if it has them."""
         check_tokenizer(tokenizer)
-
         report = Report()
 
-        def make() -> Iterator[EncodedDocument]:
+        def make(begin: int, known: dict[str, Any]) -> Iterator[list[EncodedDocument]]:
+            # what is known of the chunks before, which are only read
+            for name, value in known.items():
+                setattr(report, name, value)
             left_out: list[str] | None = [] if self.broken == "drop" else None
-            conversations = iter_conversations(patterns, self.layout, left_out)
-            yield from encode(conversations, tokenizer, self.seq_len, self.turns, left_out, report)
-            report.left_out = left_out or []
+            numbered = enumerate(iter_conversations(patterns, self.layout, left_out))
+            deque(itertools.islice(numbered, begin * CHUNK), maxlen=0)
+            if left_out is not None:
+                left_out[:] = report.left_out
+                report.left_out = left_out
+            yield from encode_chunks(
+                numbered, tokenizer, self.seq_len, self.turns, left_out, report
+            )
 
         determined_by = determinants(
             patterns, self.layout, self.broken, tokenizer, self.seq_len, self.turns

@@ -59,22 +59,35 @@ def iter_texts(patterns: str | Sequence[str]) -> Iterator[Text]:
         log.warning("left out %s, %d remain", how_many(empty, "empty document"), count)
 
 
-def encode_texts(texts: Iterable[str], tokenizer: Any) -> Iterator[EncodedDocument]:
-    """Texts with the tokenizer's special tokens, closed by its end-of-sequence token where it has one."""
+def encode_texts(
+    texts: Iterable[str], tokenizer: Any, begin: int = 0
+) -> Iterator[list[EncodedDocument]]:
+    """Texts with the tokenizer's special tokens, closed by its end-of-sequence token where it has one, in chunks.
+
+    Args:
+        begin: number of the first chunk that is tokenized; the texts of those before are only read.
+    """
     with tokenizing():
         prefix = text_prefix(tokenizer)
-    number = 0
-    for chunk in groups(texts, len, CHUNK, CHARACTERS):
-        with tokenizing():
-            encoded = tokenizer(
-                chunk, add_special_tokens=True, return_attention_mask=False, verbose=False
-            )
-        for encoded_ids in encoded["input_ids"]:
-            ids = undoubled(encoded_ids, prefix)
-            if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
-                ids.append(tokenizer.eos_token_id)
-            ids_T = torch.tensor(ids, dtype=torch.int32)
-            yield EncodedDocument(
-                ids_T, torch.ones_like(ids_T, dtype=torch.bool), len(ids), len(ids), number
-            )
-            number += 1
+    count = 0  # texts before the chunk
+    for number, chunk in enumerate(groups(texts, len, CHUNK, CHARACTERS)):
+        if number >= begin:
+            with tokenizing():
+                encoded = tokenizer(
+                    chunk, add_special_tokens=True, return_attention_mask=False, verbose=False
+                )
+            all_ids = [undoubled(ids, prefix) for ids in encoded["input_ids"]]
+            yield [
+                _document(ids, tokenizer.eos_token_id, count + place)
+                for place, ids in enumerate(all_ids)
+            ]
+        count += len(chunk)
+
+
+def _document(ids: list[int], eos_token_id: int | None, number: int) -> EncodedDocument:
+    """The document of a text, all of whose tokens are supervised."""
+    if eos_token_id is not None and ids[-1:] != [eos_token_id]:
+        ids = [*ids, eos_token_id]
+    ids_T = torch.tensor(ids, dtype=torch.int32)
+    mask_T = torch.ones_like(ids_T, dtype=torch.bool)
+    return EncodedDocument(ids_T, mask_T, len(ids), len(ids), number)

@@ -1,8 +1,11 @@
 """Tokens at rest: documents are written to specdec's cache as they come, and mapped from there.
 
-An entry of the cache is a folder, written whole or not at all: ``tokens.arrow`` (Arrow's IPC file format, which
-``pyarrow`` and others read), and ``SHA256SUMS``, against which a process compares it once. What is mapped takes no
-memory of the process's own, and processes that map one file share it.
+An entry of the cache is a folder, written whole or not at all: ``00000.arrow``, ``00001.arrow``, ... (Arrow's IPC file
+format, which ``pyarrow`` and others read), and ``SHA256SUMS``, against which a process compares it once. What is mapped
+takes no memory of the process's own, and processes that map one file share it.
+
+Until an entry is whole, its files lie in the folder ``NAME.begun`` beside it, each with its own checksums. A process
+that was killed loses at most the file that it was writing: the next one continues behind the last whole file.
 
 Legend: N documents, T tokens of one.
 """
@@ -13,7 +16,10 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -35,9 +41,10 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 # of what is kept on disk: raise it whenever a change of this package gives other tokens or masks
-VERSION = 4
-TOKENS = "tokens.arrow"
+VERSION = 5
+TOKENS = "tokens.arrow"  # of a part that is not yet in its entry
 ABOUT = "about.json"
+PART = 128  # chunks of documents in one file
 GROUP = 1024  # documents that are written together, at most
 GROUP_TOKENS = 1 << 22  # and tokens, from which on a group is full
 MUCH = 0.05  # a loss that deserves a warning
@@ -70,14 +77,14 @@ class _Group(NamedTuple):
 
 
 class Encoded(Sequence[Document]):
-    """N documents of a file of tokens, which is mapped: a document is read where it is asked for.
+    """N documents of files of tokens, which are mapped: a document is read where it is asked for.
 
     Args:
         file: of all documents.
         numbers_N: of these documents, int64.
     """
 
-    def __init__(self, file: "TokenFile", numbers_N: Tensor) -> None:
+    def __init__(self, file: "TokenFiles", numbers_N: Tensor) -> None:
         self.file = file
         self.numbers_N = numbers_N
 
@@ -183,26 +190,23 @@ class Encoded(Sequence[Document]):
         return documents
 
 
-class TokenFile:
-    """A file of tokens, mapped.
+class TokenFiles:
+    """Files of tokens, mapped: the documents of one behind those of the other.
 
     Args:
-        path: of a file that :func:`write_tokens` has written, and that is as it was written.
-        digest: the file's SHA-256.
+        paths: of files that :func:`write_tokens` has written, and that are as they were written.
+        digest: of the files' content.
         about: what was said of the documents when they were made.
     """
 
-    def __init__(self, path: Path, digest: str, about: dict[str, Any] | None = None) -> None:
-        from pyarrow import ipc, memory_map
-
+    def __init__(
+        self, paths: Sequence[Path], digest: str, about: dict[str, Any] | None = None
+    ) -> None:
         self.digest = digest
         self.about = about or {}
-        with explained(path):
-            reader = ipc.open_file(memory_map(str(path)))
         self.groups: list[_Group] = []
         columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
-        for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
+        for batch in chain.from_iterable(map(_batches, paths)):
             ids = batch.column("ids")
             loss_mask = batch.column("loss_mask")
             self.groups.append(_Group(
@@ -229,24 +233,33 @@ class TokenFile:
         return Encoded(self, torch.arange(len(self.columns["sizes"])))
 
 
-def write_tokens(documents: Iterable[EncodedDocument], path: Path) -> None:
-    """Write documents to a file as they come; no more than a group of them is in memory.
+def _batches(path: Path) -> Iterator[Any]:
+    """Yield the record batches of a file, which is mapped."""
+    from pyarrow import ipc, memory_map
+
+    with explained(path):
+        reader = ipc.open_file(memory_map(str(path)))
+    yield from map(reader.get_batch, range(reader.num_record_batches))
+
+
+def write_tokens(documents: Iterable[EncodedDocument], path: Path) -> int:
+    """Write documents to a file as they come, and return how many; no more than a group of them is in memory.
 
     Raises:
-        ValueError: there is none, or the file cannot be written.
+        ValueError: the file cannot be written.
     """
     import pyarrow as pa
 
     kinds = {"ids": pa.large_list(pa.int32()), "loss_mask": pa.large_list(pa.uint8())}
     schema = pa.schema(kinds | dict.fromkeys(COLUMNS, pa.int32()))
-    count = 0
+    written = 0
     with (
         explained(path),
         pa.OSFile(str(path), "wb") as sink,
         pa.ipc.new_file(sink, schema) as writer,
     ):
         for group in groups(documents, lambda document: len(document.ids_T), GROUP, GROUP_TOKENS):
-            count += len(group)
+            written += len(group)
             sizes = [len(document.ids_T) for document in group]
             starts = np.cumsum([0, *sizes])
             ids = torch.cat([document.ids_T for document in group]).int().numpy()
@@ -266,8 +279,7 @@ def write_tokens(documents: Iterable[EncodedDocument], path: Path) -> None:
             ]
             columns = [pa.array(np.asarray(numbers[name], np.int32)) for name in COLUMNS]
             writer.write_batch(pa.record_batch([*lists, *columns], schema=schema))
-    if not count:
-        raise ValueError("no document is left to train on")
+    return written
 
 
 def groups(
@@ -308,43 +320,127 @@ def determinants(
     return [VERSION, versions, contents, layout, broken, digest, max_length, turns]
 
 
+Make = Callable[[int, dict[str, Any]], Iterable[list[EncodedDocument]]]
+
+
 def cached(
-    determined_by: list[Any], make: Callable[[], Iterable[EncodedDocument]], unit: str = "conversation",
+    determined_by: list[Any], make: Make, unit: str = "conversation",
     about: Callable[[], dict[str, Any]] = dict,
 ) -> Encoded:  # fmt: skip
-    """Return what specdec's cache has under these determinants; where it has nothing, one process calls ``make``.
+    """Return what specdec's cache has under these determinants; where it has nothing, one process makes it.
 
     Args:
-        about: called when all documents are made; what it returns is stored with them, as :attr:`Encoded.about`.
+        make: called with a number of chunks that were written before, and with what ``about`` returned after the last
+            of them. It returns the documents of the chunks behind these, which are always the same.
+        about: called after a chunk; what it returns after all of them is stored, as :attr:`Encoded.about`.
 
     Raises:
-        ValueError: the cache may not be written, the disk is full, or what was kept is damaged.
+        ValueError: no document is left, the cache may not be written, the disk is full, or what was kept is damaged.
     """
+    folder = place_of("tokens", determined_by)
+    begun = folder.with_suffix(".begun")
+    refusals: list[ValueError] = []
 
-    def write(folder: Path) -> None:
+    def write(temporary: Path) -> None:
         with progress("tokenizing", unit, None) as advance:
-            write_tokens(_counted(make(), advance), folder / TOKENS)
-        write_json(folder / ABOUT, about())
+            parts = _write_parts(
+                begun, lambda *known: _noting(make(*known), refusals), advance, about
+            )
+        if not sum(read_json(part / ABOUT)["documents"] for part in parts):
+            raise ValueError("no document is left to train on")
+        for part in parts:
+            _link(part / TOKENS, temporary / f"{part.name}.arrow")
+        write_json(temporary / ABOUT, about())
 
-    folder = entry("tokens", determined_by, write)
-    digest = sound(folder)[TOKENS]
-    documents = TokenFile(folder / TOKENS, digest, read_json(folder / ABOUT)).all()
-    log.info("%s as tokens: %s", how_many(len(documents), "document"), folder)
-    return documents
+    try:
+        entry(folder, write)
+    finally:
+        # data that was refused would be refused again
+        if begun.exists() and (refusals or folder.exists()):
+            shutil.rmtree(begun, ignore_errors=True)
+    sums = sound(folder)
+    names = sorted(name for name in sums if name.endswith(".arrow"))
+    digest = hashlib.sha256("".join(sums[name] for name in names).encode()).hexdigest()
+    files = TokenFiles([folder / name for name in names], digest, read_json(folder / ABOUT))
+    log.info("%s as tokens: %s", how_many(len(files.all()), "document"), folder)
+    return files.all()
 
 
-def _counted(documents: Iterable[EncodedDocument], advance: Advance) -> Iterator[EncodedDocument]:
-    """The documents; ``advance`` receives how many more conversations they bring."""
+def _write_parts(
+    begun: Path, make: Make, advance: Advance, about: Callable[[], dict[str, Any]]
+) -> list[Path]:
+    """Write documents to ``begun``, ``PART`` chunks to a folder, behind the parts that are there; return all parts."""
+    parts = _sound_parts(begun)
     conversations = 0
-    for document in documents:
-        if (more := document.conversation + 1 - conversations) > 0:
-            advance(more)
-            conversations += more
-        yield document
+    known = {}
+    if parts:
+        last = read_json(parts[-1] / ABOUT)
+        conversations = last["conversations"]
+        known = last["about"]
+        log.info("tokenizing continues after %s", how_many(conversations, "conversation"))
+        advance(conversations)
+
+    def counted(chunk: list[EncodedDocument]) -> list[EncodedDocument]:
+        nonlocal conversations
+        if chunk:
+            advance(chunk[-1].conversation + 1 - conversations)
+            conversations = chunk[-1].conversation + 1
+        return chunk
+
+    chunks = iter(make(len(parts) * PART, known))
+    while (first := next(chunks, None)) is not None:
+        documents = chain.from_iterable(map(counted, chain([first], islice(chunks, PART - 1))))
+        parts.append(begun / f"{len(parts):05}")
+        with staged_directory(parts[-1]) as temporary:
+            written = write_tokens(documents, temporary / TOKENS)
+            counts = {"documents": written, "conversations": conversations}
+            write_json(temporary / ABOUT, counts | {"about": about()})
+    return parts
 
 
-def entry(kind: str, determined_by: list[Any], write: Callable[[Path], None]) -> Path:
-    """A folder of specdec's cache, of what is determined by this; where there is none, one process writes it.
+def _sound_parts(begun: Path) -> list[Path]:
+    """Return the folders of the parts up to the first that is missing or damaged; those behind it are removed."""
+    parts: list[Path] = []
+    while (part := begun / f"{len(parts):05}").exists():
+        try:
+            if not check_sums(part, "it is written again"):
+                raise ValueError(f"{part}: it has no {SUMS}: it is written again")
+        except ValueError as error:
+            log.warning("%s", error)
+            break
+        parts.append(part)
+    for part in set(begun.glob("[0-9]*")) - set(parts):
+        shutil.rmtree(part)
+    return parts
+
+
+def _noting(
+    chunks: Iterable[list[EncodedDocument]], refusals: list[ValueError]
+) -> Iterator[list[EncodedDocument]]:
+    """Yield the chunks; note the error with which they end, if they do."""
+    try:
+        yield from chunks
+    except ValueError as error:
+        refusals.append(error)
+        raise
+
+
+def _link(file: Path, path: Path) -> None:
+    """Give a file a second name; where the file system has no such thing, copy it."""
+    try:
+        os.link(file, path)
+    except OSError:
+        shutil.copyfile(file, path)
+
+
+def place_of(kind: str, determined_by: list[Any]) -> Path:
+    """Return the folder of specdec's cache for what is determined by this."""
+    determinants = json.dumps(determined_by, sort_keys=True, default=str)
+    return cache_directory() / kind / hashlib.sha256(determinants.encode()).hexdigest()[:16]
+
+
+def entry(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let one process write a folder of specdec's cache, if there is none.
 
     Args:
         write: fills the folder.
@@ -352,16 +448,11 @@ def entry(kind: str, determined_by: list[Any], write: Callable[[Path], None]) ->
     Raises:
         ValueError: the cache may not be written, or the disk is full.
     """
-    key = hashlib.sha256(
-        json.dumps(determined_by, sort_keys=True, default=str).encode()
-    ).hexdigest()[:16]
-    folder = cache_directory() / kind / key
     # no lock where nothing is written: the cache may be read-only
     with contextlib.nullcontext() if folder.exists() else locked(folder.with_suffix(".lock")):
         if not folder.exists():
             with staged_directory(folder) as temporary:
                 write(temporary)
-    return folder
 
 
 def sound(folder: Path) -> dict[str, str]:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from pyarrow import ipc, memory_map
 
-from specdec.data import module, tokens
+from specdec.data import chat, module, texts, tokens
 from specdec.data.module import ChatData, TextData
 from specdec.data.tokens import (
     Encoded,
     EncodedDocument,
-    TokenFile,
+    TokenFiles,
     cached,
     determinants,
     write_tokens,
@@ -44,14 +44,16 @@ def entries(cache: Path, kind: str = "tokens") -> list[Path]:
 def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many conversations were tokenized, each time."""
     counts: list[int] = []
-    real = module.encode
+    real = module.encode_chunks
 
-    def encode(conversations: Iterable[Any], *args: Any, **more: Any) -> Iterator[EncodedDocument]:
+    def encode_chunks(
+        conversations: Iterable[Any], *args: Any, **more: Any
+    ) -> Iterator[list[EncodedDocument]]:
         rows = list(conversations)
         counts.append(len(rows))
         return real(rows, *args, **more)
 
-    monkeypatch.setattr(module, "encode", encode)
+    monkeypatch.setattr(module, "encode_chunks", encode_chunks)
     return counts
 
 
@@ -124,7 +126,7 @@ def test_documents_are_written_as_they_come(
 
     write_tokens(documents(), tmp_path / "a.arrow")
     assert most <= 2 * 8 + 1
-    file = TokenFile(tmp_path / "a.arrow", "").all()
+    file = TokenFiles([tmp_path / "a.arrow"], "").all()
     assert [one.ids_T.tolist() for one in file] == [
         list(range(number % 5)) for number in range(200)
     ]
@@ -140,7 +142,7 @@ def test_the_documents_of_a_conversation_stay_together(tmp_path: Path) -> None:
         [document(i, i + 1, conversation=number) for i, number in enumerate(numbers)],
         tmp_path / "a",
     )
-    file = TokenFile(tmp_path / "a", "").all()
+    file = TokenFiles([tmp_path / "a"], "").all()
     parts = file.split(lambda count: torch.arange(count) % 2 == 1)
     assert [part.numbers_N.tolist() for part in parts] == [[0, 1, 3, 4, 5, 7], [2, 6]]
     assert parts[0].lost | {"documents": 6, "conversations": 3} == parts[0].lost
@@ -236,7 +238,7 @@ def turn(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, turn, Path.unlink])
 @pytest.mark.parametrize(
-    ("kind", "name"), [("tokens", "tokens.arrow"), ("rows", "ids"), ("rows", SUMS)]
+    ("kind", "name"), [("tokens", "00000.arrow"), ("rows", "ids"), ("rows", SUMS)]
 )
 def test_a_damaged_entry_is_named(
     tmp_path: Path, cache: Path, kind: str, name: str, damage: Callable
@@ -257,16 +259,16 @@ def test_what_fails_leaves_nothing(tmp_path: Path, cache: Path) -> None:
         read(path)
     assert not entries(cache)
     with pytest.raises(ValueError, match="no document is left"):
-        cached(["none"], list)
+        cached(["none"], lambda begin, known: [])
 
 
 def test_only_one_of_many_makes_it(cache: Path) -> None:
     count = 0
 
-    def make() -> Iterator[EncodedDocument]:
+    def make(begin: int, known: dict[str, Any]) -> Iterator[list[EncodedDocument]]:
         nonlocal count
         count += 1
-        yield document(0, 1, 2)
+        yield [document(0, 1, 2)]
 
     found: list[Encoded] = []
     threads = [threading.Thread(target=lambda: found.append(cached([1], make))) for _ in range(4)]
@@ -299,3 +301,136 @@ def test_texts_are_kept_too(tmp_path: Path, cache: Path) -> None:
         .decode(data.splits.train.ids_BT.flatten()[:200].tolist())
         .startswith("two four two")
     )
+
+
+# --- a process that ends while it tokenizes
+
+
+MANY = [
+    {"messages": [{"role": "user", "content": f"two {number}"}, *SAID[1:] * (1 + number % 3)]}
+    for number in range(23)
+]
+MANY[4] = MANY[17] = {"messages": []}  # broken, before and behind the place where the process ends
+MANY[5] = MANY[16] = {"messages": SAID[:1]}  # nobody answers
+
+
+class Killed(BaseException):
+    """As a process that ends: nothing catches it."""
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of two chunks of two conversations."""
+    for place, name in ((chat, "CHUNK"), (module, "CHUNK"), (texts, "CHUNK"), (tokens, "PART")):
+        monkeypatch.setattr(place, name, 2)
+
+
+def tokenized(monkeypatch: pytest.MonkeyPatch, ends_at: int | None = None) -> list[int]:
+    """The numbers of the conversations that are tokenized from now on; the process ends before ``ends_at``."""
+    numbers: list[int] = []
+    real = chat.Shapes.rows
+
+    def rows(self: Any, conversation: Any) -> Any:
+        number = int(conversation.place.rpartition(" ")[2]) - 1
+        if number == ends_at:
+            raise Killed
+        numbers.append(number)
+        return real(self, conversation)
+
+    monkeypatch.setattr(chat.Shapes, "rows", rows)
+    return numbers
+
+
+def content(cache: Path) -> dict[str, bytes]:
+    """The files of the one entry of tokens."""
+    (folder,) = entries(cache)
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("ends_at", [0, 3, 6, 8, 9, 20, 22])
+def test_tokenizing_continues_behind_the_last_whole_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None, ends_at: int
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", MANY)
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        everything = tokenized(patch)
+        read(path, broken="drop")
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "killed"))
+    with monkeypatch.context() as patch:
+        tokenized(patch, ends_at)
+        with pytest.raises(Killed):
+            read(path, broken="drop")
+    begun = next((tmp_path / "killed/tokens").glob("*.begun"), tmp_path / "none")
+    parts = len(list(begun.glob("0*"))) if begun.exists() else 0
+    with monkeypatch.context() as patch:
+        rest = tokenized(patch)
+        read(path, broken="drop")
+    # four conversations to a part; the broken row is not one of them
+    assert rest == everything[4 * parts :] and parts == everything.index(ends_at) // 4
+    # the report says of all conversations what it says without an interruption
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+    assert not list((tmp_path / "killed").rglob("*.begun"))
+
+
+def test_texts_continue_behind_the_last_whole_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
+) -> None:
+    rows = [{"text": f"two {number} four " * (1 + number % 4)} for number in range(11)]
+    path = str(write_jsonl(tmp_path / "a.jsonl", rows))
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "whole"))
+    TextData(path, path, seq_len=16).prepare(tiny_tokenizer())
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "killed"))
+    real = module.iter_texts
+    read_rows: list[int] = []
+
+    def ends(patterns: Any) -> Iterator[Any]:
+        for number, text in enumerate(real(patterns)):
+            if number == 9:
+                raise Killed
+            yield text
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "iter_texts", ends)
+        with pytest.raises(Killed):
+            TextData(path, path, seq_len=16).prepare(tiny_tokenizer())
+    (begun,) = (tmp_path / "killed/tokens").glob("*.begun")
+    assert sorted(part.name for part in begun.iterdir()) == ["00000", "00001"]
+    encode_text = texts._document
+
+    def counted(ids: list[int], eos: int | None, number: int) -> EncodedDocument:
+        read_rows.append(number)
+        return encode_text(ids, eos, number)
+
+    monkeypatch.setattr(texts, "_document", counted)
+    TextData(path, path, seq_len=16).prepare(tiny_tokenizer())
+    assert read_rows == [8, 9, 10] and content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damage", [cut, turn, Path.unlink])
+@pytest.mark.parametrize("name", ["tokens.arrow", "about.json", SUMS])
+def test_a_damaged_part_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None, caplog: pytest.LogCaptureFixture,
+    name: str, damage: Callable,
+) -> None:  # fmt: skip
+    path = write_jsonl(tmp_path / "a.jsonl", MANY)
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "whole"))
+    read(path, broken="drop")
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "killed"))
+    with monkeypatch.context() as patch:
+        tokenized(patch, 20)
+        with pytest.raises(Killed):
+            read(path, broken="drop")
+    (begun,) = (tmp_path / "killed/tokens").glob("*.begun")
+    assert len(list(begun.glob("0*"))) == 4
+    damage(begun / "00001" / name)
+    read(path, broken="drop")
+    assert any(f"{begun / '00001'}" in record.message for record in caplog.records)
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def test_data_that_is_refused_leaves_no_parts(tmp_path: Path, cache: Path, small: None) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [*ROWS * 5, {"messages": []}])
+    with pytest.raises(ValueError, match="line 16"):
+        read(path)
+    assert not list(cache.rglob("*.begun")) and not entries(cache)

@@ -1,4 +1,5 @@
 import logging
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +147,16 @@ def words(data: TextData, part: int) -> list[str]:
 def test_texts_are_closed_once_and_wholly_supervised(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
     monkeypatch.setattr("specdec.data.texts.CHUNK", 1)
-    documents = list(encode_texts(["the sky", "is blue<|eos|>"], tokenizer))
+    chunks = list(encode_texts(["the sky", "is blue<|eos|>"], tokenizer))
+    documents = list(chain.from_iterable(chunks))
+    assert [len(chunk) for chunk in chunks] == [1, 1]
     assert [tokenizer.decode(document.ids_T) for document in documents] == [
         "the sky<|eos|>",
         "is blue<|eos|>",
     ]
     assert all(document.loss_mask_T.all() for document in documents)
     bare = tiny_tokenizer(eos=False)
-    assert bare.decode(next(encode_texts(["the sky"], bare)).ids_T) == "the sky"
+    assert bare.decode(next(encode_texts(["the sky"], bare))[0].ids_T) == "the sky"
 
 
 @pytest.mark.parametrize("prefix", ["<|bos|>", "<|im_start|> <|bos|>"])

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from specdec.data import Document
 from specdec.data.chat import encode
 from specdec.data.layouts import ChatConversation
-from specdec.data.tokens import TOKENS, Encoded, TokenFile, write_tokens
+from specdec.data.tokens import TOKENS, Encoded, TokenFiles, write_tokens
 
 SPECIAL = [
     "<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
@@ -129,4 +129,4 @@ def encoded(conversations: Iterable[ChatConversation], tokenizer: Any, max_lengt
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / TOKENS
         write_tokens(encode(conversations, tokenizer, max_length), path)
-        return TokenFile(path, "").all()
+        return TokenFiles([path], "").all()
