@@ -304,6 +304,11 @@ class Sampling(LogitsProcessor):
         """The rule that judges drafts."""
         return RULES["greedy" if self.temperature == 0 and self.rule == "auto" else self.rule]
 
+    @property
+    def without_drafts(self) -> Rule:
+        """The rule that gives the target's own token where nothing is drafted."""
+        return Greedy() if self.temperature == 0 else OneHot()
+
     def draw(self, logits_BV: Tensor, seed_B: Tensor, place_B: Tensor) -> Tensor:
         """The tokens at ``place_B`` of texts with these seeds, (B,) int64, as plain decoding draws them."""
         probs_BV = self.probs(logits_BV)

@@ -43,7 +43,7 @@ class PlainRound(nn.Module):
         super().__init__()
         self.target = target
         self.sampling = sampling
-        self.rule = sampling.acceptance
+        self.rule = sampling.without_drafts
         self.capacity = longest + self.nodes
         self.cache = target.new_cache(self.capacity, batch)
         zero_B = torch.zeros(batch, dtype=torch.int64, device=target.device)
@@ -163,6 +163,7 @@ class SpeculativeRound(PlainRound):
         self.aux_layers = drafter.config.aux_layers
         self.final_norm = drafter.config.fusion.final_norm
         super().__init__(target, sampling, longest, batch)
+        self.rule = sampling.acceptance
         self.proposer = Proposer(drafter, shape, longest, batch)
 
     def prefill_drafter(self, b: int, ids_1T: Tensor, aux_1TLH: Tensor) -> None:

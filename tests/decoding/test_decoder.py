@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from specdec.decoding import (
     Generation,
     PlainDecoder,
     Request,
+    Sampling,
     SpeculativeDecoder,
     StaticTree,
     check_pair,
@@ -198,3 +200,16 @@ def test_a_growth_wider_than_the_draft_vocabulary_is_refused_before_decoding() -
     drafter = tiny_drafter(presets()["eagle3"])
     with pytest.raises(ValueError, match="top_k 41 is more than the draft vocabulary of 40"):
         SpeculativeDecoder(tiny_target(), drafter, DynamicTree(depth=1, top_k=41, nodes=4))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("rule", ["one_hot", "without_replacement", "block"])
+def test_plain_decoding_draws_the_targets_own_tokens_under_every_rule(
+    short: tuple[Target, Drafter], rule: Any, temperature: float
+) -> None:
+    target, _ = short
+    prompts = [Request([3, 1, 4, number], 8, number) for number in range(5)]
+    auto = PlainDecoder(target, Sampling(temperature=temperature), batch=2)
+    ruled = PlainDecoder(target, Sampling(temperature=temperature, rule=rule), batch=2)
+    expected = {number: made.ids for number, made in auto.generate_all(prompts)}
+    assert {number: made.ids for number, made in ruled.generate_all(prompts)} == expected
