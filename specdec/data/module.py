@@ -22,8 +22,9 @@ from specdec.data.prefix import text_prefix
 from specdec.data.rows import find_sources, warn_of_overlap
 from specdec.data.template import check_tokenizer, tokenizing
 from specdec.data.texts import encode_texts, iter_texts
+from specdec.data.token_cache import cached, determinants
 from specdec.data.token_data import Splits, TokenData
-from specdec.data.tokens import Encoded, EncodedDocument, cached, determinants
+from specdec.data.tokens import Encoded, EncodedDocument
 from specdec.data.turns import Turns
 from specdec.utils.numbers import RowTokens, Seed, Side
 

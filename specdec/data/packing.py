@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from specdec.data.loader import PAD_DOCUMENT, Batch, Document
-from specdec.data.tokens import Encoded, entry, place_of, sound
-from specdec.utils.files import write_json
+from specdec.data.token_cache import entry, sound
+from specdec.data.tokens import Encoded
+from specdec.utils.files import cache_place, write_json
 from specdec.utils.reading import read_json
 from specdec.utils.text import how_many
 
@@ -219,7 +220,7 @@ def packed(sources: Sequence[Sequence[Document]], rows_of: partial[Iterator[Batc
             Batch(*columns), [sum(len(piece.ids_BT) for piece in part) for part in pieces]
         )
     determined_by = [VERSION, files, rows_of.func.__name__, rows_of.keywords]
-    folder = place_of("rows", determined_by)
+    folder = cache_place("rows", determined_by)
     entry(folder, lambda temporary: _write(map(rows_of, sources), temporary))
     sound(folder)
     log.info("packed rows: %s", folder)

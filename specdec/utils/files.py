@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fnmatch
+import hashlib
 import json
 import os
 import secrets
@@ -230,3 +231,9 @@ def cache_directory() -> Path:
     if directory := os.environ.get("SPECDEC_CACHE"):
         return Path(directory).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec"
+
+
+def cache_place(kind: str, determined_by: Any) -> Path:
+    """The path in the cache of what is determined by this, which JSON can hold."""
+    determinants = json.dumps(determined_by, sort_keys=True, default=str)
+    return cache_directory() / kind / hashlib.sha256(determinants.encode()).hexdigest()[:16]

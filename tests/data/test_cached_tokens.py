@@ -12,16 +12,10 @@ import pytest
 import torch
 from pyarrow import ipc, memory_map
 
-from specdec.data import chat, module, texts, tokens
+from specdec.data import chat, module, texts, token_cache, tokens
 from specdec.data.module import ChatData, TextData
-from specdec.data.tokens import (
-    Encoded,
-    EncodedDocument,
-    TokenFiles,
-    cached,
-    determinants,
-    write_tokens,
-)
+from specdec.data.token_cache import cached, determinants
+from specdec.data.tokens import Encoded, EncodedDocument, TokenFiles, write_tokens
 from specdec.utils.reading import SUMS
 from tests.data.tiny import CHATML, LLAMA3, tiny_tokenizer, write_jsonl
 
@@ -321,7 +315,12 @@ class Killed(BaseException):
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of two chunks of two conversations."""
-    for place, name in ((chat, "CHUNK"), (module, "CHUNK"), (texts, "CHUNK"), (tokens, "PART")):
+    for place, name in (
+        (chat, "CHUNK"),
+        (module, "CHUNK"),
+        (texts, "CHUNK"),
+        (token_cache, "PART"),
+    ):
         monkeypatch.setattr(place, name, 2)
 
 

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from specdec.data import Document
 from specdec.data.chat import encode
 from specdec.data.layouts import ChatConversation
-from specdec.data.tokens import TOKENS, Encoded, TokenFiles, write_tokens
+from specdec.data.token_cache import TOKENS
+from specdec.data.tokens import Encoded, TokenFiles, write_tokens
 
 SPECIAL = [
     "<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
