@@ -3,6 +3,7 @@
 Baselines decode without our drafter: transformers' ways.
 """
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,11 @@ from specdec.evaluation.metrics import Answer, loops
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, check_skipped, next_ids
 from specdec.nn.backend import matmul_backend
 from specdec.target import Target
+from specdec.utils.journal import Journal
 from specdec.utils.progress import Advance
+from specdec.utils.text import how_many
+
+log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 8
 Converse = Callable[[Prompt, Any], PromptConversation]
@@ -40,6 +45,7 @@ class PromptRun:
         number: the prompt's place among all, on which its seeds depend.
         next_turn: the ids to decode next; None when nothing is left, or why the prompt cannot be decoded.
         turns: for each turn decoded so far, what every decoder generated.
+        answers: the same, as answers of every draft shape and baseline, once all turns are decoded.
     """
 
     prompt: Prompt
@@ -47,6 +53,7 @@ class PromptRun:
     conversation: PromptConversation
     next_turn: list[int] | Skipped | None
     turns: list[list[Generation]] = field(default_factory=list)
+    answers: list[list[Answer]] = field(default_factory=list)
 
 
 class _Decoders:
@@ -68,6 +75,7 @@ class _Decoders:
         self.nodes = max(decoder.nodes for decoder in ours)
         self.longest = 0  # tokens of the longest first turn with its answer
         self.calls = 0
+        self.is_warm = False
 
     def next_turn(self, conversation: PromptConversation) -> list[int] | Skipped | None:
         """Return what is to be decoded next of a conversation."""
@@ -124,7 +132,8 @@ class _Decoders:
         compilation = Compilation(sum(decoder.graphs_for(room) for decoder in self.ours))
         for decoder in self.ours:
             decoder.prepare(room, compilation)
-        if self.calls == 0:
+        if not self.is_warm:
+            self.is_warm = True
             short = Request(requests[0].prompt, min(WARM_UP_TOKENS, self.max_new_tokens))
             for decoder in self.all:
                 list(decoder.generate_all([short], self.target.eos_token_ids))
@@ -145,6 +154,7 @@ def benchmark(
     compiled: bool = False,
     advance: Advance = lambda more, now="": None,
     on_skip: Callable[[Skipped], None] = lambda skipped: None,
+    journal: Journal | None = None,
 ) -> list[list[Answer]]:
     """Return the answers of every draft shape, then of every baseline; those have no passes.
 
@@ -160,6 +170,7 @@ def benchmark(
         compiled: whether our decoders compile.
         advance: called with how many more prompts are done or left out, and with 0 and its name as each decoder begins.
         on_skip: called for each prompt that is left out.
+        journal: of this very evaluation. What it holds is not decoded again, and every wave is added to it.
 
     Raises:
         ValueError: drafter and target do not match, a baseline cannot serve the target, a prompt is refused by
@@ -172,30 +183,80 @@ def benchmark(
     ours += [SpeculativeDecoder(target, drafter, shape, sampling, **how) for shape in shapes]
     others = [baseline.decoder(target, sampling) for baseline in baselines]
     decoders = _Decoders(target, ours, others, max_new_tokens, advance)
-    runs = decoders.start(prompts, converse)
-    size = batch * WAVE if batch > 1 else 1
-    for start in range(0, len(runs), size):
-        decoders.decode_wave(runs[start : start + size], sampling.seed)
-    _leave_out(runs, on_skip)
     # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
     comparable = [not sampling.acceptance.sampled] * len(shapes)
     comparable += [sampling.temperature == 0] * len(others)
+    runs = decoders.start(prompts, converse)
+    restored = _restored(runs, decoders, journal)
+    size = batch * WAVE if batch > 1 else 1
+    for start in range(restored, len(runs), size):
+        wave = runs[start : start + size]
+        decoders.decode_wave(wave, sampling.seed)
+        for run in wave:
+            run.answers = _answers_of(run, plain, comparable)
+            run.turns = []
+        if journal is not None:
+            journal.append(_entry_of(wave, restored, decoders.calls))
+    turns = [answers for run in _decoded(runs, on_skip) for answers in run.answers]
+    return [[answers[column] for answers in turns] for column in range(len(comparable))]
+
+
+def _answers_of(run: PromptRun, plain: bool, comparable: Sequence[bool]) -> list[list[Answer]]:
+    """Return, for each turn, the answers of every draft shape and baseline."""
     return [
         [
             answer_of(run.prompt, generations[column], generations[0] if plain else None, same)
-            for run in runs
-            if not isinstance(run.next_turn, Skipped)
-            for generations in run.turns
+            for column, same in enumerate(comparable, start=plain)
         ]
-        for column, same in enumerate(comparable, start=plain)
+        for generations in run.turns
     ]
 
 
-def _leave_out(runs: Sequence[PromptRun], on_skip: Callable[[Skipped], None]) -> None:
+def _entry_of(wave: Sequence[PromptRun], begun_at: int, calls: int) -> dict[str, Any]:
+    """Return what a journal keeps of a wave; ``begun_at`` is the number of the first prompt of this process."""
+    prompts = []
+    for run in wave:
+        skipped = run.next_turn.reason if isinstance(run.next_turn, Skipped) else None
+        turns = [[answer._asdict() for answer in answers] for answers in run.answers]
+        prompts.append({"skipped": skipped, "turns": turns})
+    return {"begun_at": begun_at, "calls": calls, "prompts": prompts}
+
+
+def _restored(runs: Sequence[PromptRun], decoders: _Decoders, journal: Journal | None) -> int:
+    """Give the first prompts what the journal has of them, and return how many these are."""
+    entries = journal.entries if journal else []
+    count = 0
+    for wave in entries:
+        decoders.calls = wave["calls"]
+        for entry in wave["prompts"]:
+            run = runs[count]
+            skipped = entry["skipped"]
+            run.next_turn = None if skipped is None else Skipped(run.prompt.prompt_id, skipped)
+            run.answers = [
+                [Answer.read(columns) for columns in answers] for answers in entry["turns"]
+            ]
+            count += 1
+    if count:
+        log.warning("evaluation continues after %s of %d", how_many(count, "prompt"), len(runs))
+        decoders.advance(count)
+    return count
+
+
+def continued_after(journal: Journal) -> list[int]:
+    """The numbers of prompts after which another process continued an evaluation."""
+    entries = journal.entries
+    points = {entry["begun_at"] for entry in entries}
+    points.add(sum(len(entry["prompts"]) for entry in entries))
+    return sorted(points - {0})
+
+
+def _decoded(runs: Sequence[PromptRun], on_skip: Callable[[Skipped], None]) -> list[PromptRun]:
+    """Return the prompts that were decoded, and report the others."""
     skipped = [run.next_turn for run in runs if isinstance(run.next_turn, Skipped)]
     for prompt in skipped:
         on_skip(prompt)
     check_skipped(skipped, len(runs))
+    return [run for run in runs if not isinstance(run.next_turn, Skipped)]
 
 
 def answer_of(

@@ -43,6 +43,15 @@ class Answer(NamedTuple):
     verify_ms: tuple[float, ...] = ()  # of each target pass with its acceptance; likewise
     loops: bool = False  # whether the answer repeats itself, see :func:`loops`
 
+    @classmethod
+    def read(cls, columns: Mapping[str, Any]) -> "Answer":
+        """An answer from JSON, which has lists in place of tuples; TypeError if it is none."""
+        values: Any = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in columns.items()
+        }
+        return cls(**values)
+
 
 METRICS = "metrics.json"
 LOOP_TOKENS = 24  # that are copies of what stood a period before, at least
@@ -90,12 +99,8 @@ def read_answers(path: Path | str, shapes: int) -> list[list[Answer]]:
         try:
             row = json.loads(line)
             result = out[row.pop("result")]
-            columns: Any = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in row.items()
-            }
-            columns.pop("shape", None)
-            result.append(Answer(**columns))
+            row.pop("shape", None)
+            result.append(Answer.read(row))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise ValueError(
                 f"{path}, line {number}: not an answer of specdec evaluate: {error!r}"

@@ -33,6 +33,11 @@ def evaluation_notes(metrics: Json) -> list[str]:
         notes += answer_warnings(f"Warning: {result['shape']}", result)
     notes += few_prompts(min(result["prompts"] for result in results))
     notes += override_notes([metrics.get("drafter", {})])
+    if points := metrics.get("provenance", {}).get("continued_after_prompts"):
+        after = " and ".join(f"{point:,}" for point in points)
+        notes.append(
+            f"Interrupted after {after} prompts and continued: times are of several processes."
+        )
     suite = metrics.get("settings", {}).get("suite")
     return [*notes, *(suite_notes(suite) if suite else [])]
 

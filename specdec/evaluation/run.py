@@ -17,6 +17,7 @@ from specdec.drafter.io import located
 from specdec.evaluation.benchmark import (
     Converse,
     benchmark,
+    continued_after,
     parse_baseline,
 )
 from specdec.evaluation.compare import different_settings
@@ -36,7 +37,9 @@ from specdec.evaluation.table import write_table
 from specdec.nn.backend import matmul_backend
 from specdec.report.tables import print_report, write_report
 from specdec.utils.config import new_run
-from specdec.utils.files import staged_directory, write_json
+from specdec.utils.files import cache_place, staged_directory, write_json
+from specdec.utils.journal import Journal
+from specdec.utils.machine import code_version
 from specdec.utils.numbers import NonNegative, Side, Whole
 from specdec.utils.progress import progress
 from specdec.utils.reading import check_sums, read_json
@@ -112,7 +115,8 @@ def evaluate_command(config: EvaluationConfig) -> int:
     """Decode prompts with a saved drafter: acceptance length, acceptance by position, speed-up over plain decoding.
 
     Writes metrics.json, report.md, its figure (report.png, .pdf, .svg, .csv) and every answer's counts and times,
-    answers.jsonl. The exit status is 1 if a certificate was asked for and does not hold.
+    answers.jsonl. The exit status is 1 if a certificate was asked for and does not hold. The same command continues an
+    evaluation that was interrupted.
 
     Example: specdec evaluate --target embedded --drafter runs/quickstart/drafter --prompts mt_bench.jsonl
     """
@@ -223,15 +227,20 @@ def evaluate(
     with staged_directory(out) as folder:
         prompts = config.load_prompts()
         pair = pair or config.load_pair(config.drafter)
-        with progress(title, "prompt", len(prompts)) as advance:
+        context = _context(config, pair, prompts, suite)
+        with (
+            progress(title, "prompt", len(prompts)) as advance,
+            _journal_of(out, context) as journal,
+        ):
             answers = benchmark(
                 pair.target, pair.drafter, shapes, prompts, config.max_new_tokens, sampling=config.sampling,
                 converse=_converse(config), plain=config.plain, baselines=baselines, batch=config.batch_size,
-                compiled=config.compile, advance=advance, on_skip=skipped.append,
+                compiled=config.compile, advance=advance, on_skip=skipped.append, journal=journal,
             )  # fmt: skip
+        if points := continued_after(journal):
+            context["provenance"]["continued_after_prompts"] = points
         drafted = answers[: len(shapes)]
         compared = zip(baselines, answers[len(shapes) :], strict=True)
-        context = _context(config, pair, prompts, suite)
         metrics = {
             "results": [
                 shape_summary(shape.name, shape.describe(), of_shape)
@@ -247,11 +256,21 @@ def evaluate(
         write_answers(folder / ANSWERS, [shape.name for shape in shapes], drafted)
         _write_report(folder, metrics)
         write_json(folder / METRICS, metrics)
+    journal.path.unlink()
     if config.certify:  # decodes everything again; whatever becomes of it, the evaluation stays
         left_out = {prompt.prompt_id for prompt in skipped}
         decoded = [prompt for prompt in prompts if prompt.prompt_id not in left_out]
         _certify(config, pair, shapes, decoded, out, metrics)
     return metrics
+
+
+def _journal_of(out: Path, context: dict[str, Any]) -> Journal:
+    """The journal of an evaluation; another target, drafter or setting, other code, or another machine, has another."""
+    machine = {name: context["provenance"][name] for name in ("cpu", "cores", "gpus", "versions")}
+    made_of = {name: context[name] for name in ("target", "drafter", "settings")}
+    settings = {"out": str(out.resolve()), "code": code_version(), "machine": machine, **made_of}
+    path = cache_place("evaluations", settings).with_suffix(".journal")
+    return Journal(path, "specdec.evaluate", json.loads(json.dumps(settings)))
 
 
 def _converse(config: EvaluationConfig) -> Converse:

@@ -9,9 +9,7 @@ key, its settings, the prompts and the code. Names of arms, threads and the mach
 import dataclasses
 import functools
 import glob
-import hashlib
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +21,10 @@ from specdec.target import TargetSource
 from specdec.training.run_directory import decisive_settings
 from specdec.utils import trust
 from specdec.utils.config import normalize_config
-from specdec.utils.machine import provenance
+from specdec.utils.machine import code_version, digest
 from specdec.utils.reading import sha256
 
 DIGITS = 16  # of a key, hexadecimal
-LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
-PACKAGE = Path(__file__).parents[1]
-OF_CODE = (".py", ".yaml", ".jinja", ".txt", ".jsonl")
 # weights, configuration, tokenizer, code
 OF_A_TARGET = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".py")
 
@@ -43,29 +38,6 @@ def key_of(kind: str, decisive: Any) -> str:
         file = Path(module.origin)
         modules[name] = content_hashes(str(file.parent if file.name == "__init__.py" else file))
     return digest([kind, decisive, code_version(), modules])[:DIGITS]
-
-
-@functools.cache
-def code_version() -> dict[str, Any]:
-    """The code that runs, Python included: the embedded data is its library.
-
-    A checkout with changes is known by what its files hold: git's commit does not tell two changes apart.
-    """
-    facts = provenance()
-    code = {name: facts[name] for name in ("git_commit", "git_dirty", "python")}
-    versions = {name: facts["versions"][name] for name in LIBRARIES}
-    return code | {"versions": versions, "files": files_of_code(PACKAGE)}
-
-
-def files_of_code(package: Path) -> str:
-    """SHA-256 of what a package's modules, and the files that they read, hold."""
-    files = sorted(file for file in package.rglob("*") if file.suffix in OF_CODE)
-    return digest([[file.relative_to(package).as_posix(), sha256(file)] for file in files])
-
-
-def digest(value: Any) -> str:
-    """SHA-256, hexadecimal, of JSON-able data; the order of keys does not matter."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def fit_decisive(arm: Arm, features: str) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 import contextlib
 import datetime
 import functools
+import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -14,12 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from specdec import __version__
+from specdec.utils.reading import sha256
 from specdec.utils.trust import redacted_words
 
 DISTRIBUTIONS = (
     "torch", "lightning", "transformers", "tokenizers", "datasets", "torchmetrics", "safetensors", "numpy",
     "jsonargparse", "omegaconf",
 )  # fmt: skip
+# decide the numbers of a job
+LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
+PACKAGE = Path(__file__).parents[1]
+OF_CODE = (".py", ".yaml", ".jinja", ".txt", ".jsonl")
 command_line: list[str] = list(sys.argv)
 """The command line as typed, for the record of what it makes; :func:`specdec.cli.main` sets it."""
 
@@ -52,6 +59,29 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
         "git_commit": commit,
         "git_dirty": dirty,
     }
+
+
+@functools.cache
+def code_version() -> dict[str, Any]:
+    """The code that runs, Python included: the embedded data is its library.
+
+    A checkout with changes is known by what its files hold: git's commit does not tell two changes apart.
+    """
+    facts = provenance()
+    code = {name: facts[name] for name in ("git_commit", "git_dirty", "python")}
+    versions = {name: facts["versions"][name] for name in LIBRARIES}
+    return code | {"versions": versions, "files": files_of_code(PACKAGE)}
+
+
+def files_of_code(package: Path) -> str:
+    """SHA-256 of what a package's modules, and the files that they read, hold."""
+    files = sorted(file for file in package.rglob("*") if file.suffix in OF_CODE)
+    return digest([[file.relative_to(package).as_posix(), sha256(file)] for file in files])
+
+
+def digest(value: Any) -> str:
+    """SHA-256, hexadecimal, of JSON-able data; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from specdec.studies.keys import (
 from specdec.studies.study import Study
 from specdec.target import TargetSource
 from specdec.training.run_directory import changes_numbers
+from specdec.utils import machine
 
 
 def key(arm: Arm, seed: int = 0, features: str = "on_the_fly") -> str:
@@ -107,12 +108,12 @@ def test_a_target_is_its_files_and_its_dtype(target_directory: Path, tmp_path: P
 
 def test_the_code_is_in_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its commit, whether the checkout has changes, the libraries' versions, and modules of the user's own."""
-    versions = dict.fromkeys(keys.LIBRARIES, "1")
+    versions = dict.fromkeys(machine.LIBRARIES, "1")
     found = {"git_commit": "a", "git_dirty": False, "python": "3", "versions": versions}
 
     def of(**changes: Any) -> str:
-        keys.code_version.cache_clear()
-        monkeypatch.setattr(keys, "provenance", lambda: found | changes)
+        machine.code_version.cache_clear()
+        monkeypatch.setattr(machine, "provenance", lambda: found | changes)
         return key_of("evaluate", ["fit", {"a": 1}])
 
     told = [of(), of(git_commit="b"), of(git_dirty=True), of(versions=versions | {"torch": "2"})]
@@ -123,4 +124,4 @@ def test_the_code_is_in_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     own = of()
     (tmp_path / "counted_parts.py").write_text("X = 2\n\n")
     assert len({told[0], own, of()}) == 3
-    keys.code_version.cache_clear()
+    machine.code_version.cache_clear()

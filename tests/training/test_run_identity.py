@@ -9,8 +9,8 @@ import pytest
 from specdec.cli import main
 from specdec.drafter import load_drafter
 from specdec.export.card import trained
-from specdec.studies.keys import files_of_code
 from specdec.training.run_directory import run_key
+from specdec.utils.machine import files_of_code
 from tests.short_run import short_run
 
 

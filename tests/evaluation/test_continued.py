@@ -1,0 +1,170 @@
+"""An evaluation that is interrupted, and the same command again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.cli import main
+from specdec.evaluation import benchmark as module
+from specdec.evaluation import run
+from specdec.evaluation.metrics import Answer, read_answers
+
+TIMES = {"seconds", "plain_seconds", "draft_ms", "verify_ms"}
+PROMPTS = 22
+TOO_LONG = (3, 17)  # of the prompts, for the target
+
+
+class Killed(BaseException):
+    """As a process that ends: nothing catches it."""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(run, "plot", lambda metrics, path: path.touch())
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> list[str]:
+    rows = [
+        {"prompt_id": f"{n}", "prompt": "def f(" * (300 if n in TOO_LONG else 1 + n % 3), "category": f"{n % 2}"}
+        for n in range(PROMPTS)
+    ]  # fmt: skip
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [
+        "evaluate", "--target", str(target_directory), "--drafter", str(drafter_directory), "--prompts",
+        str(tmp_path / "p.jsonl"), "--shape", "chain:depth=2", "chain:depth=1", "--max_new_tokens", "6",
+        "--compile", "off", "--sampling.temperature", "1", "--sampling.rule", "without_replacement",
+    ]  # fmt: skip
+
+
+def decoded(monkeypatch: pytest.MonkeyPatch, ends_after: int | None = None) -> list[str]:
+    """The ids of the prompts that are decoded from now on; the process ends after so many."""
+    prompts: list[str] = []
+    real = module._Decoders.decode_wave
+
+    def decode_wave(self: Any, wave: Sequence[module.PromptRun], seed: int) -> None:
+        if ends_after is not None and len(prompts) >= ends_after:
+            raise Killed
+        prompts.extend(prompt_run.prompt.prompt_id for prompt_run in wave)
+        real(self, wave, seed)
+
+    monkeypatch.setattr(module._Decoders, "decode_wave", decode_wave)
+    return prompts
+
+
+def untimed(folder: Path) -> list[list[dict[str, Any]]]:
+    def columns(answer: Answer) -> dict[str, Any]:
+        return {name: value for name, value in answer._asdict().items() if name not in TIMES}
+
+    return [
+        [columns(answer) for answer in of_shape]
+        for of_shape in read_answers(folder / "answers.jsonl", 2)
+    ]
+
+
+@pytest.mark.parametrize(("batch", "ends_after"), [(1, 1), (1, 9), (2, 8), (2, 16)])
+def test_the_same_command_decodes_the_rest_and_all_answers_are_the_same(
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, batch: int,
+    ends_after: int,
+) -> None:  # fmt: skip
+    arguments = [*arguments, "--batch_size", str(batch)]
+    whole = tmp_path / "whole"
+    assert main([*arguments, "--out", str(whole)]) == 0
+    killed = [*arguments, "--out", str(tmp_path / "killed")]
+    with monkeypatch.context() as patch:
+        before = decoded(patch, ends_after)
+        with pytest.raises(Killed):
+            main(killed)
+    (journal,) = cache.glob("evaluations/*.journal")
+    assert not (tmp_path / "killed").exists()
+    with monkeypatch.context() as patch:
+        rest = decoded(patch)
+        assert main(killed) == 0
+    assert before + rest == [f"{n}" for n in range(PROMPTS)]
+    assert untimed(tmp_path / "killed") == untimed(whole) and not journal.exists()
+    metrics = json.loads((tmp_path / "killed/metrics.json").read_text())
+    expected = json.loads((whole / "metrics.json").read_text())
+    assert metrics["skipped"] == expected["skipped"] and len(metrics["skipped"]) == len(TOO_LONG)
+    assert metrics["provenance"]["continued_after_prompts"] == [len(before)]
+    assert "continued_after_prompts" not in expected["provenance"]
+    assert f"Interrupted after {len(before)} prompts" in (tmp_path / "killed/report.md").read_text()
+
+
+def test_an_evaluation_may_be_interrupted_twice(
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*arguments, "--out", str(tmp_path / "out")]
+    for ends_after in (4, 7):
+        with monkeypatch.context() as patch:
+            decoded(patch, ends_after)
+            with pytest.raises(Killed):
+                main(arguments)
+    assert main(arguments) == 0
+    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    assert metrics["provenance"]["continued_after_prompts"] == [4, 11]
+    assert metrics["results"][0]["prompts"] == PROMPTS - len(TOO_LONG)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["--sampling.seed", "1"],
+        ["--max_new_tokens", "7"],
+        ["--shape", "chain:depth=2", "chain:depth=3"],
+        ["--limit", "20"],
+        ["--out", "OTHER"],
+    ],
+)
+def test_another_evaluation_begins_at_the_first_prompt(
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, change: list[str]
+) -> None:  # fmt: skip
+    arguments = [*arguments, "--out", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+        decoded(patch, 5)
+        with pytest.raises(Killed):
+            main(arguments)
+    with monkeypatch.context() as patch:
+        prompts = decoded(patch)
+        change = [word.replace("OTHER", str(tmp_path / "other")) for word in change]
+        assert main([*arguments, *change]) == 0
+    assert prompts[0] == "0"
+
+
+def test_a_changed_bit_in_what_was_decoded_is_named(
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:  # fmt: skip
+    arguments = [*arguments, "--out", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+        decoded(patch, 5)
+        with pytest.raises(Killed):
+            main(arguments)
+    (journal,) = cache.glob("evaluations/*.journal")
+    content = bytearray(journal.read_bytes())
+    content[len(content) // 2] ^= 1
+    journal.write_bytes(content)
+    assert main(arguments) == 2
+    assert f"{journal}, line" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_one_prompt_at_most(
+    arguments: list[str], tmp_path: Path, cache: Path
+) -> None:
+    command = [sys.executable, "-m", "specdec", *arguments, "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, env=os.environ | {"SPECDEC_CACHE": str(cache)}) as process:
+        while sum(path.read_bytes().count(b"\n") for path in cache.glob("evaluations/*")) < 6:
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    subprocess.run(command, env=os.environ | {"SPECDEC_CACHE": str(cache)}, check=True)
+    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    (point,) = metrics["provenance"]["continued_after_prompts"]
+    assert point >= 5 and metrics["results"][0]["prompts"] == PROMPTS - len(TOO_LONG)
