@@ -226,7 +226,8 @@ class PaperFigure:
         height = panel.axes.get_position().height * self.figure.get_figheight()
         panel.axes.set_xlabel(across)
         panel.axes.set_ylabel(label(unit, int(height * CHARACTERS)), linespacing=LINE_SPACING)
-        panel.axes.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 5, 10], integer=True))
+        whole = MaxNLocator(12, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
+        panel.axes.xaxis.set_major_locator(whole)
         return panel
 
     def dots(

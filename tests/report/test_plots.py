@@ -109,3 +109,13 @@ def test_lines_of_a_title_are_of_about_equal_length() -> None:
     assert plots.label(text, 40) == text
     assert plots.label("word " * 40, 10).endswith("...")
     assert plots.label("$x", 10) == r"\$x"
+
+
+def test_places_are_whole_numbers_even_if_there_is_one() -> None:
+    with plots.paper_style():
+        panel = PaperFigure(1, 1, 1.8).curves("Acceptance", "share of passes", "draft position")
+        for shift in (-0.075, 0.075):
+            panel.curve("drafter", {1: Point(0.5, 0.25, 0.75)}, LOOK, shift=shift)
+        low, high = panel.axes.get_xlim()
+        ticks = panel.axes.get_xticks()
+    assert [tick for tick in ticks if low <= tick <= high] == [1]
