@@ -177,7 +177,7 @@ def declared_in(study: str) -> list[list[str]]:
     return lines
 
 
-@pytest.mark.parametrize("study", ["drift", "recurrence", "transplant"])
+@pytest.mark.parametrize("study", ["short_chains", "drift", "recurrence", "transplant"])
 def test_declared_outcomes_of_a_study_with_data_are_those_of_its_card(study: str) -> None:
     rows = cells(section(study), DRIFT)
     assert [[row[0], *row[3:]] for row in rows] == declared_in(study)
@@ -223,17 +223,18 @@ def test_an_interval_of_drift_is_recomputed_from_its_data(arms: tuple[str, str])
 
 
 @pytest.mark.parametrize(
-    ("study", "arms"),
+    ("study", "depth", "arms"),
     [
-        ("drift", ("fc_norm=on norm_output=on", "fc_norm=off norm_output=off")),
-        ("recurrence", ("recurrence=unit_size", "recurrence=norm_output")),
-        ("transplant", ("fc_norm=on norm_output=on", "fc_norm=off norm_output=off")),
+        ("short_chains", 3, ("design=EAGLE-3.1", "design=EAGLE-3")),
+        ("drift", 8, ("fc_norm=on norm_output=on", "fc_norm=off norm_output=off")),
+        ("recurrence", 8, ("recurrence=unit_size", "recurrence=norm_output")),
+        ("transplant", 8, ("fc_norm=on norm_output=on", "fc_norm=off norm_output=off")),
     ],
 )
 def test_the_command_on_the_page_prints_what_the_page_says(
-    study: str, arms: tuple[str, str]
+    study: str, depth: int, arms: tuple[str, str]
 ) -> None:
-    three = recomputed(str(STUDIES / study), "acceptance length, chain of 8", *arms)
+    three = recomputed(str(STUDIES / study), f"acceptance length, chain of {depth}", *arms)
     assert "{:.4f} [{:.4f}, {:.4f}]".format(*three) in section(study)
 
 
@@ -267,3 +268,25 @@ def test_seeds_vary_initialization_alone() -> None:
     ]
     assert {fit["data"]["init_args"]["seed"] for fit in fits} == {0}
     assert {fit["seed_everything"] for fit in fits} == {0, 1, 2}
+
+
+def test_ratios_of_short_chains_are_those_of_its_card() -> None:
+    card = json.loads((STUDIES / "short_chains/card.json").read_text())
+    text = " ".join(section("short_chains").split())
+    for row in card["primary"][:3]:
+        value, low, high = (f"{row['ratio'][key]:.2f}" for key in ("value", "low", "high"))
+        assert f"{value} [{low}, {high}]" in text
+    quantities = {quantity["name"]: quantity["arms"] for quantity in card["quantities"]}
+    lengths = [
+        f"{quantities[f'acceptance length, chain of {k}']['design=EAGLE-3']['value']:.2f}"
+        for k in (1, 2, 3)
+    ]
+    assert "{}, {} and {}".format(*lengths) in text
+    positions = quantities["acceptance at position 2-3, chain of 3"]
+    later = (f"{positions[f'design={name}']['value']:.2f}" for name in ("EAGLE-3.1", "EAGLE-3"))
+    assert "{} against {}".format(*later) in text
+    curve = next(c for c in card["curves"] if c["title"] == "Acceptance by position, chain of 3")
+    first = (
+        f"{curve['arms'][f'design={name}'][0]['value']:.2f}" for name in ("EAGLE-3.1", "EAGLE-3")
+    )
+    assert "accepts {} against {}".format(*first) in text
