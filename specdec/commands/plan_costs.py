@@ -21,9 +21,8 @@ class Device(NamedTuple):
 
     memory: float  # bytes
     flops: float  # a second, of dense products in 16 bits
-    float32_flops: (
-        float  # the same in float32, whose products torch doesn't round to TF32 by default
-    )
+    # the same in float32, whose products torch doesn't round to TF32 by default
+    float32_flops: float
 
     def flops_in(self, dtype: str) -> float:
         """Return the operations a second of products in a dtype."""

@@ -45,14 +45,12 @@ class Skeleton(NamedTuple):
     """The text that a template writes around the texts of a conversation of one shape."""
 
     switches: Switches
-    slots: tuple[
-        tuple[int, str], ...
-    ]  # number of the message and key of the text, in the row's order
+    # number of the message and key of the text, in the row's order
+    slots: tuple[tuple[int, str], ...]
     parts: tuple[str, ...]  # of the row: before, between and behind the texts
     closing: str  # with which the rendering ends instead of the last part
-    spans: tuple[
-        tuple[int, int, int, int], ...
-    ]  # part and offset of the first character, and of the one past the last
+    # part and offset of the first character, and of the one past the last
+    spans: tuple[tuple[int, int, int, int], ...]
 
 
 @dataclass

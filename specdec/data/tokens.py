@@ -42,9 +42,8 @@ class EncodedDocument(NamedTuple):
     loss_mask_T: Tensor  # bool, True where token x_j is supervised
     length: int  # tokens before the cut
     supervised: int  # supervised tokens before the cut
-    conversation: (
-        int  # number of its conversation, ascending; all documents of one are trained on, or none
-    )
+    # number of its conversation, ascending; all documents of one are trained on, or none
+    conversation: int
 
 
 class _Group(NamedTuple):

@@ -29,9 +29,8 @@ class Chunk(NamedTuple):
     """What one target pass committed: drafts that it accepted, and then one token of the target's own."""
 
     ids: list[int]
-    texts: list[
-        str
-    ]  # of each token; where several write one character, it stands at the last of them
+    # of each token; where several write one character, it stands at the last of them
+    texts: list[str]
     accepted: int  # so many of the ids, from the first, are accepted drafts
 
     @property
@@ -45,9 +44,8 @@ class Generation:
     """Tokens generated after a prompt, and how."""
 
     ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
-    accepted: tuple[
-        int, ...
-    ]  # per target pass: tokens committed less the last, the bonus or an end token
+    # per target pass: tokens committed less the last, the bonus or an end token
+    accepted: tuple[int, ...]
     seconds: float  # wall time, prompt included; of a batch, this sequence's share of it
     draft_ms: tuple[float, ...] = ()  # per target pass: drafting for it, for the whole batch
     # per target pass: the pass, its acceptance and its commit, for the whole batch

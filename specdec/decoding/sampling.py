@@ -107,9 +107,8 @@ class AcceptanceNoise(NamedTuple):
     """All randomness in accepting, independent of the randomness in drafting."""
 
     uniform_BN: Tensor  # in [0, 1), one for each node
-    exponential_BLV: (
-        Tensor  # Exp(1), for :func:`draw`; one a level: the root's draws the token after the root
-    )
+    # Exp(1), for :func:`draw`; one a level: the root's draws the token after the root
+    exponential_BLV: Tensor
 
 
 NO_NOISE = AcceptanceNoise(torch.empty(0), torch.empty(0))  # for a rule that reads none

@@ -130,9 +130,8 @@ def _trained(setup: SetUp, compared: list[PackedDocument]) -> Finding:
     target = setup.target
     config = setup.drafter.config
     drafter = setup.precise()
-    scores: dict[
-        int, Tensor
-    ] = {}  # of every token that the drafter knows, by how far off the boundaries are
+    # of every token that the drafter knows, by how far off the boundaries are
+    scores: dict[int, Tensor] = {}
     for by in (0, -1, 1):
         layers = tuple(b + by for b in config.aux_layers)
         parts = []

@@ -44,9 +44,8 @@ EXPORTED = "training and export"
 class DraftOutputs(NamedTuple):
     """The features that a drafter reads and its predictions, at every slot and depth."""
 
-    features_AKH: (
-        Tensor  # at depth 0 the target's fused states, further on the output of the step before
-    )
+    # at depth 0 the target's fused states, further on the output of the step before
+    features_AKH: Tensor
     log_probs_AKV: Tensor  # of the token after next, float32 at least; -inf for tokens that the drafter does not know
 
 
@@ -119,9 +118,8 @@ class ParityRow(NamedTuple):
     agree: int  # slots at which both have the same most likely token
     gap: float  # largest difference of a log-probability; infinite if the two know other tokens, or one is no number
     share: float  # the same, as a share of the range of the log-probabilities
-    feature_share: (
-        float  # largest difference of features read, as a share of the largest number there
-    )
+    # largest difference of features read, as a share of the largest number there
+    feature_share: float
     allowed: float  # the largest share that is rounding
 
     @property

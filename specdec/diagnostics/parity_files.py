@@ -35,9 +35,8 @@ class ServedDrafter(NamedTuple):
     """A drafter as the engine has it."""
 
     settings: Settings
-    weights: dict[
-        str, Tensor
-    ]  # by the file's names, with the target's embedding and head if need be
+    # by the file's names, with the target's embedding and head if need be
+    weights: dict[str, Tensor]
     target_ids_D: Tensor  # int64, the target's token for each of the drafter's
 
 

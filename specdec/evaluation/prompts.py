@@ -27,15 +27,12 @@ class Prompt(NamedTuple):
 
     prompt_id: str
     category: str | None
-    turns: (
-        list[str] | None
-    )  # user turns of a conversation whose answers the target gives (MT-bench)
-    messages: (
-        list[Message] | None
-    )  # a conversation that ends with a user turn: role and content of each
-    text: (
-        str | None
-    )  # raw text, used as it is; empty if the prompt or a part of it is blank, which cannot be asked
+    # user turns of a conversation whose answers the target gives (MT-bench)
+    turns: list[str] | None
+    # a conversation that ends with a user turn: role and content of each
+    messages: list[Message] | None
+    # raw text, used as it is; empty if the prompt or a part of it is blank, which cannot be asked
+    text: str | None
 
 
 def load_prompts(

@@ -19,9 +19,8 @@ class Subject(NamedTuple):
 
     config: DrafterConfig
     own_embedding: bool = False  # whether the token embedding is another than the target's
-    own_head: bool = (
-        False  # whether the head knows fewer tokens than the target's, or has other weights
-    )
+    # whether the head knows fewer tokens than the target's, or has other weights
+    own_head: bool = False
     entry_bias: bool = False  # whether a narrow entry adds a bias that is not zero
     architecture: str = ""  # of the target, as its config.json names the class
     # see engine_targets: window_of_all_layers, heads_of_mixed

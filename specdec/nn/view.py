@@ -126,9 +126,8 @@ class View(NamedTuple):
 
     positions_BT: Tensor  # int64, RoPE positions
     visibility: Visibility  # which keys each node may attend to
-    key_positions_BS: (
-        Tensor  # int64, position of every key column; what sliding windows measure from
-    )
+    # int64, position of every key column; what sliding windows measure from
+    key_positions_BS: Tensor
     # int64, where the nodes' keys are written; None without a static cache
     slots_BT: Tensor | None = None
     cache: KVCache | None = None  # None: attend to the nodes' own keys only

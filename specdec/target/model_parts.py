@@ -38,9 +38,8 @@ class ModelParts(NamedTuple):
     attends: tuple[bool, ...]  # per layer, whether it takes a mask
     recurrent: tuple[bool, ...]  # per layer, whether it carries a state from token to token
     mask_argument: int  # place of ``attention_mask`` among a layer's positional arguments
-    cache_argument: (
-        str  # the name under which the decoder and the model take and return their cache
-    )
+    # the name under which the decoder and the model take and return their cache
+    cache_argument: str
 
 
 def model_parts(model: PreTrainedModel) -> ModelParts:

@@ -29,9 +29,8 @@ class LossRows(NamedTuple):
     draft_RD: Tensor  # the drafter's logits
     p_RD: Tensor  # the target's probabilities, renormalized on the draft vocabulary
     log_p_RD: Tensor  # their logarithm
-    log_mass_R: (
-        Tensor  # log of what the target's whole distribution has on the draft vocabulary, <= 0
-    )
+    # log of what the target's whole distribution has on the draft vocabulary, <= 0
+    log_mass_R: Tensor
     token_R: Tensor  # int64, draft id of the target's most likely token within the draft vocabulary
 
 
