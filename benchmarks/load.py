@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,9 +115,28 @@ def _anonymous(session: int) -> Iterator[float]:
 # --- the parts -------------------------------------------------------------------------------------------------------
 
 
+CHAT = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def chat_target(folder: Path) -> Path:
+    """The target that comes with specdec, with a chat template."""
+    from specdec.target import TargetSource
+
+    shutil.copytree(TargetSource().directory(), folder)
+    (folder / "SHA256SUMS").unlink()
+    tokenizer = TargetSource().load_tokenizer()
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def conversations(place: Path, size: float) -> list[dict[str, Any]]:
     """100,000 conversations, tokenized by ``fit``, and again with a kill halfway; then a million with a kill."""
     lines: list[dict[str, Any]] = []
+    target = chat_target(place / "target")
     for count, killed_at in ((100_000, None), (100_000, 0.5), (1_000_000, 0.5)):
         count = round(count * size)
         harness.tell(f"{count:,} conversations{', killed halfway' if killed_at else ''}")
@@ -124,7 +144,8 @@ def conversations(place: Path, size: float) -> list[dict[str, Any]]:
         if not file.exists():
             write_conversations(file, count, 1, WORDS)
         argv = [
-            "fit", "--data", "ChatData", "--data.train", str(file), "--data.val_fraction", "0.001",
+            "fit", "--model.target.source", str(target), "--data", "ChatData",
+            "--data.train", str(file), "--data.val_fraction", "0.001",
             "--trainer.max_steps", "1", "--trainer.accelerator", "cpu", "--trainer.limit_val_batches", "1",
             "--acceptance.every_n_validations", "0", "--out",
         ]  # fmt: skip
