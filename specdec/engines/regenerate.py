@@ -14,6 +14,7 @@ from specdec.engines.answers import InProcess, RegenerateConfig
 from specdec.engines.client import Endpoint
 from specdec.engines.dialogue import Dialogue, TurnAnswer
 from specdec.engines.remote import Remote
+from specdec.target.identity import IDENTIFYING
 from specdec.utils.files import staged, write_json, write_text
 from specdec.utils.journal import Journal
 from specdec.utils.machine import provenance
@@ -60,7 +61,8 @@ def regenerate(config: RegenerateConfig) -> int:
                 "asking": {name: getattr(config, name) for name in ASKING},
                 "input": {"rows": len(rows), "sha256": digest},
             }
-            with Journal(path, "specdec.regenerate", about) as journal:
+            settings = about | {"target": _named(identity)}
+            with Journal(path, "specdec.regenerate", settings) as journal:
                 try:
                     _answer(rows, answering, journal)
                 except ValueError as error:
@@ -91,12 +93,17 @@ def _answering(config: RegenerateConfig) -> tuple[InProcess | Remote, dict[str, 
         target = config.target.load(config.device)
         ends = sorted(target.eos_token_ids)
         identity = {"engine": config.engine, **target.identity, "eos_token_ids": ends}
-        # a message of another tokenizer says whose
-        identity["tokenizer"] = f"{identity['source']}: {identity['tokenizer']}"
         return InProcess(target, config), identity
     endpoint = Endpoint(config.url)
     model = config.model or endpoint.model()
     return Remote(endpoint, model, config), {"engine": config.engine, "model": model}
+
+
+def _named(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return the identity with the target's source at every digest: a message of another digest says whose it is."""
+    digests = {name: identity.get(name) for name in IDENTIFYING if name != "dtype"}
+    named = {name: f"{identity['source']}: {digest}" for name, digest in digests.items() if digest}
+    return identity | named
 
 
 def _read_rows(config: RegenerateConfig) -> tuple[list[Dialogue], list[str]]:

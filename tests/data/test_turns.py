@@ -8,7 +8,7 @@ import pytest
 from benchmarks.chat_oracle.tokenizers import sources, tokenizer_of
 from specdec.data.chat import PLACE, Report, conversation, encode
 from specdec.data.rows import DataRow
-from tests.data.tiny import CHATML, tiny_tokenizer
+from tests.data.tiny import CHATML, NO_GENERATION_PROMPT, tiny_tokenizer
 
 ASKED = {"role": "user", "content": "what is it?"}
 FOUR = {"role": "assistant", "content": "four"}
@@ -60,9 +60,7 @@ def refused(
     name: str, messages: list[dict[str, Any]], tools: Any = None, template: str | None = None
 ) -> str:
     """The one reason why nothing is learned of a row."""
-    tokenizer = tokenizer_of(name)
-    if template is not None:
-        tokenizer = tiny_tokenizer(template)
+    tokenizer = tokenizer_of(name) if template is None else tiny_tokenizer(template)
     texts, reasons = learned(tokenizer, {"messages": messages, "tools": tools})
     assert texts == []
     return next(iter(reasons))
@@ -249,3 +247,27 @@ def test_thoughts_in_parts_and_functions_of_the_older_kind_are_read() -> None:
     )
     assert row.messages[1] == FOUR | {"reasoning_content": "add"}
     assert row.tools == [{"type": "function", "function": {"name": "f"}}]
+
+
+# --- what mutations of template.py survived
+
+
+def test_a_template_without_generation_prompt_is_refused_with_tools_too() -> None:
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}" + NO_GENERATION_PROMPT
+    for tools in (None, TOOLS):
+        assert "has no generation prompt there" in refused("", [ASKED, FOUR], tools, template)
+
+
+def test_a_thought_needs_a_place_in_the_template() -> None:
+    thoughtful = FOUR | {"reasoning_content": "two and two"}
+    assert "no place for its thought" in refused("", [ASKED, thoughtful], None, CHATML)
+
+
+def test_a_turn_is_cut_out_only_where_all_before_it_is_the_same() -> None:
+    """The number at the beginning is that of the last message's characters."""
+    counted = "{{ messages[-1]['content'] | length }}" + CHATML
+    texts, _ = learned(tiny_tokenizer(CHATML), {"messages": [ASKED, FOUR]})
+    assert texts == ["four<|im_end|>"]
+    assert "does not begin it with its own generation prompt" in refused(
+        "", [ASKED, FOUR], None, counted
+    )

@@ -445,3 +445,19 @@ def test_a_journal_is_of_one_tokenizer(
     assert run(copy, chats, out) == 2
     error = capsys.readouterr().err
     assert "out.jsonl.journal" in error and f"target.tokenizer {copy}: " in error
+
+
+def test_a_journal_is_of_one_targets_weights_to_the_last_bit(
+    chat_target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(chat_target, tmp_path / "copy"))
+    out = tmp_path / "out.jsonl"
+    assert run(copy, chats, out) == 0
+    (weights,) = copy.glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    # the lowest bit of a float32
+    content[-4] ^= 1
+    weights.write_bytes(content)
+    assert run(copy, chats, out) == 2
+    error = capsys.readouterr().err
+    assert "out.jsonl.journal" in error and f"target.exact {copy}: " in error
