@@ -41,7 +41,7 @@ MB = 1e6
 # --- a command, watched ----------------------------------------------------------------------------------------------
 
 
-class Watched:
+class WatchedCommand:
     """A command of specdec in its own process; ``samples`` are (seconds, MB of anonymous memory of its session)."""
 
     def __init__(self, argv: list[str], cache: Path, log: Path) -> None:
@@ -167,13 +167,13 @@ def _tokenized(place: Path, argv: list[str], count: int, killed_at: float | None
     peaks = []
     if killed_at is not None:
         half = max(1, int(killed_at * count / (PART * CHUNK)))
-        with Watched([*argv, str(place / "run")], cache, place / "killed.log") as command:
+        with WatchedCommand([*argv, str(place / "run")], cache, place / "killed.log") as command:
             command.until(lambda: len(list(cache.glob("tokens/*.begun/0*/SHA256SUMS"))) >= half)
             line["seconds_before"] = command.seconds
             command.kill()
             peaks.append(command.peak_mb)
     again = ["--ckpt_path", "auto"] if killed_at is not None else []
-    with Watched([*argv, str(place / "run"), *again], cache, place / "log") as command:
+    with WatchedCommand([*argv, str(place / "run"), *again], cache, place / "log") as command:
         command.until(lambda: any(cache.glob("rows/*/SHA256SUMS")))
         line["seconds"] = command.seconds
         peaks.append(command.finish().peak_mb)
@@ -194,12 +194,13 @@ def steps(place: Path, size: float) -> list[dict[str, Any]]:
     run = place / "run"
     argv = [
         "fit", *a.model_and_data(), "--trainer.accelerator", "cpu", "--trainer.max_steps", str(count),
-        "--trainer.val_check_interval", str(count // 20), "--trainer.limit_val_batches", "2",
+        "--trainer.val_check_interval", str(count // 20), "--trainer.check_val_every_n_epoch", "null",
+        "--trainer.limit_val_batches", "2",
         "--checkpoint.every_n_train_steps", str(count // 20), "--acceptance.max_new_tokens", "8",
         "--trainer.log_every_n_steps", "1", "--out", str(run),
     ]  # fmt: skip
     lines: list[dict[str, Any]] = []
-    with Watched(argv, place / "cache", place / "log") as command:
+    with WatchedCommand(argv, place / "cache", place / "log") as command:
         for mark in MARKS[:-1]:
             at = round(mark * count)
             command.until(lambda at=at: len(world.losses(run)) >= at)
@@ -208,7 +209,7 @@ def steps(place: Path, size: float) -> list[dict[str, Any]]:
     return [*lines, _so_far(run, command, count)]
 
 
-def _so_far(run: Path, command: Watched, step: int) -> dict[str, Any]:
+def _so_far(run: Path, command: WatchedCommand, step: int) -> dict[str, Any]:
     """What a run takes now; the memory is the most of the last two seconds."""
     files = [path for path in run.rglob("*") if path.is_file()]
     last = command.samples[-1][0]
@@ -233,13 +234,13 @@ def prompts(place: Path, size: float) -> list[dict[str, Any]]:
     world.make_target(a.target)
     rows = [{"prompt_id": str(n), "prompt": f"def view_{n}(self, x):"} for n in range(count)]
     write_text(a.prompts, "".join(json.dumps(row) + "\n" for row in rows))
-    with Watched(
+    with WatchedCommand(
         a.fit(a.run, "--trainer.max_steps", "40"), place / "cache", place / "fit.log"
     ) as fit:
         fit.finish()
     more = ["--batch_size", "16"]
     cache = place / "cache"
-    with Watched([*a.evaluate(a.one), *more], cache, place / "one.log") as command:
+    with WatchedCommand([*a.evaluate(a.one), *more], cache, place / "one.log") as command:
         whole = command.finish()
     half = max(1, count // (16 * WAVE) // 2)
 
@@ -247,11 +248,11 @@ def prompts(place: Path, size: float) -> list[dict[str, Any]]:
         journals = cache.glob("evaluations/*.journal")
         return sum(path.read_bytes().count(b"\n") - 1 for path in journals)
 
-    with Watched([*a.evaluate(a.two), *more], cache, place / "two.log") as command:
+    with WatchedCommand([*a.evaluate(a.two), *more], cache, place / "two.log") as command:
         command.until(lambda: waves() >= half)
         command.kill()
         peak_before = command.peak_mb
-    with Watched([*a.evaluate(a.two), *more], cache, place / "three.log") as command:
+    with WatchedCommand([*a.evaluate(a.two), *more], cache, place / "three.log") as command:
         resumed = command.finish()
     metrics = json.loads((a.two / "metrics.json").read_text())
     (after,) = metrics["provenance"]["continued_after_prompts"]
@@ -269,7 +270,7 @@ def prompts(place: Path, size: float) -> list[dict[str, Any]]:
 
 COLUMNS = {
     "conversations": {
-        "conversations": "conversations", "killed": "killed halfway", "again": "tokenized by the last process",
+        "conversations": "conversations", "killed": "killed on the way", "again": "tokenized by the last process",
         "seconds": "seconds of it", "tokens_mb": "tokens, MB", "peak_mb": "peak anonymous memory, MB",
         "same": "same files",
     },
@@ -283,7 +284,7 @@ COLUMNS = {
     },
 }  # fmt: skip
 TITLES = {
-    "conversations": "Conversations tokenized and packed by `fit`, until its first step",
+    "conversations": "Conversations tokenized and packed by `fit`",
     "steps": "A run of many steps: validation, decoded acceptance, checkpoints, CSV and TensorBoard",
     "prompts": "An evaluation in batches of 16, chains of 3",
 }
@@ -298,14 +299,15 @@ def cell(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value:.1f}"
 
 
-def report(about: dict[str, Any], parts: dict[str, list[dict[str, Any]]]) -> list[str]:
+def report(about: dict[str, Any], parts: dict[str, dict[str, Any]]) -> list[str]:
     """Markdown."""
     lines = [f"# Load and length, {about['date'][:10]}", ""]
     lines += [*harness.conditions(about, about["versions"]), ""]
-    for name, rows in parts.items():
+    for name, part in parts.items():
         columns = COLUMNS[name]
-        cells = [[cell(row.get(key)) for key in columns] for row in rows]
+        cells = [[cell(line.get(key)) for key in columns] for line in part["lines"]]
         lines += [f"## {TITLES[name]}", "", *harness.table(list(columns.values()), cells), ""]
+        lines += [f"Commit {part['commit']}", ""]
     return lines
 
 
@@ -324,16 +326,19 @@ def main() -> None:
 
     about = harness.machine(1)
     partial = None if options.out is None else options.out.with_suffix(".partial.json")
-    parts = json.loads(partial.read_text()) if partial is not None and partial.exists() else {}
+    measured = json.loads(partial.read_text()) if partial is not None and partial.exists() else {}
+    # other sizes are other measurements
+    parts = measured["parts"] if measured.get("size") == options.size else {}
     measures = {"conversations": conversations, "steps": steps, "prompts": prompts}
     for name in options.only:
         if name in parts:
             harness.tell(f"{name}: measured already, see {partial}")
             continue
         with tempfile.TemporaryDirectory(prefix="load-") as place:
-            parts[name] = measures[name](Path(place), options.size)
+            lines = measures[name](Path(place), options.size)
+        parts[name] = {"commit": about["git_commit"], "lines": lines}
         if partial is not None:
-            write_json(partial, parts)
+            write_json(partial, {"size": options.size, "parts": parts})
     harness.keep(options.out, report(about, parts), {"run": about, "parts": parts})
     if partial is not None:
         partial.unlink()

@@ -81,6 +81,12 @@ class Ended(NamedTuple):
         return [line for line in self.err.replace("\r", "\n").split("\n") if line.strip()]
 
     @property
+    def error_lines(self) -> list[str]:
+        """The lines from its error on: warnings may stand before it."""
+        places = [number for number, line in enumerate(self.lines) if ": error: " in line]
+        return self.lines[places[0] :] if places else self.lines
+
+    @property
     def last(self) -> str:
         """The last line of it, for a report."""
         return " ".join(self.lines[-1].split())[:240] if self.lines else ""

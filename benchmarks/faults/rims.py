@@ -116,7 +116,12 @@ def campaign(a: World, what: str, place: Path, share: float, seed: int = 0) -> l
             count.tries += 1
             if what == "disk full":
                 _full(
-                    a, writer, count, here / f"{number}", int(size * SHARES[-1 - number]), reference
+                    a,
+                    writer,
+                    count,
+                    here / f"{number}",
+                    int(size * SHARES[-1 - number % len(SHARES)]),
+                    reference,
                 )
             elif what == "two at once":
                 _two(a, writer, count, here / f"{number}" / "out", draw.random() * 0.2, reference)
@@ -184,7 +189,7 @@ def _deleted(
 
 def _told(count: Count, ended: Ended, when: str) -> None:
     crashed = TRACEBACK in ended.err or ended.status is None or ended.status < 0
-    wordy = ended.status != 0 and len(ended.lines) > LINES
+    wordy = ended.status != 0 and len(ended.error_lines) > LINES
     faults = [name for name, is_so in (("traceback", crashed), ("wordy", wordy)) if is_so]
     for name in faults:
         setattr(count, name, getattr(count, name) + 1)

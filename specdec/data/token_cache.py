@@ -3,18 +3,19 @@
 An entry of the cache is a folder, written whole or not at all: ``00000.arrow``, ``00001.arrow``, ... (Arrow's IPC file
 format, which ``pyarrow`` and others read), and ``SHA256SUMS``, against which a process compares it once.
 
-Until an entry is whole, its files lie in the folder ``NAME.begun`` next to it, each with its own checksums. A process
-that was killed loses at most the file that it was writing: the next one continues behind the last whole file.
+Until an entry is whole, its files lie in a folder ``NAME-CODE.begun`` next to it, each with its own checksums. A
+process that was killed loses at most the file that it was writing: the next one of the same code continues after the
+last whole file.
 """
 
-import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import logging
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from specdec.data.rows import contents_of, find_sources
 from specdec.data.tokenizer import tokenizer_digest
 from specdec.data.tokens import Encoded, EncodedDocument, TokenFiles, write_tokens
 from specdec.utils.files import cache_place, staged_directory, write_json
+from specdec.utils.links import refuse_link
 from specdec.utils.locks import locked
+from specdec.utils.machine import code_version, digest
 from specdec.utils.progress import Advance, progress
 from specdec.utils.reading import SUMS, check_sums, explained, read_json
 from specdec.utils.text import how_many
@@ -36,7 +39,7 @@ TOKENS = "tokens.arrow"  # of a part that is not yet in its entry
 ABOUT = "about.json"
 PART = 128  # chunks of documents in one file
 
-# from a number of chunks, and from what was said of these, to the documents of the chunks behind them
+# from a number of chunks, and from what was said of these, to the documents of the chunks after them
 Make = Callable[[int, dict[str, Any]], Iterable[list[EncodedDocument]]]
 
 
@@ -57,8 +60,8 @@ def determinants(
         importlib.metadata.version(name) for name in ("jinja2", "tokenizers", "transformers")
     ]
     contents = [contents_of(source) for source in find_sources(patterns)]
-    digest = tokenizer_digest(tokenizer)
-    return [VERSION, versions, contents, layout, broken, digest, max_length, turns]
+    tokenizer_sha = tokenizer_digest(tokenizer)
+    return [VERSION, versions, contents, layout, broken, tokenizer_sha, max_length, turns]
 
 
 def cached(
@@ -69,37 +72,29 @@ def cached(
 
     Args:
         make: called with a number of chunks that were written before, and with what ``about`` returned after the last
-            of them. It returns the documents of the chunks behind these, which are always the same.
+            of them. It returns the documents of the chunks after these, which are always the same.
         about: called after a chunk; what it returns after all of them is stored, as :attr:`Encoded.about`.
 
     Raises:
         ValueError: no document is left, the cache may not be written, the disk is full, or what was kept is damaged.
     """
     folder = cache_place("tokens", determined_by)
-    begun = folder.with_suffix(".begun")
-    refusals: list[ValueError] = []
+    begun = folder.with_name(f"{folder.name}-{digest(code_version())[:8]}.begun")
 
     def write(temporary: Path) -> None:
         with progress("tokenizing", unit, None) as advance:
-            parts = _write_parts(
-                begun, lambda *known: _noting(make(*known), refusals), advance, about
-            )
+            parts = _write_parts(begun, make, advance, about)
         if not sum(read_json(part / ABOUT)["documents"] for part in parts):
             raise ValueError("no document is left to train on")
         for part in parts:
             _link(part / TOKENS, temporary / f"{part.name}.arrow")
         write_json(temporary / ABOUT, about())
 
-    try:
-        entry(folder, write)
-    finally:
-        # data that was refused would be refused again
-        if begun.exists() and (refusals or folder.exists()):
-            shutil.rmtree(begun, ignore_errors=True)
+    entry(folder, write)
     sums = sound(folder)
     names = sorted(name for name in sums if name.endswith(".arrow"))
-    digest = hashlib.sha256("".join(sums[name] for name in names).encode()).hexdigest()
-    files = TokenFiles([folder / name for name in names], digest, read_json(folder / ABOUT))
+    content = hashlib.sha256("".join(sums[name] for name in names).encode()).hexdigest()
+    files = TokenFiles([folder / name for name in names], content, read_json(folder / ABOUT))
     log.info("%s as tokens: %s", how_many(len(files.all()), "document"), folder)
     return files.all()
 
@@ -107,7 +102,7 @@ def cached(
 def _write_parts(
     begun: Path, make: Make, advance: Advance, about: Callable[[], dict[str, Any]]
 ) -> list[Path]:
-    """Write documents to ``begun``, ``PART`` chunks to a folder, behind the parts that are there; return all parts."""
+    """Write documents to ``begun``, ``PART`` chunks to a folder, after the parts that are there; return all parts."""
     parts = _sound_parts(begun)
     conversations = 0
     known = {}
@@ -137,7 +132,12 @@ def _write_parts(
 
 
 def _sound_parts(begun: Path) -> list[Path]:
-    """Return the folders of the parts up to the first that is missing or damaged; those behind it are removed."""
+    """Return the folders of the parts up to the first that is missing or damaged; those after it are removed."""
+    if begun.exists():
+        refuse_link(begun)
+    numbered = [part for part in begun.glob("*/") if re.fullmatch("[0-9]{5}", part.name)]
+    for part in numbered:
+        refuse_link(part)
     parts: list[Path] = []
     while (part := begun / f"{len(parts):05}").exists():
         try:
@@ -147,20 +147,9 @@ def _sound_parts(begun: Path) -> list[Path]:
             log.warning("%s", error)
             break
         parts.append(part)
-    for part in set(begun.glob("[0-9]*")) - set(parts):
+    for part in set(numbered) - set(parts):
         shutil.rmtree(part)
     return parts
-
-
-def _noting(
-    chunks: Iterable[list[EncodedDocument]], refusals: list[ValueError]
-) -> Iterator[list[EncodedDocument]]:
-    """Yield the chunks; note the error with which they end, if they do."""
-    try:
-        yield from chunks
-    except ValueError as error:
-        refusals.append(error)
-        raise
 
 
 def _link(file: Path, path: Path) -> None:
@@ -172,7 +161,7 @@ def _link(file: Path, path: Path) -> None:
 
 
 def entry(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let one process write a folder of specdec's cache, if there is none.
+    """Let one process write a folder of specdec's cache, if there is none, and remove what was begun of it.
 
     Args:
         write: fills the folder.
@@ -180,11 +169,17 @@ def entry(folder: Path, write: Callable[[Path], None]) -> None:
     Raises:
         ValueError: the cache may not be written, or the disk is full.
     """
+    begun = list(folder.parent.glob(f"{folder.name}-*.begun"))
     # no lock where nothing is written: the cache may be read-only
-    with contextlib.nullcontext() if folder.exists() else locked(folder.with_suffix(".lock")):
+    if folder.exists() and not begun:
+        return
+    with locked(folder.with_suffix(".lock")):
         if not folder.exists():
             with staged_directory(folder) as temporary:
                 write(temporary)
+        for place in folder.parent.glob(f"{folder.name}-*.begun"):
+            refuse_link(place)
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def sound(folder: Path) -> dict[str, str]:

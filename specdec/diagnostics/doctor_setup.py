@@ -205,6 +205,8 @@ def set_up(
     data.prepare(module.tokenizer)
     built = module.build(data)
     module.open(data, built)
+    # refuses what training would refuse, whatever is checked
+    module.make_optimizer([*built.named_parameters()])
     module.objective = dataclasses.replace(
         module.objective, kernel=unroll_kernel(module.attention, device)[1]
     )

@@ -168,7 +168,7 @@ def parse_options(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, T
         help="more of vLLM's engine: '{tensor_parallel_size: 2}'",
     )
     options, args = parser.parse_known_args(argv)
-    if (options.first_rows or 1) < 1:
+    if options.first_rows is not None and options.first_rows < 1:
         raise ValueError("--first_rows must be at least 1")
     if (options.first_val_rows or 0) < 0:
         raise ValueError("--first_val_rows must be at least 0")

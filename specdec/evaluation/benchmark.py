@@ -23,10 +23,10 @@ from specdec.decoding import (
 from specdec.decoding.session import Compilation
 from specdec.drafter import Drafter
 from specdec.evaluation.metrics import Answer, loops
+from specdec.evaluation.partial import PartialResults
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, check_skipped, next_ids
 from specdec.nn.backend import matmul_backend
 from specdec.target import Target
-from specdec.utils.journal import Journal
 from specdec.utils.progress import Advance
 from specdec.utils.text import how_many
 
@@ -154,7 +154,7 @@ def benchmark(
     compiled: bool = False,
     advance: Advance = lambda more, now="": None,
     on_skip: Callable[[Skipped], None] = lambda skipped: None,
-    journal: Journal | None = None,
+    partial: PartialResults | None = None,
 ) -> list[list[Answer]]:
     """Return the answers of every draft shape, then of every baseline; those have no passes.
 
@@ -170,7 +170,7 @@ def benchmark(
         compiled: whether our decoders compile.
         advance: called with how many more prompts are done or left out, and with 0 and its name as each decoder begins.
         on_skip: called for each prompt that is left out.
-        journal: of this very evaluation. What it holds is not decoded again, and every wave is added to it.
+        partial: of this very evaluation. What it holds is not decoded again, and every wave is added to it.
 
     Raises:
         ValueError: drafter and target do not match, a baseline cannot serve the target, a prompt is refused by
@@ -187,7 +187,7 @@ def benchmark(
     comparable = [not sampling.acceptance.sampled] * len(shapes)
     comparable += [sampling.temperature == 0] * len(others)
     runs = decoders.start(prompts, converse)
-    restored = _restored(runs, decoders, journal)
+    restored = _restored(runs, decoders, partial)
     size = batch * WAVE if batch > 1 else 1
     for start in range(restored, len(runs), size):
         wave = runs[start : start + size]
@@ -195,8 +195,8 @@ def benchmark(
         for run in wave:
             run.answers = _answers_of(run, plain, comparable)
             run.turns = []
-        if journal is not None:
-            journal.append(_entry_of(wave, restored, decoders.calls))
+        if partial is not None:
+            partial.append(_entry_of(wave, restored, decoders.calls))
     turns = [answers for run in _decoded(runs, on_skip) for answers in run.answers]
     return [[answers[column] for answers in turns] for column in range(len(comparable))]
 
@@ -213,41 +213,33 @@ def _answers_of(run: PromptRun, plain: bool, comparable: Sequence[bool]) -> list
 
 
 def _entry_of(wave: Sequence[PromptRun], begun_at: int, calls: int) -> dict[str, Any]:
-    """Return what a journal keeps of a wave; ``begun_at`` is the number of the first prompt of this process."""
+    """Return what is kept of a wave; ``begun_at`` is the number of the first prompt of this process."""
     prompts = []
     for run in wave:
         skipped = run.next_turn.reason if isinstance(run.next_turn, Skipped) else None
         turns = [[answer._asdict() for answer in answers] for answers in run.answers]
-        prompts.append({"skipped": skipped, "turns": turns})
+        prompts.append({"prompt": run.prompt.prompt_id, "skipped": skipped, "turns": turns})
     return {"begun_at": begun_at, "calls": calls, "prompts": prompts}
 
 
-def _restored(runs: Sequence[PromptRun], decoders: _Decoders, journal: Journal | None) -> int:
-    """Give the first prompts what the journal has of them, and return how many these are."""
-    entries = journal.entries if journal else []
-    count = 0
-    for wave in entries:
-        decoders.calls = wave["calls"]
-        for entry in wave["prompts"]:
-            run = runs[count]
-            skipped = entry["skipped"]
-            run.next_turn = None if skipped is None else Skipped(run.prompt.prompt_id, skipped)
-            run.answers = [
-                [Answer.read(columns) for columns in answers] for answers in entry["turns"]
-            ]
-            count += 1
-    if count:
-        log.warning("evaluation continues after %s of %d", how_many(count, "prompt"), len(runs))
-        decoders.advance(count)
-    return count
-
-
-def continued_after(journal: Journal) -> list[int]:
-    """The numbers of prompts after which another process continued an evaluation."""
-    entries = journal.entries
-    points = {entry["begun_at"] for entry in entries}
-    points.add(sum(len(entry["prompts"]) for entry in entries))
-    return sorted(points - {0})
+def _restored(
+    runs: Sequence[PromptRun], decoders: _Decoders, partial: PartialResults | None
+) -> int:
+    """Give the first prompts what was kept of them, and return how many these are."""
+    entries = partial.entries if partial else []
+    kept_prompts = [entry for wave in entries for entry in wave["prompts"]]
+    for run, entry in zip(runs, kept_prompts, strict=False):
+        if entry["prompt"] != run.prompt.prompt_id:
+            raise ValueError(f"{partial.path if partial else ''}: of other prompts: remove it")
+        skipped = entry["skipped"]
+        run.next_turn = None if skipped is None else Skipped(run.prompt.prompt_id, skipped)
+        run.answers = [[Answer.read(columns) for columns in answers] for answers in entry["turns"]]
+    if entries:
+        decoders.calls = entries[-1]["calls"]
+        count = how_many(len(kept_prompts), "prompt")
+        log.warning("evaluation continues after %s of %d", count, len(runs))
+        decoders.advance(len(kept_prompts))
+    return len(kept_prompts)
 
 
 def _decoded(runs: Sequence[PromptRun], on_skip: Callable[[Skipped], None]) -> list[PromptRun]:

@@ -36,7 +36,7 @@ def evaluation_notes(metrics: Json) -> list[str]:
     if points := metrics.get("provenance", {}).get("continued_after_prompts"):
         after = " and ".join(f"{point:,}" for point in points)
         notes.append(
-            f"Interrupted after {after} prompts and continued: times are of several processes."
+            f"Interrupted after {after} prompts and continued: times come from several processes."
         )
     suite = metrics.get("settings", {}).get("suite")
     return [*notes, *(suite_notes(suite) if suite else [])]

@@ -17,7 +17,6 @@ from specdec.drafter.io import located
 from specdec.evaluation.benchmark import (
     Converse,
     benchmark,
-    continued_after,
     parse_baseline,
 )
 from specdec.evaluation.compare import different_settings
@@ -30,6 +29,7 @@ from specdec.evaluation.metrics import (
     shape_summary,
     write_answers,
 )
+from specdec.evaluation.partial import PartialResults
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
 from specdec.evaluation.results_page import CAPTION, evaluation_notes, evaluation_tables, plot
 from specdec.evaluation.suites import TEMPERATURES, FoundSuite, find_suites
@@ -37,9 +37,7 @@ from specdec.evaluation.table import write_table
 from specdec.nn.backend import matmul_backend
 from specdec.report.tables import print_report, write_report
 from specdec.utils.config import new_run
-from specdec.utils.files import cache_place, staged_directory, write_json
-from specdec.utils.journal import Journal
-from specdec.utils.machine import code_version
+from specdec.utils.files import staged_directory, write_json
 from specdec.utils.numbers import NonNegative, Side, Whole
 from specdec.utils.progress import progress
 from specdec.utils.reading import check_sums, read_json
@@ -182,7 +180,8 @@ def _saved_metrics(
         return None
     check_sums(config.out, "evaluate again", partial=True)
     metrics = read_json(config.out / METRICS)
-    asked = _context(config, pair, config.load_prompts(), suite)
+    prompts = config.load_prompts()
+    asked = _context(config, pair, prompts, suite)
     for part in ("target", "drafter", "settings"):
         values = json.loads(json.dumps(asked[part]))
         if other := different_settings(values, metrics.get(part, {})):
@@ -190,6 +189,12 @@ def _saved_metrics(
                 f"{config.out}: there is one already, of another {', '.join(other)}; give another --out"
             )
     log.warning("%s: is there, and kept", config.out)
+    _partial_results(config, asked).discard()
+    if config.certify and "certified" not in metrics:
+        left_out = {prompt["prompt_id"] for prompt in metrics["skipped"]}
+        decoded = [prompt for prompt in prompts if prompt.prompt_id not in left_out]
+        shapes = [parse_shape(text) for text in config.shape]
+        _certify(config, pair, shapes, decoded, config.out, metrics)
     return metrics
 
 
@@ -230,15 +235,15 @@ def evaluate(
         context = _context(config, pair, prompts, suite)
         with (
             progress(title, "prompt", len(prompts)) as advance,
-            _journal_of(out, context) as journal,
+            _partial_results(config, context) as partial,
         ):
             answers = benchmark(
                 pair.target, pair.drafter, shapes, prompts, config.max_new_tokens, sampling=config.sampling,
                 converse=_converse(config), plain=config.plain, baselines=baselines, batch=config.batch_size,
-                compiled=config.compile, advance=advance, on_skip=skipped.append, journal=journal,
+                compiled=config.compile, advance=advance, on_skip=skipped.append, partial=partial,
             )  # fmt: skip
-        if points := continued_after(journal):
-            context["provenance"]["continued_after_prompts"] = points
+        if partial.continued_after:
+            context["provenance"]["continued_after_prompts"] = partial.continued_after
         drafted = answers[: len(shapes)]
         compared = zip(baselines, answers[len(shapes) :], strict=True)
         metrics = {
@@ -256,7 +261,7 @@ def evaluate(
         write_answers(folder / ANSWERS, [shape.name for shape in shapes], drafted)
         _write_report(folder, metrics)
         write_json(folder / METRICS, metrics)
-    journal.path.unlink()
+    partial.discard()
     if config.certify:  # decodes everything again; whatever becomes of it, the evaluation stays
         left_out = {prompt.prompt_id for prompt in skipped}
         decoded = [prompt for prompt in prompts if prompt.prompt_id not in left_out]
@@ -264,13 +269,10 @@ def evaluate(
     return metrics
 
 
-def _journal_of(out: Path, context: dict[str, Any]) -> Journal:
-    """The journal of an evaluation; another target, drafter or setting, other code, or another machine, has another."""
-    machine = {name: context["provenance"][name] for name in ("cpu", "cores", "gpus", "versions")}
-    made_of = {name: context[name] for name in ("target", "drafter", "settings")}
-    settings = {"out": str(out.resolve()), "code": code_version(), "machine": machine, **made_of}
-    path = cache_place("evaluations", settings).with_suffix(".journal")
-    return Journal(path, "specdec.evaluate", json.loads(json.dumps(settings)))
+def _partial_results(config: EvaluationConfig, context: dict[str, Any]) -> PartialResults:
+    """What was decoded of this evaluation; nothing with an assistant, whose weights are in no setting."""
+    has_assistant = any(parse_baseline(text).assistant for text in config.baselines)
+    return PartialResults(context, config.out, is_kept=not has_assistant)
 
 
 def _converse(config: EvaluationConfig) -> Converse:

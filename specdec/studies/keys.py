@@ -9,7 +9,6 @@ key, its settings, the prompts and the code. Names of arms, threads and the mach
 import dataclasses
 import functools
 import glob
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from specdec.data.rows import HUB, hub_fingerprint
 from specdec.studies.arms import Arm
 from specdec.target import TargetSource
 from specdec.training.run_directory import decisive_settings
-from specdec.utils import trust
 from specdec.utils.config import normalize_config
-from specdec.utils.machine import code_version, digest
+from specdec.utils.machine import allowed_modules, code_version, digest
 from specdec.utils.reading import sha256
 
 DIGITS = 16  # of a key, hexadecimal
@@ -31,13 +29,7 @@ OF_A_TARGET = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".py")
 
 def key_of(kind: str, decisive: Any) -> str:
     """The key of a job, from its kind and what decides its numbers."""
-    modules = {}
-    for name in trust.permissions[-1].imports:
-        module = importlib.util.find_spec(name)
-        assert module is not None and module.origin is not None, f"{name} has been imported"
-        file = Path(module.origin)
-        modules[name] = content_hashes(str(file.parent if file.name == "__init__.py" else file))
-    return digest([kind, decisive, code_version(), modules])[:DIGITS]
+    return digest([kind, decisive, code_version(), allowed_modules()])[:DIGITS]
 
 
 def fit_decisive(arm: Arm, features: str) -> dict[str, Any]:

@@ -44,6 +44,12 @@ def _open_own(name: str, flags: int) -> int:
     return handle
 
 
+def refuse_link(path: Path) -> None:
+    """Raise ValueError if a path is a link."""
+    if path.is_symlink():
+        raise ValueError(f"{path}: {REASONS[errno.ELOOP]}")
+
+
 def refuse_links(directory: Path, *free: str) -> None:
     """Raise ValueError if a link in a directory, at any depth, leads out of it.
 

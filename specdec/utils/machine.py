@@ -5,6 +5,7 @@ import datetime
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec import __version__
+from specdec.utils import trust
 from specdec.utils.reading import sha256
 from specdec.utils.trust import redacted_words
 
@@ -77,6 +79,18 @@ def files_of_code(package: Path) -> str:
     """SHA-256 of what a package's modules, and the files that they read, hold."""
     files = sorted(file for file in package.rglob("*") if file.suffix in OF_CODE)
     return digest([[file.relative_to(package).as_posix(), sha256(file)] for file in files])
+
+
+def allowed_modules() -> dict[str, str]:
+    """SHA-256 of the modules that ``--allow_imports`` names."""
+    modules = {}
+    for name in trust.permissions[-1].imports:
+        module = importlib.util.find_spec(name)
+        assert module is not None and module.origin is not None, f"{name} has been imported"
+        file = Path(module.origin)
+        is_package = file.name == "__init__.py"
+        modules[name] = files_of_code(file.parent) if is_package else sha256(file)
+    return modules
 
 
 def digest(value: Any) -> str:

@@ -1,7 +1,11 @@
 """Tokens that are kept, and when they are made anew."""
 
 import json
+import os
+import shutil
+import signal
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -428,8 +432,85 @@ def test_a_damaged_part_is_written_again(
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
-def test_data_that_is_refused_leaves_no_parts(tmp_path: Path, cache: Path, small: None) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [*ROWS * 5, {"messages": []}])
-    with pytest.raises(ValueError, match="line 16"):
-        read(path)
-    assert not list(cache.rglob("*.begun")) and not entries(cache)
+def test_a_process_that_is_killed_leaves_what_the_next_one_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
+) -> None:
+    """SIGKILL, after which no cleanup runs, at six places of one run."""
+    path = write_jsonl(tmp_path / "a.jsonl", MANY)
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "whole"))
+    read(path, broken="drop")
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "killed"))
+    real = chat.Shapes.rows
+    for ends_at in (2, 7, 11, 13, 14, 21):
+
+        def rows(self: Any, conversation: Any, ends_at: int = ends_at) -> Any:
+            if conversation.place.endswith(f"line {ends_at + 1}"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(self, conversation)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python 3.12, of a fork with threads
+            child = os.fork()
+        if child == 0:
+            monkeypatch.setattr(chat.Shapes, "rows", rows)
+            try:
+                read(path, broken="drop")
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    read(path, broken="drop")
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+    assert not list((tmp_path / "killed").rglob("*.begun"))
+
+
+def test_parts_of_other_code_are_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", MANY)
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        tokenized(patch, 20)
+        with pytest.raises(Killed):
+            read(path, broken="drop")
+    monkeypatch.setattr(token_cache, "code_version", lambda: {"files": "others"})
+    rest = tokenized(monkeypatch)
+    read(path, broken="drop")
+    assert rest[0] == 0 and not list((tmp_path / "cache").rglob("*.begun"))
+
+
+@pytest.mark.parametrize("name", ["", "00000"])
+def test_a_link_in_place_of_parts_is_refused_and_nothing_behind_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None, name: str
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", MANY)
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        tokenized(patch, 20)
+        with pytest.raises(Killed):
+            read(path, broken="drop")
+    (begun,) = (tmp_path / "cache/tokens").glob("*.begun")
+    victim = tmp_path / "victim"
+    (victim / "00000").mkdir(parents=True)
+    (victim / "00000" / "photo").write_text("mine")
+    place = begun / name
+    shutil.rmtree(place)
+    place.symlink_to(victim / name)
+    with pytest.raises(ValueError, match=f"{place}: it is a link"):
+        read(path, broken="drop")
+    assert (victim / "00000" / "photo").read_text() == "mine"
+    assert len(list(victim.iterdir())) == 1
+
+
+def test_other_files_among_the_parts_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", MANY)
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        tokenized(patch, 20)
+        with pytest.raises(Killed):
+            read(path, broken="drop")
+    (begun,) = (tmp_path / "cache/tokens").glob("*.begun")
+    (begun / "9x").write_text("a")
+    read(path, broken="drop")
+    assert len(entries(tmp_path / "cache")) == 1

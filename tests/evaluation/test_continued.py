@@ -1,10 +1,12 @@
 """An evaluation that is interrupted, and the same command again."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,13 @@ from typing import Any
 import pytest
 
 from specdec.cli import main
+from specdec.decoding import PlainDecoder
 from specdec.evaluation import benchmark as module
-from specdec.evaluation import run
+from specdec.evaluation import partial, run
 from specdec.evaluation.metrics import Answer, read_answers
+from specdec.evaluation.partial import PartialResults
+from specdec.utils.journal import Journal
+from specdec.utils.reading import explained
 
 TIMES = {"seconds", "plain_seconds", "draft_ms", "verify_ms"}
 PROMPTS = 22
@@ -155,6 +161,141 @@ def test_a_changed_bit_in_what_was_decoded_is_named(
     assert f"{journal}, line" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+def test_decoders_keep_their_turns_and_are_warmed_up_again(
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*arguments, "--out", str(tmp_path / "out")]
+    first: list[int] = []  # which decoder goes first, by call
+    plain_calls: list[int] = []
+    real = module._Decoders.decode_wave
+    generate_all = PlainDecoder.generate_all
+
+    def decode_wave(self: Any, *args: Any) -> None:
+        first.append(self.calls % len(self.all))
+        real(self, *args)
+
+    def counted(self: Any, requests: Any, *more: Any) -> Any:
+        if self.name == "plain decoding":
+            plain_calls.append(len(requests))
+        return generate_all(self, requests, *more)
+
+    monkeypatch.setattr(module._Decoders, "decode_wave", decode_wave)
+    with monkeypatch.context() as patch:
+        decoded(patch, 4)
+        with pytest.raises(Killed):
+            main(arguments)
+    monkeypatch.setattr(PlainDecoder, "generate_all", counted)
+    assert main(arguments) == 0
+    decodable = PROMPTS - len(TOO_LONG)
+    assert first[:3] == [0, 1, 2] and len(first) == PROMPTS
+    # a prompt that is too long is no call
+    assert first[4:] == [(n - sum(long < n for long in TOO_LONG)) % 3 for n in range(4, PROMPTS)]
+    # one more than the prompts that are left
+    assert len(plain_calls) == decodable - 3 + 1
+
+
+def test_it_continues_without_out_too(
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        decoded(patch, 5)
+        with pytest.raises(Killed):
+            main(arguments)
+    rest = decoded(monkeypatch)
+    assert main(arguments) == 0 and rest[0] == "5"
+
+
+CONTEXT: dict[str, Any] = {
+    "target": {"fingerprint": "a"},
+    "drafter": {"weights_sha256": "b"},
+    "settings": {"prompts_sha256": "c"},
+    "provenance": {"cpu": "d", "cores": 2, "gpus": None, "versions": {"torch": "2"}, "date": "now"},
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "target": {"target": {"fingerprint": "z"}},
+    "drafter": {"drafter": {"weights_sha256": "z"}},
+    "settings": {"settings": {"prompts_sha256": "z"}},
+} | {
+    name: {"provenance": CONTEXT["provenance"] | {name: value}}
+    for name, value in {"cpu": "z", "cores": 3, "gpus": ["z"], "versions": {"torch": "3"}}.items()
+}
+
+
+@pytest.mark.parametrize("name", [*CHANGES, "code", "modules", "out", "nothing"])
+def test_whatever_decides_results_has_results_of_its_own(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    one = PartialResults(CONTEXT, Path("a")).path
+    if name in ("code", "modules"):
+        function = "code_version" if name == "code" else "allowed_modules"
+        monkeypatch.setattr(partial, function, lambda: {"files": "z"})
+    context = CONTEXT | CHANGES.get(name, {})
+    if name == "nothing":
+        context = CONTEXT | {"provenance": CONTEXT["provenance"] | {"date": "later"}}
+    other = PartialResults(context, Path("b" if name == "out" else "a")).path
+    assert (one == other) == (name == "nothing")
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SPECDEC_CACHE", "/proc/nothing")
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert "if this evaluation is interrupted, it starts again" in caplog.text
+
+
+def test_a_disk_that_fills_costs_a_warning(
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def full(self: Any, entry: Any) -> None:
+        with explained(self.path):
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    real = Journal.append
+    calls: list[Any] = []
+
+    def append(self: Any, entry: Any) -> None:
+        calls.append(entry)
+        (full if len(calls) > 4 else real)(self, entry)
+
+    monkeypatch.setattr(Journal, "append", append)
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert "no space left" in caplog.text and len(calls) == 5
+    assert len(untimed(tmp_path / "out")[0]) == PROMPTS - len(TOO_LONG)
+    assert not list(cache.glob("evaluations/*.journal"))
+
+
+def test_a_refused_evaluation_leaves_nothing(
+    arguments: list[str], tmp_path: Path, cache: Path
+) -> None:
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "def f(" * 300}) + "\n")
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    assert not list(cache.glob("evaluations/*.journal"))
+
+
+def test_a_certificate_that_was_interrupted_is_written(
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = arguments[: arguments.index("--sampling.temperature")]
+    command = [*plain, "--temperatures", "0", "--certify", "64", "--out", str(tmp_path / "out")]
+
+    def ends(*args: Any, **more: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "certify", ends)
+        with pytest.raises(Killed):
+            main(command)
+    folder = tmp_path / "out/prompts-t0"
+    assert (folder / "metrics.json").exists() and not (folder / "certificate.json").exists()
+    assert main(command) == 0
+    assert json.loads((folder / "certificate.json").read_text())["holds"]
+    assert json.loads((folder / "metrics.json").read_text())["certified"] is True
+
+
 @pytest.mark.slow
 def test_a_killed_process_loses_one_prompt_at_most(
     arguments: list[str], tmp_path: Path, cache: Path
@@ -163,6 +304,7 @@ def test_a_killed_process_loses_one_prompt_at_most(
     with subprocess.Popen(command, env=os.environ | {"SPECDEC_CACHE": str(cache)}) as process:
         while sum(path.read_bytes().count(b"\n") for path in cache.glob("evaluations/*")) < 6:
             assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     subprocess.run(command, env=os.environ | {"SPECDEC_CACHE": str(cache)}, check=True)
     metrics = json.loads((tmp_path / "out/metrics.json").read_text())

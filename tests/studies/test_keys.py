@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from specdec.studies import keys
 from specdec.studies.arms import Arm
 from specdec.studies.jobs import StudyPlan
 from specdec.studies.keys import (
@@ -22,7 +21,7 @@ from specdec.studies.keys import (
 from specdec.studies.study import Study
 from specdec.target import TargetSource
 from specdec.training.run_directory import changes_numbers
-from specdec.utils import machine
+from specdec.utils import machine, trust
 
 
 def key(arm: Arm, seed: int = 0, features: str = "on_the_fly") -> str:
@@ -120,7 +119,7 @@ def test_the_code_is_in_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert len(set(told)) == 4 and of() == told[0] != key_of("drift", ["fit", {"a": 1}])
     (tmp_path / "counted_parts.py").write_text("X = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(keys.trust, "permissions", [keys.trust.Allowed(imports=("counted_parts",))])
+    monkeypatch.setattr(trust, "permissions", [trust.Allowed(imports=("counted_parts",))])
     own = of()
     (tmp_path / "counted_parts.py").write_text("X = 2\n\n")
     assert len({told[0], own, of()}) == 3
