@@ -159,3 +159,11 @@ def test_what_would_not_be_lossless_is_refused() -> None:
     with pytest.raises(ValueError, match="keeps the drafts it likes best"):
         SpeculativeDecoder(MARKOV, DRAFTER, DynamicTree(), drawn)
     SpeculativeDecoder(MARKOV, DRAFTER, BINARY, drawn)
+
+
+def test_at_temperature_one_tokens_are_drawn() -> None:
+    place_B = torch.arange(200)
+    logits_BV = torch.zeros(200, 4)
+    drawn_B = Sampling(temperature=1.0).draw(logits_BV, torch.zeros_like(place_B), place_B)
+    counts = drawn_B.bincount(minlength=4)
+    assert drawn_B.shape == (200,) and counts.min() > 25
