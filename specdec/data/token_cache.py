@@ -8,6 +8,7 @@ process that was killed loses at most the file that it was writing: the next one
 last whole file.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -24,9 +25,9 @@ from specdec.data.rows import contents_of, find_sources
 from specdec.data.tokenizer import tokenizer_digest
 from specdec.data.tokens import Encoded, EncodedDocument, TokenFiles, write_tokens
 from specdec.utils.files import cache_place, staged_directory, write_json
-from specdec.utils.links import refuse_link
+from specdec.utils.links import refuse_link, refuse_links
 from specdec.utils.locks import locked
-from specdec.utils.machine import code_version, digest
+from specdec.utils.machine import digest, loaded_code
 from specdec.utils.progress import Advance, progress
 from specdec.utils.reading import SUMS, check_sums, explained, read_json
 from specdec.utils.text import how_many
@@ -79,11 +80,11 @@ def cached(
         ValueError: no document is left, the cache may not be written, the disk is full, or what was kept is damaged.
     """
     folder = cache_place("tokens", determined_by)
-    begun = folder.with_name(f"{folder.name}-{digest(code_version())[:8]}.begun")
+    begun = folder.with_name(f"{folder.name}-{digest(loaded_code())[:8]}.begun")
 
     def write(temporary: Path) -> None:
         with progress("tokenizing", unit, None) as advance:
-            parts = _write_parts(begun, make, advance, about)
+            parts = _write_parts(begun, make, unit, advance, about)
         if not sum(read_json(part / ABOUT)["documents"] for part in parts):
             raise ValueError("no document is left to train on")
         for part in parts:
@@ -100,7 +101,7 @@ def cached(
 
 
 def _write_parts(
-    begun: Path, make: Make, advance: Advance, about: Callable[[], dict[str, Any]]
+    begun: Path, make: Make, unit: str, advance: Advance, about: Callable[[], dict[str, Any]]
 ) -> list[Path]:
     """Write documents to ``begun``, ``PART`` chunks to a folder, after the parts that are there; return all parts."""
     parts = _sound_parts(begun)
@@ -110,7 +111,7 @@ def _write_parts(
         last = read_json(parts[-1] / ABOUT)
         conversations = last["conversations"]
         known = last["about"]
-        log.info("tokenizing continues after %s", how_many(conversations, "conversation"))
+        log.info("tokenizing continues after %s", how_many(conversations, unit))
         advance(conversations)
 
     def counted(chunk: list[EncodedDocument]) -> list[EncodedDocument]:
@@ -135,9 +136,10 @@ def _sound_parts(begun: Path) -> list[Path]:
     """Return the folders of the parts up to the first that is missing or damaged; those after it are removed."""
     if begun.exists():
         refuse_link(begun)
-    numbered = [part for part in begun.glob("*/") if re.fullmatch("[0-9]{5}", part.name)]
+    numbered = [part for part in begun.glob("*") if re.fullmatch("[0-9]{5}", part.name)]
     for part in numbered:
         refuse_link(part)
+        refuse_links(part)
     parts: list[Path] = []
     while (part := begun / f"{len(parts):05}").exists():
         try:
@@ -170,15 +172,20 @@ def entry(folder: Path, write: Callable[[Path], None]) -> None:
         ValueError: the cache may not be written, or the disk is full.
     """
     begun = list(folder.parent.glob(f"{folder.name}-*.begun"))
+    for place in begun:
+        refuse_link(place)
     # no lock where nothing is written: the cache may be read-only
     if folder.exists() and not begun:
         return
-    with locked(folder.with_suffix(".lock")):
+    # what is left of an entry that is whole does no harm where it cannot be removed
+    with (
+        contextlib.suppress(*([ValueError] if folder.exists() else [])),
+        locked(folder.with_suffix(".lock")),
+    ):
         if not folder.exists():
             with staged_directory(folder) as temporary:
                 write(temporary)
         for place in folder.parent.glob(f"{folder.name}-*.begun"):
-            refuse_link(place)
             shutil.rmtree(place, ignore_errors=True)
 
 

@@ -61,7 +61,7 @@ def regenerate(config: RegenerateConfig) -> int:
                 "asking": {name: getattr(config, name) for name in ASKING},
                 "input": {"rows": len(rows), "sha256": digest},
             }
-            settings = about | {"target": _named(identity)}
+            settings = about | {"target": _with_source(identity)}
             with Journal(path, "specdec.regenerate", settings) as journal:
                 try:
                     _answer(rows, answering, journal)
@@ -99,7 +99,7 @@ def _answering(config: RegenerateConfig) -> tuple[InProcess | Remote, dict[str, 
     return Remote(endpoint, model, config), {"engine": config.engine, "model": model}
 
 
-def _named(identity: dict[str, Any]) -> dict[str, Any]:
+def _with_source(identity: dict[str, Any]) -> dict[str, Any]:
     """Return the identity with the target's source at every digest: a message of another digest says whose it is."""
     digests = {name: identity.get(name) for name in IDENTIFYING if name != "dtype"}
     named = {name: f"{identity['source']}: {digest}" for name, digest in digests.items() if digest}

@@ -1,13 +1,13 @@
 """What an evaluation has decoded so far, in specdec's cache, so that it continues where it was interrupted."""
 
+import contextlib
 import json
 import logging
-from pathlib import Path
 from typing import Any, Self
 
 from specdec.utils.files import cache_place
 from specdec.utils.journal import Journal, JournalBusyError
-from specdec.utils.machine import allowed_modules, code_version
+from specdec.utils.machine import allowed_modules, loaded_code
 
 log = logging.getLogger(__name__)
 
@@ -21,42 +21,45 @@ class PartialResults:
 
     Args:
         context: of the evaluation: its target, drafter, settings and provenance.
-        out: the directory of its results, if one was named.
         is_kept: False keeps nothing, where not all that decides the results is known.
     """
 
-    def __init__(self, context: dict[str, Any], out: Path | None, is_kept: bool = True) -> None:
+    def __init__(self, context: dict[str, Any], is_kept: bool = True) -> None:
         settings = {
-            "out": str(out.resolve()) if out else None,
-            "code": [code_version(), allowed_modules()],
+            "code": [loaded_code(), allowed_modules()],
             "machine": {name: context["provenance"][name] for name in OF_THE_MACHINE},
             **{name: context[name] for name in ("target", "drafter", "settings")},
         }
         self.path = cache_place("evaluations", settings).with_suffix(".journal")
         self.entries: list[dict[str, Any]] = []
+        # while it is open, no other process has it
         self._journal: Journal | None = None
+        self._unopened: Journal | None = None
         if is_kept:
             journal_settings = json.loads(json.dumps(settings))
-            self._journal = Journal(self.path, "specdec.evaluate", journal_settings)
+            self._unopened = Journal(self.path, "specdec.evaluate", journal_settings)
         self._is_empty = True
 
     def __enter__(self) -> Self:
-        if self._journal is not None:
+        if self._unopened is not None:
             try:
-                self.entries = self._journal.__enter__().entries
+                self._journal = self._unopened.__enter__()
+                self.entries = self._journal.entries
             except ValueError as error:
-                self._journal = None
-                self._warn(error)
+                if not isinstance(error, JournalBusyError) and not isinstance(
+                    error.__cause__, OSError
+                ):
+                    raise ValueError(
+                        f"{error}: remove {self.path}, and the evaluation starts again"
+                    ) from error
+                log.warning("if this evaluation is interrupted, it starts again: %s", error)
             self._is_empty = not self.entries
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        if self._journal is None:
-            return
-        self._journal.__exit__(kind, *raised)
-        # what was refused would be refused again
-        if self._is_empty or (kind is not None and issubclass(kind, ValueError)):
+    def __exit__(self, *raised: object) -> None:
+        if self._is_empty:
             self.discard()
+        self._close()
 
     def append(self, entry: dict[str, Any]) -> None:
         """Keep a wave."""
@@ -64,15 +67,18 @@ class PartialResults:
             return
         try:
             self._journal.append(entry)
-            self._is_empty = False
+            self._is_empty &= not any(prompt["turns"] for prompt in entry["prompts"])
         except ValueError as error:
-            self._journal.__exit__()
-            self._journal = None
-            self._warn(error)
+            log.warning(
+                "if this evaluation is interrupted, what follows is decoded again: %s", error
+            )
+            self._close()
 
     def discard(self) -> None:
-        """Remove what is kept."""
-        self.path.unlink(missing_ok=True)
+        """Remove what is kept, unless it is another process's."""
+        if self._journal is not None:
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
 
     @property
     def continued_after(self) -> list[int]:
@@ -81,8 +87,9 @@ class PartialResults:
         points.add(sum(len(entry["prompts"]) for entry in self.entries))
         return sorted(points - {0})
 
-    def _warn(self, error: ValueError) -> None:
-        """Say that nothing is kept; a damaged journal is an error."""
-        if not isinstance(error, JournalBusyError) and not isinstance(error.__cause__, OSError):
-            raise error
-        log.warning("if this evaluation is interrupted, it starts again: %s", error)
+    def _close(self) -> None:
+        journal = self._journal
+        self._journal = None
+        if journal is not None:
+            with contextlib.suppress(OSError):
+                journal.__exit__()

@@ -1,5 +1,6 @@
 """``specdec evaluate``: what a saved drafter is worth, by decoding with it."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -189,7 +190,8 @@ def _saved_metrics(
                 f"{config.out}: there is one already, of another {', '.join(other)}; give another --out"
             )
     log.warning("%s: is there, and kept", config.out)
-    _partial_results(config, asked).discard()
+    with _partial_results(config, asked) as partial:
+        partial.discard()
     if config.certify and "certified" not in metrics:
         left_out = {prompt["prompt_id"] for prompt in metrics["skipped"]}
         decoded = [prompt for prompt in prompts if prompt.prompt_id not in left_out]
@@ -229,39 +231,39 @@ def evaluate(
     title = "evaluating"
     if suite is not None:
         title = f"{suite.title}, temperature {config.sampling.temperature:g}"
-    with staged_directory(out) as folder:
-        prompts = config.load_prompts()
-        pair = pair or config.load_pair(config.drafter)
-        context = _context(config, pair, prompts, suite)
-        with (
-            progress(title, "prompt", len(prompts)) as advance,
-            _partial_results(config, context) as partial,
-        ):
-            answers = benchmark(
-                pair.target, pair.drafter, shapes, prompts, config.max_new_tokens, sampling=config.sampling,
-                converse=_converse(config), plain=config.plain, baselines=baselines, batch=config.batch_size,
-                compiled=config.compile, advance=advance, on_skip=skipped.append, partial=partial,
-            )  # fmt: skip
-        if partial.continued_after:
-            context["provenance"]["continued_after_prompts"] = partial.continued_after
-        drafted = answers[: len(shapes)]
-        compared = zip(baselines, answers[len(shapes) :], strict=True)
-        metrics = {
-            "results": [
-                shape_summary(shape.name, shape.describe(), of_shape)
-                for shape, of_shape in zip(shapes, drafted, strict=True)
-            ],
-            "drafter": context["drafter"],
-            "baselines": [
-                baseline_summary(baseline.name, decoded) for baseline, decoded in compared
-            ],
-            "skipped": [prompt._asdict() for prompt in skipped],
-            **context,
-        }
-        write_answers(folder / ANSWERS, [shape.name for shape in shapes], drafted)
-        _write_report(folder, metrics)
-        write_json(folder / METRICS, metrics)
-    partial.discard()
+    with contextlib.ExitStack() as stack:
+        # closed after the results are written
+        with staged_directory(out) as folder:
+            prompts = config.load_prompts()
+            pair = pair or config.load_pair(config.drafter)
+            context = _context(config, pair, prompts, suite)
+            partial = stack.enter_context(_partial_results(config, context))
+            with progress(title, "prompt", len(prompts)) as advance:
+                answers = benchmark(
+                    pair.target, pair.drafter, shapes, prompts, config.max_new_tokens, sampling=config.sampling,
+                    converse=_converse(config), plain=config.plain, baselines=baselines, batch=config.batch_size,
+                    compiled=config.compile, advance=advance, on_skip=skipped.append, partial=partial,
+                )  # fmt: skip
+            if partial.continued_after:
+                context["provenance"]["continued_after_prompts"] = partial.continued_after
+            drafted = answers[: len(shapes)]
+            compared = zip(baselines, answers[len(shapes) :], strict=True)
+            metrics = {
+                "results": [
+                    shape_summary(shape.name, shape.describe(), of_shape)
+                    for shape, of_shape in zip(shapes, drafted, strict=True)
+                ],
+                "drafter": context["drafter"],
+                "baselines": [
+                    baseline_summary(baseline.name, decoded) for baseline, decoded in compared
+                ],
+                "skipped": [prompt._asdict() for prompt in skipped],
+                **context,
+            }
+            write_answers(folder / ANSWERS, [shape.name for shape in shapes], drafted)
+            _write_report(folder, metrics)
+            write_json(folder / METRICS, metrics)
+        partial.discard()
     if config.certify:  # decodes everything again; whatever becomes of it, the evaluation stays
         left_out = {prompt.prompt_id for prompt in skipped}
         decoded = [prompt for prompt in prompts if prompt.prompt_id not in left_out]
@@ -272,7 +274,7 @@ def evaluate(
 def _partial_results(config: EvaluationConfig, context: dict[str, Any]) -> PartialResults:
     """What was decoded of this evaluation; nothing with an assistant, whose weights are in no setting."""
     has_assistant = any(parse_baseline(text).assistant for text in config.baselines)
-    return PartialResults(context, config.out, is_kept=not has_assistant)
+    return PartialResults(context, is_kept=not has_assistant)
 
 
 def _converse(config: EvaluationConfig) -> Converse:

@@ -67,8 +67,10 @@ class Journal:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
 
     def fileno(self) -> int:
         """Of the open file: a child that inherits it keeps the journal locked for as long as it lives."""

@@ -86,11 +86,19 @@ def allowed_modules() -> dict[str, str]:
     modules = {}
     for name in trust.permissions[-1].imports:
         module = importlib.util.find_spec(name)
-        assert module is not None and module.origin is not None, f"{name} has been imported"
-        file = Path(module.origin)
-        is_package = file.name == "__init__.py"
-        modules[name] = files_of_code(file.parent) if is_package else sha256(file)
+        assert module is not None, f"{name} has been imported"
+        folders = [Path(folder) for folder in module.submodule_search_locations or ()]
+        if folders:
+            modules[name] = digest([files_of_code(folder) for folder in folders])
+        elif module.has_location and module.origin:
+            modules[name] = sha256(module.origin)
     return modules
+
+
+def loaded_code() -> dict[str, Any]:
+    """What this process runs, wherever it lies: the package's files, versions and Python."""
+    version = code_version()
+    return {name: version[name] for name in ("files", "versions", "python")}
 
 
 def digest(value: Any) -> str:

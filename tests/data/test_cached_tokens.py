@@ -472,7 +472,7 @@ def test_parts_of_other_code_are_not_continued(
         tokenized(patch, 20)
         with pytest.raises(Killed):
             read(path, broken="drop")
-    monkeypatch.setattr(token_cache, "code_version", lambda: {"files": "others"})
+    monkeypatch.setattr(token_cache, "loaded_code", lambda: {"files": "others"})
     rest = tokenized(monkeypatch)
     read(path, broken="drop")
     assert rest[0] == 0 and not list((tmp_path / "cache").rglob("*.begun"))
@@ -501,7 +501,7 @@ def test_a_link_in_place_of_parts_is_refused_and_nothing_behind_it_changes(
     assert len(list(victim.iterdir())) == 1
 
 
-def test_other_files_among_the_parts_stay(
+def test_another_file_among_the_parts_is_no_hindrance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", MANY)
@@ -513,4 +513,24 @@ def test_other_files_among_the_parts_stay(
     (begun,) = (tmp_path / "cache/tokens").glob("*.begun")
     (begun / "9x").write_text("a")
     read(path, broken="drop")
-    assert len(entries(tmp_path / "cache")) == 1
+    assert len(entries(tmp_path / "cache")) == 1 and not begun.exists()
+
+
+def test_what_is_left_of_a_whole_entry_does_no_harm_in_a_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    read(path)
+    (folder,) = entries(cache)
+    left = folder.with_name(f"{folder.name}-0.begun")
+    left.mkdir()
+
+    def refused(path: Path) -> Any:
+        raise ValueError(f"{path}: read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(token_cache, "locked", refused)
+        read(path)
+    assert left.exists()
+    read(path)
+    assert not left.exists()

@@ -127,7 +127,6 @@ def test_an_evaluation_may_be_interrupted_twice(
         ["--max_new_tokens", "7"],
         ["--shape", "chain:depth=2", "chain:depth=3"],
         ["--limit", "20"],
-        ["--out", "OTHER"],
     ],
 )
 def test_another_evaluation_begins_at_the_first_prompt(
@@ -140,7 +139,6 @@ def test_another_evaluation_begins_at_the_first_prompt(
             main(arguments)
     with monkeypatch.context() as patch:
         prompts = decoded(patch)
-        change = [word.replace("OTHER", str(tmp_path / "other")) for word in change]
         assert main([*arguments, *change]) == 0
     assert prompts[0] == "0"
 
@@ -158,7 +156,7 @@ def test_a_changed_bit_in_what_was_decoded_is_named(
     content[len(content) // 2] ^= 1
     journal.write_bytes(content)
     assert main(arguments) == 2
-    assert f"{journal}, line" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert f"remove {journal}" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_decoders_keep_their_turns_and_are_warmed_up_again(
@@ -194,10 +192,14 @@ def test_decoders_keep_their_turns_and_are_warmed_up_again(
     assert len(plain_calls) == decodable - 3 + 1
 
 
+@pytest.mark.parametrize("more", [[], ["--temperatures", "0.5"]])
 def test_it_continues_without_out_too(
-    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    if more:
+        place = arguments.index("--sampling.temperature")
+        arguments = [*arguments[:place], *arguments[place + 2 :], *more]
     with monkeypatch.context() as patch:
         decoded(patch, 5)
         with pytest.raises(Killed):
@@ -222,26 +224,28 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*CHANGES, "code", "modules", "out", "nothing"])
+@pytest.mark.parametrize("name", [*CHANGES, "code", "modules", "nothing"])
 def test_whatever_decides_results_has_results_of_its_own(
     cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    one = PartialResults(CONTEXT, Path("a")).path
+    one = PartialResults(CONTEXT).path
     if name in ("code", "modules"):
-        function = "code_version" if name == "code" else "allowed_modules"
+        function = "loaded_code" if name == "code" else "allowed_modules"
         monkeypatch.setattr(partial, function, lambda: {"files": "z"})
     context = CONTEXT | CHANGES.get(name, {})
     if name == "nothing":
         context = CONTEXT | {"provenance": CONTEXT["provenance"] | {"date": "later"}}
-    other = PartialResults(context, Path("b" if name == "out" else "a")).path
+    other = PartialResults(context).path
     assert (one == other) == (name == "nothing")
 
 
+@pytest.mark.parametrize("place", ["/proc/nothing", "FILE"])
 def test_a_cache_that_cannot_be_written_costs_a_warning(
     arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, place: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("SPECDEC_CACHE", "/proc/nothing")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECDEC_CACHE", place.replace("FILE", str(tmp_path / "file")))
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     assert "if this evaluation is interrupted, it starts again" in caplog.text
 
@@ -265,7 +269,41 @@ def test_a_disk_that_fills_costs_a_warning(
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     assert "no space left" in caplog.text and len(calls) == 5
     assert len(untimed(tmp_path / "out")[0]) == PROMPTS - len(TOO_LONG)
-    assert not list(cache.glob("evaluations/*.journal"))
+    assert list(cache.glob("evaluations/*.journal"))  # of the prompts before
+
+
+def test_one_of_two_at_a_time_is_kept(
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The second decodes everything, and leaves alone what the first has kept."""
+    real = module._Decoders.decode_wave
+    waves: list[int] = []
+
+    def decode_wave(self: Any, *args: Any) -> None:
+        waves.append(1)
+        if len(waves) == 3:
+            assert main([*arguments, "--out", str(tmp_path / "second")]) == 0
+            assert "another process writes it" in caplog.text
+            assert len(list(cache.glob("evaluations/*.journal"))) == 1
+        if len(waves) == PROMPTS + 5:
+            raise Killed
+        real(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Decoders, "decode_wave", decode_wave)
+        with pytest.raises(Killed):
+            main([*arguments, "--out", str(tmp_path / "first")])
+    rest = decoded(monkeypatch)
+    assert main([*arguments, "--out", str(tmp_path / "first")]) == 0
+    assert rest == [f"{n}" for n in range(4, PROMPTS)]
+    assert untimed(tmp_path / "first") == untimed(tmp_path / "second")
+
+
+def test_nothing_is_kept_with_an_assistant(cache: Path) -> None:
+    with PartialResults(CONTEXT, is_kept=False) as results:
+        results.append({"begun_at": 0, "calls": 1, "prompts": [{"turns": [[]]}]})
+    assert not cache.exists()
 
 
 def test_a_refused_evaluation_leaves_nothing(
