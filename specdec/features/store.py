@@ -154,6 +154,16 @@ def raw(column: Tensor) -> npt.NDArray[np.uint8]:
     return column.view(-1).view(torch.uint8).numpy()
 
 
+# of dtypes in safetensors
+NAMES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+
+
 def shard_rows(path: Path, columns: Mapping[str, Column]) -> dict[bytes, RowPlace]:
     """A shard's rows by key.
 
@@ -170,6 +180,11 @@ def shard_rows(path: Path, columns: Mapping[str, Column]) -> dict[bytes, RowPlac
             )
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length))
+            for name, column in columns.items():
+                if header[name]["dtype"] != NAMES[column.dtype]:
+                    raise ValueError(
+                        f"{name} is {header[name]['dtype']}, not {NAMES[column.dtype]}"
+                    )
             starts = [8 + length + header[name]["data_offsets"][0] for name in columns]
             sizes = [column.token_bytes for column in columns.values()]
             before_E = (sizes_E.cumsum(0) - sizes_E).tolist()

@@ -14,7 +14,7 @@ from specdec.data import Batch
 from specdec.engines.extract import stored_rows
 from specdec.features.contract import described
 from specdec.features.runners import TransformersEngine
-from specdec.features.store import FeatureStore, PackedRow, each_row
+from specdec.features.store import FeatureStore, PackedRow, each_row, shard_rows
 from specdec.features.writer import CacheWriter
 from specdec.target import Target
 from tests.features.made import Texts, contract_of, fill
@@ -64,6 +64,17 @@ def test_any_flipped_bit_of_the_index_is_refused(copied: Callable[[], Path]) -> 
             continue
         with pytest.raises(ValueError, match=r"index\.json"):
             FeatureStore(path.parent, {})
+
+
+def test_a_column_of_another_dtype_is_refused_by_name(copied: Callable[[], Path]) -> None:
+    """The bytes are read as the cache's index says, and are right; the header says otherwise."""
+    cache = copied()
+    shard = cache / "shard-00001.safetensors"
+    good = shard.read_bytes()
+    assert good.count(b'"F32"') >= 2
+    shard.write_bytes(good.replace(b'"F32"', b'"I32"', 1))
+    with pytest.raises(ValueError, match=r"shard-00001\.safetensors.*is I32, not F32"):
+        shard_rows(shard, FeatureStore(cache, {}).contract.columns())
 
 
 @pytest.mark.parametrize("size", [0, 7, 900, -1])
