@@ -56,9 +56,11 @@ class PartialResults:
             self._is_empty = not self.entries
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         if self._is_empty:
             self.discard()
+        elif kind is not None and self._journal is not None:
+            log.warning("what was decoded is stored: the same command continues")
         self._close()
 
     def append(self, entry: dict[str, Any]) -> None:

@@ -79,8 +79,8 @@ def untimed(folder: Path) -> list[list[dict[str, Any]]]:
 
 @pytest.mark.parametrize(("batch", "ends_after"), [(1, 1), (1, 9), (2, 8), (2, 16)])
 def test_the_same_command_decodes_the_rest_and_all_answers_are_the_same(
-    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, batch: int,
-    ends_after: int,
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, batch: int, ends_after: int,
 ) -> None:  # fmt: skip
     arguments = [*arguments, "--batch_size", str(batch)]
     whole = tmp_path / "whole"
@@ -90,6 +90,7 @@ def test_the_same_command_decodes_the_rest_and_all_answers_are_the_same(
         before = decoded(patch, ends_after)
         with pytest.raises(Killed):
             main(killed)
+    assert "the same command continues" in caplog.text
     (journal,) = cache.glob("evaluations/*.journal")
     assert not (tmp_path / "killed").exists()
     with monkeypatch.context() as patch:

@@ -240,6 +240,7 @@ def test_a_slow_trainer_stalls_a_producer(target: Target, target_directory: Path
             time.sleep(0.05)
         for one in few:
             source.cancel(one)
+        time.sleep(1.5)  # the queue hears of it before a producer asks for more
         for pid in producers:
             os.kill(pid, signal.SIGCONT)
         time.sleep(2)
