@@ -123,6 +123,8 @@ def test_chats_without_an_answer(
     [
         (["--seconds", "0"], "--seconds is 0"),
         (["--model.drafter.aux_layers=[9]"], "aux_layers [9]"),
+        # with masks alone nothing is trained
+        (["--model.optimizer.lr=-0.5"], "lr"),
         (["--drafter", "/nowhere"], "/nowhere: no such drafter directory"),
         (["--target", "/nowhere"], "/nowhere: no such directory"),
         (["--colour", "red"], "colour"),

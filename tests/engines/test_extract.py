@@ -141,6 +141,14 @@ def test_a_cache_may_hold_the_rows_that_a_run_draws(
     assert "seed was 0, is 1; of training the first 8 rows alone" in said
 
 
+@pytest.mark.parametrize("count", ["0", "-1"])
+def test_a_cache_of_no_rows_is_refused(
+    config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], count: str
+) -> None:
+    assert main(["cache", *config, "--first_rows", count, "--out", str(tmp_path / "cache")]) == 2
+    assert "--first_rows must be at least 1" in capsys.readouterr().err
+
+
 def test_a_cache_of_few_validation_rows_serves_no_run_that_reads_more(
     config: list[str], target_directory: Path, text_file: Path, tmp_path: Path
 ) -> None:
