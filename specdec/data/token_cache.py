@@ -27,9 +27,9 @@ from specdec.data.tokens import Encoded, EncodedDocument, TokenFiles, write_toke
 from specdec.utils.files import cache_place, staged_directory, write_json
 from specdec.utils.links import refuse_link, refuse_links
 from specdec.utils.locks import locked
-from specdec.utils.machine import digest, loaded_code
+from specdec.utils.machine import loaded_code
 from specdec.utils.progress import Advance, progress
-from specdec.utils.reading import SUMS, check_sums, explained, read_json
+from specdec.utils.reading import SUMS, check_sums, digest, explained, read_json
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -80,9 +80,9 @@ def cached(
         ValueError: no document is left, the cache may not be written, the disk is full, or what was kept is damaged.
     """
     folder = cache_place("tokens", determined_by)
-    begun = folder.with_name(f"{folder.name}-{digest(loaded_code())[:8]}.begun")
 
     def write(temporary: Path) -> None:
+        begun = folder.with_name(f"{folder.name}-{digest(loaded_code())[:8]}.begun")
         with progress("tokenizing", unit, None) as advance:
             parts = _write_parts(begun, make, unit, advance, about)
         if not sum(read_json(part / ABOUT)["documents"] for part in parts):
@@ -134,8 +134,6 @@ def _write_parts(
 
 def _sound_parts(begun: Path) -> list[Path]:
     """Return the folders of the parts up to the first that is missing or damaged; those after it are removed."""
-    if begun.exists():
-        refuse_link(begun)
     numbered = [part for part in begun.glob("*") if re.fullmatch("[0-9]{5}", part.name)]
     for part in numbered:
         refuse_link(part)

@@ -226,20 +226,20 @@ def _restored(
     runs: Sequence[PromptRun], decoders: _Decoders, partial: PartialResults | None
 ) -> int:
     """Give the first prompts what was kept of them, and return how many these are."""
-    entries = partial.entries if partial else []
-    kept_prompts = [entry for wave in entries for entry in wave["prompts"]]
+    if partial is None or not partial.entries:
+        return 0
+    kept_prompts = [entry for wave in partial.entries for entry in wave["prompts"]]
     for run, entry in zip(runs, kept_prompts, strict=False):
         if entry["prompt"] != run.prompt.prompt_id:
-            raise ValueError(f"{partial.path if partial else ''}: of other prompts: remove it")
+            raise ValueError(f"{partial.path}: of other prompts: remove it")
         skipped = entry["skipped"]
         run.next_turn = None if skipped is None else Skipped(run.prompt.prompt_id, skipped)
         run.answers = [[Answer.read(columns) for columns in answers] for answers in entry["turns"]]
-    if entries:
-        decoders.calls = entries[-1]["calls"]
-        count = how_many(len(kept_prompts), "prompt")
-        log.warning("evaluation continues after %s of %d", count, len(runs))
-        decoders.advance(len(kept_prompts))
-    return len(kept_prompts)
+    decoders.calls = partial.entries[-1]["calls"]
+    count = len(kept_prompts)
+    log.warning("evaluation continues after %s of %d", how_many(count, "prompt"), len(runs))
+    decoders.advance(count)
+    return count
 
 
 def _decoded(runs: Sequence[PromptRun], on_skip: Callable[[Skipped], None]) -> list[PromptRun]:

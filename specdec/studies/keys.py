@@ -19,8 +19,8 @@ from specdec.studies.arms import Arm
 from specdec.target import TargetSource
 from specdec.training.run_directory import decisive_settings
 from specdec.utils.config import normalize_config
-from specdec.utils.machine import allowed_modules, code_version, digest
-from specdec.utils.reading import sha256
+from specdec.utils.machine import allowed_modules, code_version
+from specdec.utils.reading import digest, sha256
 
 DIGITS = 16  # of a key, hexadecimal
 # weights, configuration, tokenizer, code

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fnmatch
-import hashlib
 import json
 import os
 import secrets
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from specdec.utils.locks import claim_message, claim_of, lock_now, release_claim, take_claim
-from specdec.utils.reading import SUMS, TEMPORARY, _listed, _name, _sums, explained
+from specdec.utils.reading import SUMS, TEMPORARY, _listed, _name, _sums, digest, explained
 
 LOCK = ".lock"  # in such a folder: it is held until the writer ends, however that ends
 REPLACED = ".replaced"  # in such a folder: what its content takes the place of
@@ -235,5 +234,4 @@ def cache_directory() -> Path:
 
 def cache_place(kind: str, determined_by: Any) -> Path:
     """The path in the cache of what is determined by this, which JSON can hold."""
-    determinants = json.dumps(determined_by, sort_keys=True, default=str)
-    return cache_directory() / kind / hashlib.sha256(determinants.encode()).hexdigest()[:16]
+    return cache_directory() / kind / digest(determined_by)[:16]

@@ -3,10 +3,8 @@
 import contextlib
 import datetime
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -18,7 +16,7 @@ from typing import Any
 
 from specdec import __version__
 from specdec.utils import trust
-from specdec.utils.reading import sha256
+from specdec.utils.reading import digest, sha256
 from specdec.utils.trust import redacted_words
 
 DISTRIBUTIONS = (
@@ -99,11 +97,6 @@ def loaded_code() -> dict[str, Any]:
     """What this process runs, wherever it lies: the package's files, versions and Python."""
     version = code_version()
     return {name: version[name] for name in ("files", "versions", "python")}
-
-
-def digest(value: Any) -> str:
-    """SHA-256, hexadecimal, of JSON-able data; the order of keys does not matter."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @functools.cache

@@ -85,6 +85,11 @@ def read_json(path: Path | str) -> Any:
         ) from error
 
 
+def digest(value: Any) -> str:
+    """SHA-256, hexadecimal, of JSON-able data; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def sha256(path: Path | str) -> str:
     """Hexadecimal SHA-256 of a file's bytes; ValueError if it cannot be read."""
     with open_regular(path) as stream, explained(path):

@@ -344,6 +344,14 @@ def tokenized(monkeypatch: pytest.MonkeyPatch, ends_at: int | None = None) -> li
     return numbers
 
 
+def end_before(monkeypatch: pytest.MonkeyPatch, path: Path, number: int) -> None:
+    """Tokenize in a process that ends before this conversation."""
+    with monkeypatch.context() as patch:
+        tokenized(patch, number)
+        with pytest.raises(Killed):
+            read(path, broken="drop")
+
+
 def content(cache: Path) -> dict[str, bytes]:
     """The files of the one entry of tokens."""
     (folder,) = entries(cache)
@@ -360,10 +368,7 @@ def test_tokenizing_continues_behind_the_last_whole_part(
         everything = tokenized(patch)
         read(path, broken="drop")
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "killed"))
-    with monkeypatch.context() as patch:
-        tokenized(patch, ends_at)
-        with pytest.raises(Killed):
-            read(path, broken="drop")
+    end_before(monkeypatch, path, ends_at)
     begun = next((tmp_path / "killed/tokens").glob("*.begun"), tmp_path / "none")
     parts = len(list(begun.glob("0*"))) if begun.exists() else 0
     with monkeypatch.context() as patch:
@@ -420,10 +425,7 @@ def test_a_damaged_part_is_written_again(
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "whole"))
     read(path, broken="drop")
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "killed"))
-    with monkeypatch.context() as patch:
-        tokenized(patch, 20)
-        with pytest.raises(Killed):
-            read(path, broken="drop")
+    end_before(monkeypatch, path, 20)
     (begun,) = (tmp_path / "killed/tokens").glob("*.begun")
     assert len(list(begun.glob("0*"))) == 4
     damage(begun / "00001" / name)
@@ -468,10 +470,7 @@ def test_parts_of_other_code_are_not_continued(
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", MANY)
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
-    with monkeypatch.context() as patch:
-        tokenized(patch, 20)
-        with pytest.raises(Killed):
-            read(path, broken="drop")
+    end_before(monkeypatch, path, 20)
     monkeypatch.setattr(token_cache, "loaded_code", lambda: {"files": "others"})
     rest = tokenized(monkeypatch)
     read(path, broken="drop")
@@ -484,10 +483,7 @@ def test_a_link_in_place_of_parts_is_refused_and_nothing_behind_it_changes(
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", MANY)
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
-    with monkeypatch.context() as patch:
-        tokenized(patch, 20)
-        with pytest.raises(Killed):
-            read(path, broken="drop")
+    end_before(monkeypatch, path, 20)
     (begun,) = (tmp_path / "cache/tokens").glob("*.begun")
     victim = tmp_path / "victim"
     (victim / "00000").mkdir(parents=True)
@@ -506,10 +502,7 @@ def test_another_file_among_the_parts_is_no_hindrance(
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", MANY)
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
-    with monkeypatch.context() as patch:
-        tokenized(patch, 20)
-        with pytest.raises(Killed):
-            read(path, broken="drop")
+    end_before(monkeypatch, path, 20)
     (begun,) = (tmp_path / "cache/tokens").glob("*.begun")
     (begun / "9x").write_text("a")
     read(path, broken="drop")
