@@ -13,7 +13,7 @@ _NAMES = {
     "specdec.target": "Target TargetSource",
     "specdec.drafter": (
         "Drafter DrafterConfig DrafterSpec load_drafter save_drafter Concat LastLayer ScalarMix Narrow Wide Norms "
-        "PostNorm PreNorm FixedSize Leaky MaskConstant GQA MLA"
+        "PostNorm PreNorm FixedSize Leaky MarkovBlock MaskConstant GQA MLA"
     ),
     "specdec.data": "Batch ChatData TextData TokenData TokenizedData",
     "specdec.embedded.corpus": "EmbeddedData held_out_prompts",
@@ -22,12 +22,13 @@ _NAMES = {
     "specdec.features": "Cached OnTheFly",
     "specdec.training.building": "FromDrafter FromTarget new_drafter",
     "specdec.training.transplant": "FromTargetLayer",
+    "specdec.training.confidence": "ConfidenceLoss",
     "specdec.training.losses": "SmoothL1 SoftCrossEntropy Term WeightedSum",
     "specdec.training.divergences": (
         "ForwardKL HardCrossEntropy JensenShannon LKAlpha LKLambda ReverseKL TopKCrossEntropy TotalVariation"
     ),
     "specdec.training.noise": "UniformNoise",
-    "specdec.training.step_weights": "AcceptUntilFail DPACE Decay",
+    "specdec.training.step_weights": "AcceptUntilFail AcceptedLength DPACE Decay",
     "specdec.training.module": "DrafterModule",
     "specdec.training.schedule": "WarmupCosine",
     "specdec.decoding": (
@@ -96,6 +97,7 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.training.building import FromDrafter as FromDrafter
     from specdec.training.building import FromTarget as FromTarget
     from specdec.training.building import new_drafter as new_drafter
+    from specdec.training.confidence import ConfidenceLoss as ConfidenceLoss
     from specdec.training.divergences import ForwardKL as ForwardKL
     from specdec.training.divergences import HardCrossEntropy as HardCrossEntropy
     from specdec.training.divergences import JensenShannon as JensenShannon
@@ -112,6 +114,7 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.training.noise import UniformNoise as UniformNoise
     from specdec.training.schedule import WarmupCosine as WarmupCosine
     from specdec.training.step_weights import DPACE as DPACE
+    from specdec.training.step_weights import AcceptedLength as AcceptedLength
     from specdec.training.step_weights import AcceptUntilFail as AcceptUntilFail
     from specdec.training.step_weights import Decay as Decay
     from specdec.training.transplant import FromTargetLayer as FromTargetLayer

@@ -75,5 +75,4 @@ class Proposer:
         children: ChildSampling,
     ) -> DraftTree:
         """Grow a proposal of a shape after the roots; ``expand`` makes its levels."""
-        first = Frontier(start.h_BKH[:, :1], start.logits_BKD[:, :1])
-        return shape.grow(root_B, first, expand, self.drafter.vocab, children)
+        return shape.grow(root_B, start.first(), expand, self.drafter.vocab, children)

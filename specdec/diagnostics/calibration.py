@@ -32,17 +32,30 @@ CONFIDENCES = {  # each from 0 to 1
     "entropy": "1 - entropy over its largest possible",
     "product": "product of the probabilities of the draft and of all drafts before it",
 }
-WHOLE_CHAIN = "product"  # is compared with the acceptance of the whole chain so far
+OF_HEAD = {  # of a drafter with a confidence head (DSpark), behind those
+    "head": "the confidence head's estimate",
+    "head_product": "product of the head's estimates of the draft and of all drafts before it",
+}
+ALL_KINDS = CONFIDENCES | OF_HEAD
+# These are compared with the acceptance of the whole chain so far.
+WHOLE_CHAIN = ("product", "head_product")
 COLUMNS = ("drafts", "confidence", "accepted")  # sums of a bin
 
 
-def confidences(log_probs_AKD: Tensor) -> Tensor:
-    """Return every kind of confidence in every draft, (A, K, C) float64, in the order of :data:`CONFIDENCES`."""
+def confidences(log_probs_AKD: Tensor, head_AK: Tensor | None = None) -> Tensor:
+    """Return every kind of confidence in every draft, (A, K, C) float64, in the order of :data:`ALL_KINDS`.
+
+    Args:
+        head_AK: what a confidence head says of each draft, if there is one.
+    """
     log_probs_AKD = log_probs_AKD.double()
     first_AK, second_AK = log_probs_AKD.topk(2, dim=-1).values.exp().unbind(-1)
     entropy_AK = torch.special.entr(log_probs_AKD.exp()).sum(-1)
     most = np.log(log_probs_AKD.shape[-1])
     kinds = [first_AK, first_AK - second_AK, 1 - entropy_AK / most, first_AK.cumprod(1)]
+    if head_AK is not None:
+        head_AK = head_AK.double()
+        kinds += [head_AK, head_AK.cumprod(1)]
     return torch.stack(kinds, -1).clamp(0, 1)
 
 
@@ -59,8 +72,8 @@ def binned(confidence_AKC: Tensor, right_AK: Tensor) -> Tensor:
     before_AK = torch.cat([torch.ones_like(so_far_AK[:, :1]), so_far_AK[:, :-1]], 1)
     steps_K = torch.arange(right_AK.shape[1], device=right_AK.device)
     sums = []
-    for kind, confidence_AK in zip(CONFIDENCES, confidence_AKC.unbind(-1), strict=True):
-        counts_AK = torch.ones_like(before_AK) if kind == WHOLE_CHAIN else before_AK
+    for kind, confidence_AK in zip(ALL_KINDS, confidence_AKC.unbind(-1), strict=False):
+        counts_AK = torch.ones_like(before_AK) if kind in WHOLE_CHAIN else before_AK
         # 1 belongs to the last bin
         bin_AK = (confidence_AK * FINE_BINS).long().clamp_max(FINE_BINS - 1)
         place_AK = bin_AK + FINE_BINS * steps_K
@@ -132,7 +145,7 @@ def calibration(bins: Sequence[Tensor]) -> dict[str, Any]:
     """
     sums_CKPF = torch.stack([*bins], 2).flatten(-2).numpy()
     out: dict[str, Any] = {}
-    for (name, title), sums_KPF in zip(CONFIDENCES.items(), sums_CKPF, strict=True):
+    for (name, title), sums_KPF in zip(ALL_KINDS.items(), sums_CKPF, strict=False):
         steps = [_measured(Binned(sums_PF)) for sums_PF in sums_KPF]
         out[name] = {
             "title": title,

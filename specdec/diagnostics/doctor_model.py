@@ -24,12 +24,14 @@ from specdec.diagnostics.parity_compare import compare_drafting
 from specdec.drafter import TargetLayer
 from specdec.nn.unroll import DENSE
 from specdec.nn.view import View
+from specdec.training.confidence import ConfidenceLoss
 from specdec.training.divergences import LKLambda
 from specdec.training.head_loss import TargetProbs
 from specdec.training.losses import SoftCrossEntropy, terms
 from specdec.training.step import TrainStep, target_outputs
 from specdec.training.step_weights import Decay, PrefixWeights
 
+HOLDING = (LKLambda, ConfidenceLoss)  # losses that hold a part of their own constant
 STEP = 1e-5  # of a finite difference, as a share of each parameter's size
 EXACT = 1e-4  # by which gradient and finite difference may differ in float64
 SEEN = 1e-9  # share of the logits' range, in float64: a smaller change is none
@@ -104,9 +106,11 @@ def _finite_difference(setup: SetUp) -> Finding:
     sample = setup.sample()
     drafter = setup.precise().train()
     remarks = []
-    if any(isinstance(term.loss, LKLambda) for term in terms(objective.loss)):
+    holding = [term for term in terms(objective.loss) if isinstance(term.loss, HOLDING)]
+    if holding:
         objective = dataclasses.replace(objective, loss=SoftCrossEntropy())
-        remarks.append("of SoftCrossEntropy, since LKLambda holds its weight")
+        names = ", ".join(type(term.loss).__name__ for term in holding)
+        remarks.append(f"of SoftCrossEntropy, since {names} holds a part of its own constant")
     if isinstance(weights := objective.weights, PrefixWeights):
         objective = dataclasses.replace(objective, weights=Decay())
         remarks.append(f"by Decay, since {type(weights).__name__} holds its weights")

@@ -16,7 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.diagnostics.anchors import AnchoredText, Chains
-from specdec.diagnostics.calibration import CONFIDENCES, FINE_BINS, binned, confidences
+from specdec.diagnostics.calibration import (
+    ALL_KINDS,
+    CONFIDENCES,
+    FINE_BINS,
+    binned,
+    confidences,
+)
 from specdec.diagnostics.drift_attention import attention_weights, observing
 from specdec.drafter import Drafter
 from specdec.nn.view import View
@@ -73,10 +79,11 @@ class Drafted(NamedTuple):
     bins_CKR3: Tensor  # see :func:`specdec.diagnostics.calibration.binned`
 
 
-def no_sums(depth: int) -> tuple[Tensor, Tensor]:
-    """Return the sums over no chain."""
+def no_sums(depth: int, has_confidence: bool) -> tuple[Tensor, Tensor]:
+    """Return the sums over no chain, of a drafter with a confidence head or without one."""
     sums_FK2 = torch.zeros(len(SERIES | ROWS), depth, 2, dtype=torch.float64)
-    return sums_FK2, torch.zeros(len(CONFIDENCES), depth, FINE_BINS, 3, dtype=torch.float64)
+    kinds = len(ALL_KINDS if has_confidence else CONFIDENCES)
+    return sums_FK2, torch.zeros(kinds, depth, FINE_BINS, 3, dtype=torch.float64)
 
 
 @torch.inference_mode()
@@ -99,7 +106,7 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> Dr
     counted = [anchor for anchor in anchors if anchor < end]
     count = len(counted)
     if not counted:
-        return Drafted(chains, *no_sums(text.depth))
+        return Drafted(chains, *no_sums(text.depth, drafter.config.drafting.has_confidence))
     steps_K = torch.arange(text.depth, device=text.ids_1T.device)
     places_AK = torch.tensor(counted, device=steps_K.device)[:, None] + steps_K
     taught = text.draft(counted, text.behind(counted))
@@ -135,7 +142,8 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> Dr
     seen_AR = torch.tensor(counted)[:, None] - 1 > torch.arange(FIRST_ROWS)
     rows_seen_KR = seen_AR.sum(0).expand(text.depth, -1)
     rows_RK2 = torch.stack([rows_AKR[:count].sum(0).cpu(), rows_seen_KR], -1).transpose(0, 1)
-    bins_CKR3 = binned(confidences(chains.log_probs_AKD[:count]), right_AK)
+    head_AK = None if chains.confidence_AK is None else chains.confidence_AK[:count]
+    bins_CKR3 = binned(confidences(chains.log_probs_AKD[:count], head_AK), right_AK)
     return Drafted(chains, torch.cat([torch.stack(sums).cpu(), rows_RK2]), bins_CKR3)
 
 

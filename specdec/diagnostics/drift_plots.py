@@ -222,6 +222,9 @@ def _plot_calibration(drifts: Sequence[Document], names: Sequence[str], path: Pa
         f"A draft of step {last}": ("top", last - 1),
         "A chain so far": ("product", "all_steps"),
     }
+    if any("head" in drift["calibration"] for drift in drifts):
+        panels["A draft, confidence head"] = ("head", "all_steps")
+        panels["A chain, confidence head"] = ("head_product", "all_steps")
     paper = PaperFigure(len(panels), 4, 1.9, together=True)
     for title, (kind, step) in panels.items():
         panel = paper.curves(title, "share accepted", "confidence")
@@ -229,7 +232,9 @@ def _plot_calibration(drifts: Sequence[Document], names: Sequence[str], path: Pa
         panel.axes.set_xlim(-0.03, 1.03)
         panel.axes.xaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
         for number, (name, drift) in enumerate(zip(names, drifts, strict=True)):
-            confidence = drift["calibration"][kind]
+            confidence = drift["calibration"].get(kind)
+            if confidence is None:  # a drafter without a confidence head
+                continue
             measured = confidence[step] if isinstance(step, str) else confidence["steps"][step]
             bins = [row for row in measured["bins"] if row["drafts"] >= LEAST_DRAFTS]
             points = {row["confidence"]: Point.of(row) for row in bins}

@@ -23,6 +23,9 @@ from specdec.diagnostics.parity_settings import Misread, Settings, read_settings
 MASK = "mask_hidden"
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
+MARKOV_1 = "markov_head.markov_w1.weight"
+MARKOV_2 = "markov_head.markov_w2.weight"
+CONFIDENCE = "confidence_head.proj"
 MAP = "d2t"
 # The engine drops these tensors and reports nothing.
 UNREAD = re.compile(r"t2d|rotary_emb\.inv_freq|\.bias$")
@@ -137,7 +140,7 @@ def _wanted_shapes(settings: Settings) -> dict[str, Shape]:
     """Return every tensor's name and shape."""
     H = settings.hidden_size
     fused = settings.method != "eagle"
-    block = settings.method == "dflash"
+    block = settings.block_size > 0
     wanted: dict[str, Shape] = {}
     for i in range(settings.num_hidden_layers):
         layer = _layer_shapes(settings, 2 * H if fused and i == 0 and not block else H)
@@ -158,6 +161,11 @@ def _wanted_shapes(settings: Settings) -> dict[str, Shape]:
         wanted["input_norm.weight"] = side_by_side
     if settings.mask_token is not None and not block:
         wanted[MASK] = side_by_side
+    rank = settings.markov_rank
+    if rank:
+        wanted |= {MARKOV_1: (settings.vocab_size, rank), MARKOV_2: (settings.drafts, rank)}
+    if settings.confidence:
+        wanted |= {f"{CONFIDENCE}.weight": (1, H + rank), f"{CONFIDENCE}.bias": (1,)}
     if settings.drafts != settings.vocab_size:
         wanted[MAP] = (settings.drafts,)
     return wanted

@@ -2,7 +2,7 @@
 
 Written apart from the drafter: the reference imports nothing of the package but its own files, and reads the checkpoint
 by its own tensors' names. So it can say that a checkpoint is not the drafter that it was made of. Method
-``eagle`` is EAGLE-1 and 2, ``eagle3`` EAGLE-3 and 3.1, and P-EAGLE, ``dflash`` DFlash.
+``eagle`` is EAGLE-1 and 2, ``eagle3`` EAGLE-3 and 3.1, and P-EAGLE, ``dflash`` DFlash, ``dspark`` DSpark.
 
 Legend: T tokens, A anchors, K depths, M new nodes, S keys, H width, W input width, h query heads, g key heads, n heads,
 d head width, r rotated width, V target vocabulary, D draft vocabulary.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdec.diagnostics.parity_files import EMBEDDING, MASK, ServedDrafter
+from specdec.diagnostics.parity_files import EMBEDDING, MARKOV_1, MARKOV_2, MASK, ServedDrafter
 
 # Keys and values by layer, (g, S, d) each; column j stands at position j.
 Past = dict[int, tuple[Tensor, Tensor]]
@@ -38,8 +38,8 @@ def draft(
         has no such token.
     """
     settings = served.settings
-    if settings.method == "dflash":
-        return draft_blocks(served, ids_T, features_TH, anchors, depth)
+    if settings.block_size:
+        return draft_blocks(served, ids_T, features_TH, anchors, depth, given_AK)
     past: Past = {}
     # The chains may run beyond the end of the text.
     positions_T = torch.arange(len(ids_T) + depth, device=ids_T.device)
@@ -78,10 +78,20 @@ def _up_to(past: Past, anchor: int) -> Past:
 
 
 def _by_anchor(
-    served: ServedDrafter, features: list[Tensor], hidden: list[Tensor], anchors: int
+    served: ServedDrafter,
+    features: list[Tensor],
+    hidden: list[Tensor],
+    anchors: int,
+    added: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return features (A, K, H), and log-probabilities over the target's vocabulary, (A, K, V), float32 at least."""
+    """Return features (A, K, H), and log-probabilities over the target's vocabulary, (A, K, V), float32 at least.
+
+    Args:
+        added: to the logits, (D,) each.
+    """
     logits_ND = project(served, "lm_head", torch.stack(hidden)) * served.settings.logit_scale
+    if added:
+        logits_ND = logits_ND + torch.stack(added)
     log_ND = logits_ND.log_softmax(-1, dtype=torch.promote_types(logits_ND.dtype, torch.float32))
     log_NV = log_ND.new_full((len(hidden), served.settings.vocab_size), float("-inf"))
     log_NV = log_NV.index_copy(1, served.target_ids_D, log_ND)
@@ -89,12 +99,14 @@ def _by_anchor(
 
 
 def draft_blocks(
-    served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int
-) -> tuple[Tensor, Tensor]:
+    served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int,
+    given_AK: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run a block drafter (https://arxiv.org/abs/2602.06036); see :func:`draft`.
 
     Behind every anchor stand its next token and the masks. They see each other and, in every layer, keys and values of
-    the features up to the anchor.
+    the features up to the anchor. DSpark (https://github.com/deepseek-ai/DeepSpec) adds to a draft's logits what its
+    Markov head says of the token before it.
     """
     settings = served.settings
     context_TH = rms(served, "hidden_norm", features_TH)
@@ -104,7 +116,9 @@ def draft_blocks(
     masks = torch.full_like(ids_T[:1], settings.mask_token or 0).expand(settings.block_size - 1)
     features = []
     hidden: list[Tensor] = []
-    for anchor in anchors:
+    added: list[Tensor] = []
+    first = settings.first_draft
+    for row, anchor in enumerate(anchors):
         block_past = _up_to(past, anchor)
         x_MH = served.weights[EMBEDDING][torch.cat([ids_T[anchor + 1 : anchor + 2], masks])]
         positions_M = anchor + 1 + torch.arange(settings.block_size, device=ids_T.device)
@@ -112,9 +126,16 @@ def draft_blocks(
             normed_MH = rms(served, f"layers.{i}.input_layernorm", x_MH)
             x_MH = x_MH + attention(served, i, normed_MH, positions_M, block_past, whole=True)
             x_MH = x_MH + feed_forward(served, i, x_MH)
-        hidden += rms(served, "norm", x_MH)[1 : depth + 2]
-        features += [features_TH[anchor], *x_MH[1 : depth + 1]]
-    return _by_anchor(served, features, hidden, len(anchors))
+        normed_KH = rms(served, "norm", x_MH)[first : first + depth + 1]
+        hidden += normed_KH
+        handed_KH = x_MH[first : first + depth]
+        if settings.markov_rank:
+            handed_KH = normed_KH[:depth]
+            next_K = ids_T[anchor + 2 : anchor + 2 + depth] if given_AK is None else given_AK[row]
+            previous_K = torch.cat([ids_T[anchor + 1 : anchor + 2], next_K[:depth]])
+            added += F.linear(served.weights[MARKOV_1][previous_K], served.weights[MARKOV_2])
+        features += [features_TH[anchor], *handed_KH]
+    return _by_anchor(served, features, hidden, len(anchors), added)
 
 
 def fuse(served: ServedDrafter, states: list[Tensor]) -> Tensor:

@@ -18,10 +18,12 @@ LLAMA3 = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
 QWEN3 = {"Eagle3Qwen3ForCausalLM"}
 DEEPSEEK = {"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"}
 DFLASH = {"DFlashDraftModel"}
+DSPARK = {"Qwen3DSparkModel"}
 CLASSES = {
     "eagle": {"EagleLlamaForCausalLM"},
     "eagle3": LLAMA3 | QWEN3 | DEEPSEEK,
     "dflash": DFLASH,
+    "dspark": DSPARK,
 }
 IDS = "eagle_aux_hidden_state_layer_ids"
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "rms_norm_eps",
@@ -29,6 +31,8 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddi
 # A config of the speculators library passes these on from its top.
 PASSED_ON = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", IDS)
 OF_EAGLE3 = ("fc_norm", "norm_output")
+OF_DSPARK = ("draft_vocab_size", "target_hidden_size", "mask_token_id", "markov_rank", "markov_head_type", "block_size",
+             "enable_confidence_head", "confidence_head_with_markov")  # fmt: skip
 MASK_IDS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -67,6 +71,9 @@ class Settings(NamedTuple):
     latent: tuple[int, ...]  # sizes of DeepSeek's attention, as in LATENT; () for grouped queries
     mask_token: int | None  # a parallel drafter reads it in place of tokens not known yet
     block_size: int  # nodes of a block drafter's pass, the root and its masks; else 0
+    first_draft: int = 1  # the node of a block that makes the first draft
+    markov_rank: int = 0  # of DSpark's head that reads the token before a draft
+    confidence: bool = False  # whether DSpark's confidence head is there
 
 
 def read_settings(raw: Raw, method: str) -> Settings:
@@ -87,8 +94,12 @@ def read_settings(raw: Raw, method: str) -> Settings:
         head = latent[3]
     inner: Raw = config.get("eagle_config") or {}
     aux_ids: tuple[int, ...] = ()
+    block: dict[str, Any] = {}
     if architecture in DFLASH:
         aux_ids = _block_ids(config)
+        block = {"block_size": config["block_size"]}
+    elif architecture in DSPARK:
+        aux_ids, block = _markov_block(config)
     elif fused:
         aux_ids = _aux_ids(config, inner, architecture in QWEN3)
     return Settings(
@@ -100,7 +111,7 @@ def read_settings(raw: Raw, method: str) -> Settings:
         head=head,
         aux_ids=aux_ids,
         norm_before_fc=bool(inner.get("norm_before_fc", config.get("norm_before_fc"))),
-        head_norms=architecture in QWEN3 | DFLASH,
+        head_norms=architecture in QWEN3 | DFLASH | DSPARK,
         biased=_biased(config, architecture),
         logit_scale=config.get("logit_scale", 1.0),
         windows=_windows(config, fused),
@@ -108,7 +119,7 @@ def read_settings(raw: Raw, method: str) -> Settings:
         stretch=stretch,
         latent=latent,
         mask_token=_mask_token(config),
-        block_size=config["block_size"] if architecture in DFLASH else 0,
+        **({"block_size": 0} | block),
     )
 
 
@@ -167,6 +178,11 @@ def _flat(raw: Raw) -> Raw:
         )
     layer = raw["transformer_layer_config"]
     kind = raw.get("speculators_model_type")
+    if kind == "dspark":
+        top = {key: raw[key] for key in OF_DSPARK if key in raw}
+        top["sample_from_anchor"] = raw.get("sample_from_anchor", False)
+        top["target_layer_ids"] = [i - 1 for i in raw["aux_hidden_state_layer_ids"]]
+        return {**layer, **top, "architectures": ["Qwen3DSparkModel"]}
     if kind == "dflash":
         block = {
             "mask_token_id": raw["mask_token_id"],
@@ -198,7 +214,7 @@ def _mask_token(config: Raw) -> int | None:
 def _architecture(config: Raw, method: str) -> str:
     """Return the first of the architectures that there is a class for, after the engine has rewritten the names."""
     names = config.get("architectures") or []
-    prefix = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": ""}[method]
+    prefix = {"eagle": "Eagle", "eagle3": "Eagle3"}.get(method, "")
     for name in names:
         whole = name.startswith(prefix) or (method == "eagle3" and name.endswith(prefix))
         rewritten: str = name if whole else prefix + name
@@ -232,6 +248,33 @@ def _block_ids(config: Raw) -> tuple[int, ...]:
     if not isinstance(config.get("block_size"), int):
         raise Misread("config.json lacks block_size, the nodes that a pass was trained with")
     return tuple(i + 1 for i in inner["target_layer_ids"])
+
+
+def _markov_block(config: Raw) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Return the ids of DSpark's block, whose config counts layers' outputs, and the settings of its block and heads.
+
+    Raises:
+        Misread: the engine's class would miss a key, or has no such head.
+    """
+    wanted = ("mask_token_id", "target_layer_ids", "block_size", "markov_rank")
+    if lacking := [key for key in wanted if not config.get(key)]:
+        raise Misread(f"config.json lacks {lacking[0]}, which the engine's class of DSpark reads")
+    if config.get("markov_head_type", "vanilla") != "vanilla":
+        raise Misread(
+            f"config.json: markov_head_type is {config['markov_head_type']!r}, the engine runs the vanilla one"
+        )
+    confidence = bool(config.get("enable_confidence_head"))
+    if confidence and not config.get("confidence_head_with_markov"):
+        raise Misread(
+            "config.json: the confidence head without the token before is not compared here"
+        )
+    settings = {
+        "block_size": config["block_size"],
+        "first_draft": 0 if config.get("sample_from_anchor", True) else 1,
+        "markov_rank": config["markov_rank"],
+        "confidence": confidence,
+    }
+    return tuple(i + 1 for i in config["target_layer_ids"]), settings
 
 
 def _aux_ids(config: Raw, inner: Raw, qwen3: bool) -> tuple[int, ...]:

@@ -144,7 +144,7 @@ def measure_text(
     extended = range(anchors.start, anchors.stop + depth - 1)
     anchored = AnchoredText(target, drafter, ids, depth, len(extended))
     drafts = list[Tensor]()
-    sums_FK2, bins_CKR3 = no_sums(depth)
+    sums_FK2, bins_CKR3 = no_sums(depth, drafter.config.drafting.has_confidence)
     for group in anchored.groups(extended):
         part = drafted(anchored, group, text.prompt, text.prompt + tokens - depth)
         drafts.append(part.chains.tokens_AK)

@@ -13,6 +13,7 @@ from specdec.drafter.vocab import DraftVocab, most_frequent_ids
 from specdec.drafting import (
     FixedSize,
     Leaky,
+    MarkovBlock,
     MaskBlock,
     MaskConstant,
     PostNorm,
@@ -38,6 +39,7 @@ __all__ = [
     "KVInjection",
     "LastLayer",
     "Leaky",
+    "MarkovBlock",
     "MaskBlock",
     "MaskConstant",
     "Narrow",

@@ -123,7 +123,7 @@ class Drafter(nn.Module):
     """An EAGLE drafter: `fuse` once, then `step` after `step`, and `logits`.
 
     Decoding calls the three; training takes `step` apart into `read`, once for all unroll steps, and `advance`, and
-    multiplies by `lm_head.weight` piece by piece. The head is a separate call, since it is the widest product.
+    multiplies by the head's weight piece by piece. The head is a separate call, since it is the widest product.
 
     Args:
         config: the complete description.
@@ -248,8 +248,9 @@ class Drafter(nn.Module):
         return self.config.drafting.unroll(self, task)
 
     def logits(self, normed: Tensor) -> Tensor:
-        """Draft logits (..., D) of states (..., H); index j is the target id ``vocab.target_ids_D[j]``."""
-        return self.lm_head(normed)
+        """Draft logits (..., D) of what the head reads (``Step.normed_BTH``); index j is the target id
+        ``vocab.target_ids_D[j]``."""
+        return self.config.drafting.logits(self, normed)
 
     @torch.no_grad()
     def warm_start(self, embedding_VH: Tensor, head_VH: Tensor) -> None:

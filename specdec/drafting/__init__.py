@@ -5,6 +5,7 @@ Read mode, then chained; slots says which tokens learn at which step.
 
 from specdec.drafting.block import BlockDrafting, MaskBlock
 from specdec.drafting.chained import Chained, PostNorm, PreNorm, Recurrence
+from specdec.drafting.markov import MarkovBlock, MarkovDrafting, MarkovHead
 from specdec.drafting.mode import DrafterMemory, DraftingMode, Expand, Frontier, Step
 from specdec.drafting.parallel import MaskConstant, Parallel
 from specdec.drafting.scaled import FixedSize, Leaky
@@ -18,6 +19,9 @@ __all__ = [
     "FixedSize",
     "Frontier",
     "Leaky",
+    "MarkovBlock",
+    "MarkovDrafting",
+    "MarkovHead",
     "MaskBlock",
     "MaskConstant",
     "Parallel",

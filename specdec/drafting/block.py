@@ -57,10 +57,10 @@ class MaskBlock(MaskToken):
     masks: Depth = 7
 
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
-        check_numbers(MaskBlock, vars(self))
+        check_numbers(type(self), vars(self))
         if not config.entry.context:
             raise ValueError(
-                "recurrence MaskBlock drafts at nodes without a feature: it needs entry KVInjection"
+                f"recurrence {type(self).__name__} drafts at nodes without a feature: it needs entry KVInjection"
             )
 
     def build(self, config: Any) -> nn.Module:
@@ -77,11 +77,14 @@ class BlockDrafting(DraftingMode):
 
     Args:
         mask_token_id: the token that stands at the place of every draft.
-        masks: drafts of a pass.
+        masks: of a block.
+        first_draft: the node of a block that makes the first draft: 1, the first mask; or 0, the root, if every node
+            says what follows it.
     """
 
     mask_token_id: int
     masks: int
+    first_draft: int = 1
 
     one_call: ClassVar[bool] = True
     engine_method: ClassVar[str | None] = "dflash"
@@ -94,13 +97,13 @@ class BlockDrafting(DraftingMode):
 
     @property
     def fixed_drafts(self) -> int:  # type: ignore[override]
-        return self.masks
+        return 1 + self.masks - self.first_draft
 
     def check_training(self, recurrence: str, steps: int) -> None:
-        if steps != self.masks:
+        if steps != self.fixed_drafts:
             raise ValueError(
-                f"recurrence {recurrence} has {self.masks} masks and model.ttt_steps is {steps}: give both one number, "
-                "the steps of a block are its masks"
+                f"recurrence {recurrence} makes {self.fixed_drafts} drafts and model.ttt_steps is {steps}: give both "
+                "one number, the steps of a block are its drafts"
             )
 
     def check_recompute(self) -> None:
@@ -147,8 +150,9 @@ class BlockDrafting(DraftingMode):
             yield Step(step.h_BTH[:, nodes], step.normed_BTH[:, nodes])
 
     def nodes_of_step(self, step: int, anchors: int) -> slice:
-        """Return the nodes of mask ``step`` of every anchor; the roots, which say nothing, come first."""
-        return slice((step + 1) * anchors, (step + 2) * anchors)
+        """Return the nodes that make draft ``step`` of every anchor; the roots come first."""
+        level = self.first_draft + step
+        return slice(level * anchors, (level + 1) * anchors)
 
     def shares(self, keep: float, steps: int) -> list[float]:
         """Return one share for all steps: the masks of a block come together, so anchors are drawn."""
@@ -197,10 +201,15 @@ class BlockDrafting(DraftingMode):
         self, memory: DrafterMemory, length_B: Tensor, ids_BM: Tensor, h_BMH: Tensor, count_B: Tensor
     ) -> Frontier:  # fmt: skip
         last_B1 = (count_B - 1).clamp_min(0)[:, None]
-        block_BK = self.block_ids(ids_BM.gather(1, last_B1))
-        step = self._run(memory, memory.cache, length_B, block_BK, h_BMH, count_B)
-        drafts = slice(1, 1 + memory.depth)  # the root itself says nothing
-        return Frontier.of(memory.drafter, Step(step.h_BTH[:, drafts], step.normed_BTH[:, drafts]))
+        root_B1 = ids_BM.gather(1, last_B1)
+        step = self._run(memory, memory.cache, length_B, self.block_ids(root_B1), h_BMH, count_B)
+        drafts = slice(self.first_draft, self.first_draft + memory.depth)
+        by_level = Step(step.h_BTH[:, drafts], step.normed_BTH[:, drafts])
+        return self.levels(memory.drafter, root_B1, by_level)
+
+    def levels(self, drafter: "Drafter", root_B1: Tensor, step: Step) -> Frontier:
+        """Return what the nodes that draft say, a node for each level."""
+        return Frontier.of(drafter, step)
 
     def _run(
         self,
@@ -235,25 +244,36 @@ class BlockDrafting(DraftingMode):
     # ---- diagnostics ----
 
     def draft_at_anchors(self, memory: DrafterMemory, task: AnchorDrafting) -> Chains:
-        """Run a block behind each anchor, which sees the features before it and all of itself, in one call."""
-        branches, shared_1 = branches_of(task, task.anchor_A)
         drafter = memory.drafter
+        step = self.run_at_anchors(memory, task)
+        logits_KAD = drafter.logits(step.normed_BTH)
+        logits_KAD = logits_KAD.to(wide(logits_KAD.dtype))
+        return Chains(
+            drafter.vocab.to_target(logits_KAD.argmax(-1)).T,
+            logits_KAD.log_softmax(-1).transpose(0, 1),
+            torch.cat([task.feature_1AH, step.h_BTH]).transpose(0, 1),
+        )
+
+    def run_at_anchors(self, memory: DrafterMemory, task: AnchorDrafting) -> Step:
+        """Run a block behind each anchor, which sees the features before it and all of itself, in one call.
+
+        Returns:
+            What each of the nodes that draft yields, (K, A, H).
+        """
+        branches, shared_1 = branches_of(task, task.anchor_A)
         anchors = len(task.anchor_A)
         levels = 1 + self.masks
         seen = branches.seen(0, levels, whole=True)
         depth_1Q = branches.depth(levels)[None]
         view = View.append(shared_1, seen, depth_1Q, memory.capacity, memory.cache)
         no_feature_10H = task.feature_1AH[:, :0]  # the context lies in the cache already
-        step = drafter.step(self.block_ids(task.root_1A), no_feature_10H, view)
+        step = memory.drafter.step(self.block_ids(task.root_1A), no_feature_10H, view)
         for level in range(memory.depth):
             task.on_step(level)
-        drafts = slice(anchors, (memory.depth + 1) * anchors)
+        first = self.first_draft * anchors
+        drafts = slice(first, first + memory.depth * anchors)
         by_level = (memory.depth, anchors)
-        logits_KAD = drafter.logits(step.normed_BTH[0, drafts]).unflatten(0, by_level)
-        logits_KAD = logits_KAD.to(wide(logits_KAD.dtype))
-        handed_KAH = step.h_BTH[0, drafts].unflatten(0, by_level)
-        return Chains(
-            drafter.vocab.to_target(logits_KAD.argmax(-1)).T,
-            logits_KAD.log_softmax(-1).transpose(0, 1),
-            torch.cat([task.feature_1AH, handed_KAH]).transpose(0, 1),
+        return Step(
+            step.h_BTH[0, drafts].unflatten(0, by_level),
+            step.normed_BTH[0, drafts].unflatten(0, by_level),
         )

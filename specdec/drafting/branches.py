@@ -15,6 +15,8 @@ class Chains(NamedTuple):
     tokens_AK: Tensor  # int64, the drafted tokens, as ids of the target
     log_probs_AKD: Tensor  # float32 at least: each draft is the most likely token of its row
     features_AJH: Tensor  # what each step read, the true states first; and what the last handed on
+    # of a drafter with a confidence head: the chance that it gives each draft
+    confidence_AK: Tensor | None = None
 
 
 class Branches(NamedTuple):

@@ -45,12 +45,23 @@ class Frontier(NamedTuple):
 
     h_BKH: Tensor
     logits_BKD: Tensor  # float32 at least
+    # of a drafter with a confidence head: the chance that a draft is accepted which is drawn from the logits
+    confidence_BK: Tensor | None = None
 
     @classmethod
     def of(cls, drafter: "Drafter", step: Step) -> "Frontier":
         """Return a step's features, with the head's logits."""
         logits_BKD = drafter.logits(step.normed_BTH)
         return cls(step.h_BTH, logits_BKD.to(wide(logits_BKD.dtype)))
+
+    def first(self) -> "Frontier":
+        """Return what the drafter says at the first node."""
+        confidence = self.confidence_BK
+        return Frontier(
+            self.h_BKH[:, :1],
+            self.logits_BKD[:, :1],
+            None if confidence is None else confidence[:, :1],
+        )
 
 
 Expand = Callable[[Tensor, Tensor, Tensor, Tensor], Frontier]
@@ -127,13 +138,15 @@ class DraftingMode:
     """Drafts that every pass makes, no more and no fewer; 0 where a pass makes as many as are asked of it."""
     embedding_gathers: ClassVar[int] = 1
     """How often a training step reads the embedding table, which FSDP2 gathers for each."""
+    has_confidence: bool = False
+    """Whether the drafter estimates with a head of its own whether its drafts are accepted."""
 
     def check_depth(self, depth: int) -> None:
         """Raise ValueError if a pass cannot draft ``depth`` tokens."""
         if 0 < self.fixed_drafts < depth:
             raise ValueError(
-                f"{depth} drafts are asked of a block of {self.fixed_drafts} masks, which drafts as many: give a depth "
-                f"of {self.fixed_drafts} or less"
+                f"{depth} drafts are asked of a block that makes {self.fixed_drafts}: give a depth of "
+                f"{self.fixed_drafts} or less"
             )
 
     def check_training(self, recurrence: str, steps: int) -> None:
@@ -145,6 +158,16 @@ class DraftingMode:
 
     def check_recompute(self) -> None:
         """Raise ValueError if steps cannot be computed again one by one in the backward pass."""
+
+    # ---- the head ----
+
+    def head_weight(self, drafter: "Drafter") -> Tensor:
+        """Return the matrix that training multiplies the steps' ``normed_BTH`` with to get draft logits, (D, width)."""
+        return drafter.lm_head.weight
+
+    def logits(self, drafter: "Drafter", normed: Tensor) -> Tensor:
+        """Return the draft logits (..., D) of what :meth:`unroll` yields, (..., width)."""
+        return drafter.lm_head(normed)
 
     # ---- training ----
 
@@ -203,7 +226,8 @@ class DraftingMode:
             count_B: int64, how many of the M count; the rest is padding, whose rows are free again.
 
         Returns:
-            K = 1 node; of a way that makes all drafts in one call, a node for each level.
+            K = 1 node; of a way that makes all drafts in one call, a node for each level, of which the logits of later
+            levels may lack what :meth:`expand` adds.
         """
         raise TypeError(f"{type(self).__name__} must say how a pass starts")
 

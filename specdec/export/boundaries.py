@@ -39,15 +39,14 @@ def reads_last_state(raw: Raw) -> bool:
 def block_boundaries(raw: Raw) -> tuple[int, ...]:
     """Return the boundaries of a block drafter, whose flat ``config.json`` names outputs of layers.
 
-    The DFlash checkpoints of speculators name boundaries instead.
+    The checkpoints of speculators name boundaries instead.
     """
     inner = raw.get("dflash_config") or {}
-    outputs = inner.get("target_layer_ids")
+    outputs = inner.get("target_layer_ids", raw.get("target_layer_ids"))
     ids = raw.get(AUX) if outputs is None else outputs
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise ValueError(
-            f"dflash_config.target_layer_ids is {ids!r}, wanted a list of whole numbers"
-        )
+        place = "dflash_config." if inner else ""
+        raise ValueError(f"{place}target_layer_ids is {ids!r}, wanted a list of whole numbers")
     return tuple(ids if outputs is None else [i + 1 for i in ids])
 
 

@@ -26,6 +26,7 @@ from specdec.utils.files import write_json
 
 VOCABULARY = "vocab.target_ids_D"
 DRAFT_TOKENS = 3  # a pass, where nobody says
+BLOCK_CLASSES = {"dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel"}  # by method
 
 
 class DrafterCheckpoint(NamedTuple):
@@ -35,7 +36,7 @@ class DrafterCheckpoint(NamedTuple):
     method: str  # eagle, eagle3 or dflash
     architecture: str  # the target's, as its config.json names the class
     parallel: bool = False  # whether one call makes all drafts of a pass
-    masks: int = 0  # of a block drafter; an engine must run all
+    block_drafts: int = 0  # of a block drafter; an engine must make all
 
     @classmethod
     def of(cls, directory: Path | str, subject: Subject) -> Self:
@@ -50,21 +51,21 @@ class DrafterCheckpoint(NamedTuple):
 
     def drafts(self, asked: int | None) -> int:
         """Return the drafts of a pass; see :func:`drafts_of`."""
-        return drafts_of(self.masks, asked)
+        return drafts_of(self.block_drafts, asked)
 
 
-def drafts_of(masks: int, asked: int | None) -> int:
-    """Return how many tokens an engine is set to draft: as many as asked for, else a block drafter's masks or three.
+def drafts_of(block_drafts: int, asked: int | None) -> int:
+    """Return how many tokens an engine is set to draft: as many as asked for, else a block drafter's or three.
 
     Raises:
-        ValueError: a block drafter is asked for another number than its masks. They see each other, and it has
-            learned with this many.
+        ValueError: a block drafter is asked for another number than its block makes. The nodes of a block see each
+            other, and it has learned with this many.
     """
-    if masks and asked not in (None, masks):
+    if block_drafts and asked not in (None, block_drafts):
         raise ValueError(
-            f"--draft_tokens {asked}: the drafter's block has {masks} masks, and each is a draft: leave it out"
+            f"--draft_tokens {asked}: the drafter's block makes {block_drafts} drafts: leave it out"
         )
-    return asked or masks or DRAFT_TOKENS
+    return asked or block_drafts or DRAFT_TOKENS
 
 
 class Format:
@@ -125,8 +126,8 @@ class Format:
         for_sglang = not any(lint(subject, SGLANG))
         if subject.method == "eagle":
             return ["EagleLlamaForCausalLM"]
-        if subject.method == "dflash":
-            return ["DFlashDraftModel"]
+        if subject.block:
+            return [BLOCK_CLASSES[subject.method]]
         if type(subject.config.attention) is MLA:
             return [f"Eagle3DeepseekV{2 if for_sglang else 3}ForCausalLM"]
         if subject.config.norms.query_key:
@@ -275,13 +276,15 @@ class SglangFormat(Format):
 LAYER = "transformer_layer_config"
 # The classes by kind.
 SPECULATORS = {
-    "eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator", "dflash": "DFlashSpeculator"
+    "eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator", "dflash": "DFlashSpeculator",
+    "dspark": "DSparkSpeculator",
 }  # fmt: skip
 SPECULATORS_VERSION = "0.9.0"
 # The flat keys that stand at the top in the speculators format; the others describe the layer.
 TOP = {
     "draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
-    keys.IDS, keys.AUX, "tie_word_embeddings", "mask_token_id", "block_size",
+    keys.IDS, keys.AUX, "tie_word_embeddings", "mask_token_id", "block_size", "markov_rank", "markov_head_type",
+    "enable_confidence_head", "confidence_head_with_markov", "sample_from_anchor",
 }  # fmt: skip
 
 
@@ -321,11 +324,12 @@ class SpeculatorsFormat(Format):
         flat = _keys(subject)
         top = {key: value for key, value in flat.items() if key in TOP}
         kind = "peagle" if subject.parallel else subject.method
-        if kind == "dflash":
+        if subject.block:
             top[keys.AUX] = list(subject.config.aux_layers)
-            top["mask_token_id"] = flat.pop("dflash_config")["mask_token_id"]
+            top["mask_token_id"] = subject.config.recurrence.mask_token_id  # type: ignore[attr-defined]
         layer = {key: value for key, value in flat.items() if key not in TOP}
-        layer.pop("eagle_config", None)  # SGLang's
+        for key in ("eagle_config", "dflash_config", "target_layer_ids", "num_anchors"):
+            layer.pop(key, None)  # of other layouts
         if subject.parallel:
             # vLLM 0.32 passes these on from the layer alone, the library reads them at the top.
             layer |= {key: flat[key] for key in ("fc_norm", "norm_output")}
@@ -372,12 +376,16 @@ def flat(raw: Raw) -> Raw:
     kind = raw.get("speculators_model_type")
     if kind not in [*SPECULATORS]:  # a stranger may have written what has no hash
         raise ValueError(
-            f"speculators_model_type is {kind!r}; only eagle3, peagle and dflash can be read"
+            f"speculators_model_type is {kind!r}; only eagle3, peagle, dflash and dspark can be read"
         )
     if not isinstance(raw.get(LAYER), Mapping):
         raise ValueError(f"{LAYER} is missing")
     if "norm_before_residual" not in raw and kind == "eagle3":
         raise ValueError(
             "norm_before_residual is absent, which vLLM takes for true and speculators for false: write it"
+        )
+    if "sample_from_anchor" not in raw and kind == "dspark":
+        raise ValueError(
+            "sample_from_anchor is absent, which vLLM takes for false and speculators for true: write it"
         )
     return {**raw[LAYER], **{key: raw[key] for key in TOP if key in raw}}

@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, Qwen3Config
 
-from specdec.drafter import GQA, MLA, DrafterConfig, MaskBlock, MaskConstant, PostNorm
+from specdec.drafter import (
+    GQA,
+    MLA,
+    DrafterConfig,
+    MarkovBlock,
+    MaskBlock,
+    MaskConstant,
+    PostNorm,
+)
 from specdec.export.tensors import Raw
 from specdec.nn.rope import rope_parameters
 from specdec.utils.numbers import MOST_LAYERS
@@ -166,17 +174,49 @@ def _block(raw: Raw, hf: Any) -> Raw:
         raise ValueError(
             "dflash_config: attention_value_scale or use_aux_hidden_state is not the default"
         )
+    if "markov_rank" in raw:
+        raise ValueError(
+            f"markov_rank is {raw['markov_rank']!r:.60}, and the file has no Markov head; without one, block drafters "
+            "here do not draft at the root"
+        )
+    token, masks = _masks(raw, "DFlash", "dflash_config.mask_token_id")
+    return {"recurrence": MaskBlock(token, masks)}
+
+
+def _masks(raw: Raw, family: str, key: str) -> tuple[int, int]:
+    """Return the mask's token and how many masks a block has."""
     token = _mask_token(raw)
     if token is None:
-        raise ValueError(
-            "a block drafter (DFlash) has a mask: it lacks dflash_config.mask_token_id"
-        )
+        raise ValueError(f"a block drafter ({family}) has a mask: it lacks {key}")
     size = raw.get("block_size")
     if type(size) is not int or size < 2:
         raise ValueError(
             f"block_size is {size!r:.60}, wanted the nodes of a block, a whole number above 1"
         )
-    return {"recurrence": MaskBlock(token, masks=size - 1)}
+    return token, size - 1
+
+
+def _markov(raw: Raw, hf: Any) -> Raw:
+    """Read DSpark's block and its heads; ValueError for what a published one may have and drafters here have not."""
+    kind = raw.get("markov_head_type", "vanilla")
+    if kind != "vanilla":
+        raise ValueError(
+            f"markov_head_type is {kind!r:.60}; drafters here have the vanilla Markov head only"
+        )
+    rank = raw.get("markov_rank")
+    if type(rank) is not int or rank < 1:
+        raise ValueError(f"markov_rank is {rank!r:.60}, wanted a whole number above 0")
+    flags = ("enable_confidence_head", "confidence_head_with_markov", "sample_from_anchor")
+    if odd := [key for key in flags if not isinstance(raw.get(key, True), bool)]:
+        raise ValueError(f"{odd[0]} is {raw[odd[0]]!r:.60}, wanted true or false")
+    confidence = raw.get("enable_confidence_head", False)
+    if confidence and not raw.get("confidence_head_with_markov", False):
+        raise ValueError(
+            "confidence_head_with_markov is not true; confidence heads here read the token before the draft too"
+        )
+    token, masks = _masks(raw, "DSpark", "mask_token_id")
+    root_drafts = raw.get("sample_from_anchor", True)
+    return {"recurrence": MarkovBlock(token, masks, rank, confidence, root_drafts)}
 
 
 def _eagle_config(config: DrafterConfig) -> Raw:
@@ -279,7 +319,23 @@ DFLASH = (
     LAYER_TYPES,
 )
 
-TABLES = {"eagle": EAGLE, "eagle3": EAGLE3, "dflash": DFLASH}
+DSPARK = (  # https://github.com/deepseek-ai/DeepSpec
+    *COMMON,
+    *SIZES,
+    KeyRow("num_target_layers", lambda c: c.num_target_layers),
+    KeyRow(MASKS[0], lambda c: c.recurrence.mask_token_id),  # type: ignore[attr-defined]
+    KeyRow("target_layer_ids", lambda c: [b - 1 for b in c.aux_layers]),  # of layers' outputs
+    KeyRow("block_size", lambda c: 1 + c.drafting.masks, _markov),  # type: ignore[attr-defined]
+    KeyRow("markov_rank", lambda c: c.recurrence.rank),  # type: ignore[attr-defined]
+    KeyRow("markov_head_type", lambda c: "vanilla"),
+    KeyRow("enable_confidence_head", lambda c: c.drafting.has_confidence),
+    KeyRow("confidence_head_with_markov", lambda c: c.drafting.has_confidence),
+    KeyRow("sample_from_anchor", lambda c: c.recurrence.root_drafts),  # type: ignore[attr-defined]
+    KeyRow("num_anchors", lambda c: 512),  # of training; the authors' class asks for it
+    LAYER_TYPES,
+)
+
+TABLES = {"eagle": EAGLE, "eagle3": EAGLE3, "dflash": DFLASH, "dspark": DSPARK}
 
 
 def config_to_keys(

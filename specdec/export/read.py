@@ -53,7 +53,8 @@ QUERY_BIAS = "layers.0.self_attn.q_proj.bias"
 OUTPUT_BIAS = "layers.0.self_attn.o_proj.bias"
 QUERY_NORM = "layers.0.self_attn.q_norm.weight"
 FC = "fc.weight"
-CONTEXT = "hidden_norm.weight"  # only in DFlash, where every layer reads what it norms
+CONTEXT = "hidden_norm.weight"  # only in block drafters, where every layer reads what it norms
+MARKOV = "markov_head.markov_w1.weight"  # only in DSpark
 EAGLE1 = Norms(embed=False, hidden=False, output=False)
 
 
@@ -214,7 +215,7 @@ def config_of_checkpoint(
     tensors = checkpoint.tensors
     fields: Raw = {"recurrence": PreNorm()} | keys.keys_to_fields(raw, design.method)
     masked = named.MASK in tensors
-    if design.method != "dflash" and masked != fields["recurrence"].drafting().one_call:
+    if not design.block and masked != fields["recurrence"].drafting().one_call:
         lacks = "mask_token_id in config.json" if masked else "the tensor mask_hidden"
         raise ValueError(
             f"a parallel drafter (P-EAGLE) has a mask token and a learned state: it lacks {lacks}"
@@ -267,9 +268,10 @@ class _Design:
                 "use_aux_hidden_state is false and the file has fc.weight, which engines drop: remove one"
             )
         self.method = "eagle3" if wide or self.last_state else "eagle"
-        if CONTEXT in tensors:
+        self.block = CONTEXT in tensors
+        if self.block:
             self._check_block()
-            self.method = "dflash"
+            self.method = "dspark" if MARKOV in tensors else "dflash"
         raw["num_hidden_layers"] = _layers(tensors, raw.get("num_hidden_layers"))
 
     def _check_block(self) -> None:
@@ -288,7 +290,7 @@ class _Design:
     def entry_and_head(self, fields: Raw) -> Raw:
         """Return the fields that say how the drafter reads its input and whose head it has."""
         tensors = self.checkpoint.tensors
-        block = self.method == "dflash"
+        block = self.block
         if self.method == "eagle":
             return {
                 "entry": Narrow(bias=BIAS in tensors),
@@ -313,7 +315,7 @@ class _Design:
                 )
             return {"fusion": LastLayer(), "aux_layers": (layers,)}
         # The config's boundaries are not even read if the caller names some: they may be what is wrong.
-        if aux_layers is None and self.method == "dflash":
+        if aux_layers is None and self.block:
             aux_layers = boundaries.block_boundaries(self.raw)
         elif aux_layers is None:
             checkpoint = self.checkpoint

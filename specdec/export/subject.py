@@ -36,6 +36,11 @@ class Subject(NamedTuple):
         return "eagle" if isinstance(self.config.fusion, LastLayer) and not wide else "eagle3"
 
     @property
+    def block(self) -> bool:
+        """Whether a pass drafts a block of masks: method dflash or dspark."""
+        return self.config.drafting.fixed_drafts > 0
+
+    @property
     def fused(self) -> bool:
         """Whether it is a drafter of method eagle3 that reads the states at its boundaries, and not the last one."""
         return self.method == "eagle3" and self.config.fusion.mixes
@@ -81,6 +86,6 @@ class Subject(NamedTuple):
     def shared(self) -> tuple[str, ...]:
         """Names of the weights that are the target's and are left out of an export."""
         names = [] if self.own_embedding else [EMBEDDING]
-        if self.method == "eagle" or (self.method == "dflash" and not self.own_head):
+        if self.method == "eagle" or (self.block and not self.own_head):
             names.append(HEAD)
         return tuple(names)

@@ -27,6 +27,8 @@ def checkpoint_layout(checkpoint: Checkpoint) -> str:
         return "speculators"
     if "dflash_config" in raw:
         return "z-lab"
+    if "markov_rank" in raw:
+        return "DeepSpec"
     nvidia = not {"norm_before_fc", "use_last_layernorm"}.isdisjoint(inner)
     if nvidia or inner.get("use_aux_hidden_state") is False:
         return "NVIDIA"

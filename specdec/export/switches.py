@@ -15,6 +15,7 @@ from specdec.drafter import (
     KVInjection,
     LastLayer,
     Leaky,
+    MarkovBlock,
     MaskBlock,
     MaskConstant,
     Narrow,
@@ -127,7 +128,10 @@ def _with(method: str, uses: Uses, wanted: bool = True) -> Callable[[Subject], b
 
 _eagle = partial(_with, "eagle")
 _eagle3 = partial(_with, "eagle3")
-_dflash = partial(_with, "dflash")
+
+
+def _block(uses: Uses, wanted: bool = True) -> Callable[[Subject], bool]:
+    return lambda s: s.block and bool(uses(s.config)) is wanted
 
 
 def _fused(uses: Uses) -> Callable[[Subject], bool]:
@@ -240,22 +244,26 @@ SWITCHES = (
     Switch("aux states as wide together as the drafter",
            _fused(lambda c: len(c.aux_layers) * c.target_hidden_size == c.hidden_size),
            sglang="it tells fused states by their width, and would leave fc out", others=_has(LLAMA_CPP), ran=True),
-    # DFlash
+    # DFlash and DSpark
     Switch("method dflash: fusion Concat, entry KVInjection, recurrence MaskBlock", lambda s: s.method == "dflash",
            sglang="what it makes of a config was not compared", checked=False,
            others=_no("--format gguf writes EAGLE-3 alone; llama.cpp's own converter reads DFlash", LLAMA_CPP),
            ran=True),
-    Switch("num_layers above 1, with method dflash", _dflash(lambda c: c.num_layers > 1),
+    Switch("method dspark: DFlash's parts, recurrence MarkovBlock", lambda s: s.method == "dspark",
+           sglang="what it makes of a config was not compared", checked=False,
+           others=_no("--format gguf writes EAGLE-3 alone; llama.cpp's own converter reads DSpark, and its server "
+                      "proposes what the drafter says", LLAMA_CPP)),
+    Switch("num_layers above 1, with method dflash or dspark", _block(lambda c: c.num_layers > 1),
            sglang="what it makes of a config was not compared", checked=False),
-    Switch("fusion LastLayer, with method dflash", _part(LastLayer, "dflash"),
-           both="method dflash projects the states of several layers: use fusion Concat"),
-    *(Switch(f"norms.{site}=false, with method dflash", _dflash(attrgetter(f"norms.{site}"), False),
-             both="method dflash always has this norm") for site in ("hidden", "output", "query_key")),
-    *(Switch(f"norms.{site}, with method dflash", _dflash(used), both="method dflash has no such norm")
+    Switch("fusion LastLayer, with method dflash or dspark", _block(lambda c: type(c.fusion) is LastLayer),
+           both="a block drafter projects the states of several layers: use fusion Concat"),
+    *(Switch(f"norms.{site}=false, with method dflash or dspark", _block(attrgetter(f"norms.{site}"), False),
+             both="a block drafter always has this norm") for site in ("hidden", "output", "query_key")),
+    *(Switch(f"norms.{site}, with method dflash or dspark", _block(used), both="a block drafter has no such norm")
       for site, used in {"embed": lambda c: c.norms.embed, "aux": lambda c: c.norms.aux != "none"}.items()),
-    Switch("attention MLA, with method dflash", _part(MLA, "dflash"),
-           both="method dflash has no such attention"),
-    Switch("a boundary 0 in aux_layers, with method dflash", _dflash(lambda c: c.aux_layers[0] == 0),
+    Switch("attention MLA, with method dflash or dspark", _block(lambda c: type(c.attention) is MLA),
+           both="a block drafter has no such attention"),
+    Switch("a boundary 0 in aux_layers, with method dflash or dspark", _block(lambda c: c.aux_layers[0] == 0),
            both="its ids are of layers' outputs: the embeddings have none"),
     # any
     Switch("hidden_size other than the target's", lambda s: s.config.hidden_size != s.config.target_hidden_size,
@@ -323,7 +331,7 @@ SWITCHES = (
            vllm="it divides layers with equal caches into groups, and the server ends at start where the drafter's lie "
            "in several: choose another num_key_value_heads or head_dim, or one layer",
            sglang="what it makes of such a drafter was not compared", checked=False),
-    Switch("an embedding that is scaled as it is looked up (Gemma 2), with method eagle or dflash",
+    Switch("an embedding that is scaled as it is looked up (Gemma 2), with method eagle, dflash or dspark",
            lambda s: s.embedding_is_scaled,
            vllm="its Transformers backend shares the target's embedding with the scale in it, and such drafters have "
            "no norm on embeddings that would take it out: train an EAGLE-3 drafter",
@@ -340,7 +348,7 @@ def _stock(config: DrafterConfig) -> bool:
         and type(config.entry) in (Narrow, Wide, KVInjection)
         and type(config.attention) in (GQA, MLA, TargetLayer)
         and type(config.recurrence)
-        in (PreNorm, PostNorm, FixedSize, Leaky, MaskConstant, MaskBlock)
+        in (PreNorm, PostNorm, FixedSize, Leaky, MaskConstant, MaskBlock, MarkovBlock)
         and all(type(norm) in (bool, str, TargetNorm) for norm in vars(config.norms).values())
     )
 

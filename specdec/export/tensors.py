@@ -130,6 +130,9 @@ ELSEWHERE = {
     "norms.output": "norm",
     "lm_head": "lm_head",
     "recurrence.hidden": "mask_hidden",
+    "recurrence.previous": "markov_head.markov_w1",
+    "recurrence.transition": "markov_head.markov_w2",
+    "recurrence.confidence": "confidence_head.proj",
 }
 
 # Spellings of others for the same names.

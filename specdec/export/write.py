@@ -290,7 +290,7 @@ def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
 
 def warn_of_engines(subject: Subject) -> None:
     """Warn of engines that would load the drafter and draft differently, by name."""
-    if subject.method == "dflash" and subject.config.num_layers > 1:
+    if subject.block and subject.config.num_layers > 1:
         log.warning(
             "the drafter has several layers, and vLLM 0.32's build for CPUs norms the context's keys of all by the "
             "first one's k_norm: it drafts otherwise; by its source its GPU builds do not: check yours with specdec "

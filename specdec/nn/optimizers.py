@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from specdec.utils.machine import multiplies_bfloat16
 from specdec.utils.numbers import NonNegative, Positive, Rate, Share, check_numbers
 
-TABLES = ("embed_tokens", "lm_head")  # modules whose matrices are look-up tables over a vocabulary
+TABLES = ("embed_tokens", "lm_head", "previous", "transition")
+"""Modules whose matrices are look-up tables over a vocabulary; the last two are DSpark's Markov head."""
 
 
 def hidden_matrix(name: str, parameter: nn.Parameter) -> bool:

@@ -205,8 +205,8 @@ class HeadTask(NamedTuple):
     terms: Sequence[tuple[float, DistributionLoss]]  # weight, loss
     factors: Sequence[float]  # what each step weighs
     in_vocab: bool
-    # told of each step's slots, logits and the target's probabilities at each of them (so that C is R)
-    on_logits: Callable[[int, Index, Tensor, TargetProbs], None] | None
+    # called with each step's slots, logits and the target's probabilities at each of them (so that C is R)
+    observers: Sequence[Callable[[int, Index, Tensor, TargetProbs], None]]
     weight_KS: Tensor | None = None  # what each slot weighs of that; None for one
 
 
@@ -341,8 +341,8 @@ def _group_losses(
         row_weight_R = here.covered_C.new_ones(group.rows, dtype=kind)
     if task.weight_KS is not None:
         row_weight_R = row_weight_R * task.weight_KS[group.step, group.slots]
-    if task.on_logits is not None:
-        task.on_logits(group.step, group.slots, draft_RD, here)
+    for observe in task.observers:
+        observe(group.step, group.slots, draft_RD, here)
     grad_weight_R = row_weight_R * task.factors[group.step]
     loss_rows = LossRows(draft_RD, *here[:4])
     return row_weight_R, _losses_and_gradient_(task.terms, loss_rows, grad_weight_R, row_weight_R)

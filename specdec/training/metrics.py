@@ -28,6 +28,13 @@ class StepCounts(NamedTuple):
     loss_KN: Tensor  # losses by term, summed likewise
 
 
+def overlap(logits_RD: Tensor, probs: TargetProbs) -> Tensor:
+    """Return ``Σ min(p, q)``, (R,), the chance that a draft sampled from q is accepted
+    (https://arxiv.org/abs/2211.17192), with p over the target's whole vocabulary."""
+    q_RD = logits_RD.softmax(-1, dtype=probs.p_CD.dtype)
+    return torch.minimum(probs.p_CD * probs.log_mass_C.exp()[:, None], q_RD).sum(-1)
+
+
 class StepCounter:
     """Counts what the metrics need while a piece's logits are in memory."""
 
@@ -38,15 +45,12 @@ class StepCounter:
         self.overlap_K = torch.zeros_like(self.covered_K)
 
     def __call__(self, k: int, slots: Index, logits_RD: Tensor, probs: TargetProbs) -> None:
-        q_RD = logits_RD.softmax(-1, dtype=probs.p_CD.dtype)
         reached_R = self.reached_KS[k, slots]
         self.hits_KS[k, slots] = (
             (logits_RD.argmax(-1) == probs.token_C) & probs.covered_C & reached_R
         )
         self.covered_K[k] += probs.covered_C.sum()
-        # the chance that a sampled draft is accepted (https://arxiv.org/abs/2211.17192)
-        overlap_R = torch.minimum(probs.p_CD * probs.log_mass_C.exp()[:, None], q_RD).sum(-1)
-        self.overlap_K[k] += (overlap_R * reached_R).sum()
+        self.overlap_K[k] += (overlap(logits_RD, probs) * reached_R).sum()
 
     @torch.no_grad()
     def counts(self, rows_K: Tensor, loss_KN: Tensor, trained_KBT: Tensor) -> StepCounts:

@@ -30,13 +30,14 @@ from specdec.training.building import (
     check_checkpoint,
     drafter_of_checkpoint,
 )
+from specdec.training.confidence import check_confidence_is_trained
 from specdec.training.distributed import local_part
 from specdec.training.learning_rate import (
     run_length,
     scheduler_config,
     use_present_rates,
 )
-from specdec.training.losses import Loss
+from specdec.training.losses import Loss, terms
 from specdec.training.noise import FeatureNoise, NoNoise, generator_of, noisy
 from specdec.training.nonfinite import NonFiniteSteps
 from specdec.training.parts import OBJECTIVE, check_parts, other_objective
@@ -138,6 +139,7 @@ class DrafterModule(BuildsDrafter):
         # copies of the weights before an optimizer step that is logged, until it is done
         self._weights_before: Weights | None = None
         loss.check(self.spec)
+        check_confidence_is_trained(self.spec, terms(loss))
         if recompute:
             self.spec.drafting.check_recompute()
         start.check()

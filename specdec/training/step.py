@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from specdec.data import Batch
 from specdec.drafter import Concat, Drafter
-from specdec.drafting import DraftingMode, Step
+from specdec.drafting import DraftingMode, MarkovHead, Step
 from specdec.drafting.slots import KeptSlots, reachable, shift, supervised
 from specdec.features import FeatureSource, OnTheFly
+from specdec.nn.backend import wide
 from specdec.nn.unroll import DENSE, UnrollKernel
 from specdec.target import Target
 from specdec.target.proof import remedy
+from specdec.training.confidence import AcceptanceChances, ConfidenceLoss
 from specdec.training.head_loss import HeadTask, TargetHead, TargetProbs, head_loss, pieces
 from specdec.training.losses import (
     DistributionLoss,
@@ -74,9 +76,12 @@ class ObjectiveConfig:
     def reads(self) -> frozenset[str]:
         """What losses and weights read of the target's distribution in addition to its probabilities."""
         losses = [term.loss for term in terms(self.loss)]
-        by_losses = [loss.reads for loss in losses if isinstance(loss, DistributionLoss)]
-        by_weights = {"token_R"} if isinstance(self.weights, PrefixWeights) else set()
-        return frozenset(by_weights).union(*by_losses)
+        reads = [loss.reads for loss in losses if isinstance(loss, DistributionLoss)]
+        if isinstance(self.weights, PrefixWeights):
+            reads.append(self.weights.reads)
+        if any(isinstance(loss, ConfidenceLoss) for loss in losses):
+            reads.append(frozenset({"log_mass_R"}))
+        return frozenset().union(*reads)
 
 
 class TargetOutputs(NamedTuple):
@@ -206,9 +211,11 @@ class TrainStep(nn.Module):
 
         # Losses of the next-token distribution, piece by piece through both heads, with their gradients, here and now.
         counter = self._counter(batch, slots) if measure else None
-        head = self.drafter.lm_head.weight
+        chances = self._chances(slots, outputs)
+        head = self.drafter.config.drafting.head_weight(self.drafter)
         states = [step.normed_BTH.flatten(0, 1) for step in steps]
-        task = self._head_task(outputs, slots, steps[0].normed_BTH.element_size(), counter)
+        observers = [observer for observer in (counter, chances) if observer is not None]
+        task = self._head_task(outputs, slots, steps[0].normed_BTH.element_size(), observers)
         if isinstance(config.weights, PrefixWeights):
             weight_KS = slot_weights(config.weights, task, head, states, slots.trained_KBT)
             task = task._replace(weight_KS=weight_KS)
@@ -217,16 +224,20 @@ class TrainStep(nn.Module):
         weight = (count_K * factor_K).sum()
 
         # Losses of the state (EAGLE-1, https://arxiv.org/abs/2401.15077), of all trained slots. SmoothL1 takes the
-        # target's whole vocabulary, with which these are the rows counted above.
+        # target's whole vocabulary, with which these are the rows counted above. Then the confidence head's (DSpark).
         distribution_columns = iter(distribution_KN.unbind(1))
         columns = []
         for term in self.terms:
+            if isinstance(term.loss, DistributionLoss):
+                columns.append(next(distribution_columns))
+                continue
             if isinstance(term.loss, FeatureLoss):
                 loss_K = self._feature_loss(term.loss, steps, outputs, slots, task.weight_KS)
-                loss = loss + term.weight * (loss_K * factor_K).sum() / weight.clamp(min=1e-30)
-                columns.append(loss_K.detach())
             else:
-                columns.append(next(distribution_columns))
+                assert isinstance(term.loss, ConfidenceLoss) and chances is not None
+                loss_K = self._confidence_loss(term.loss, steps, chances, slots, task.weight_KS)
+            loss = loss + term.weight * (loss_K * factor_K).sum() / weight.clamp(min=1e-30)
+            columns.append(loss_K.detach())
         if counter is None:
             return StepOutput(loss, weight, None)
         loss_KN = torch.stack(columns, dim=1)
@@ -256,12 +267,18 @@ class TrainStep(nn.Module):
             reached_KBT = reached_KBT & slots.drawn_KBT
         return StepCounter(reached_KBT.flatten(1))
 
+    def _chances(self, slots: TrainedSlots, outputs: TargetOutputs) -> AcceptanceChances | None:
+        """Return what keeps the chances of acceptance, if a loss of the confidence head needs them."""
+        if not any(isinstance(term.loss, ConfidenceLoss) for term in self.terms):
+            return None
+        return AcceptanceChances(slots.trained_KBT.flatten(1), wide(outputs.final_BTH.dtype))
+
     def _head_task(
         self,
         outputs: TargetOutputs,
         slots: TrainedSlots,
         number_bytes: int,
-        counter: StepCounter | None,
+        observers: Sequence[StepCounter | AcceptanceChances],
     ) -> HeadTask:
         """Return the work of the head: pieces of the batch, and the loss terms that compare distributions."""
         config = self.objective
@@ -278,7 +295,7 @@ class TrainStep(nn.Module):
             terms=distribution_terms,
             factors=config.weights.factors(config.steps),
             in_vocab=config.in_vocab,
-            on_logits=counter,
+            observers=observers,
         )
 
     def _feature_loss(
@@ -293,15 +310,49 @@ class TrainStep(nn.Module):
 
         At step k, slot t stands for the target's state at t + 1 + k.
         """
-        by_step = []
-        for k, step in enumerate(steps):
-            slots_R = slots.trained_KBT[k].flatten().nonzero()[:, 0]
-            step_slots = slots.kept_slots[k]
-            rows_R = slots_R if step_slots is None else step_slots.place_S[slots_R]
-            h_RH = step.h_BTH.flatten(0, 1)[rows_R]
+
+        def loss_of(k: int, rows_R: Tensor, slots_R: Tensor) -> Tensor:
+            h_RH = steps[k].h_BTH.flatten(0, 1)[rows_R]
             target_RH = shift(outputs.final_BTH, 1 + k).flatten(0, 1)[slots_R]
-            loss_R = loss(h_RH, target_RH.to(h_RH.dtype))
-            if weight_KS is not None:
-                loss_R = loss_R * weight_KS[k, slots_R]
-            by_step.append(loss_R.sum())
-        return torch.stack(by_step)
+            return loss(h_RH, target_RH.to(h_RH.dtype))
+
+        return _sums_of_steps(loss_of, slots, weight_KS)
+
+    def _confidence_loss(
+        self,
+        loss: ConfidenceLoss,
+        steps: Sequence[Step],
+        chances: AcceptanceChances,
+        slots: TrainedSlots,
+        weight_KS: Tensor | None,
+    ) -> Tensor:
+        """Return the summed losses of the confidence head's estimates, (K,); what it should say is a constant."""
+        head = self.drafter.recurrence
+        assert isinstance(head, MarkovHead)
+
+        def loss_of(k: int, rows_R: Tensor, slots_R: Tensor) -> Tensor:
+            read_RW = steps[k].normed_BTH.flatten(0, 1)[rows_R]
+            return loss(head.confidence_logits(read_RW), chances.chance_KS[k, slots_R])
+
+        return _sums_of_steps(loss_of, slots, weight_KS)
+
+
+def _sums_of_steps(
+    loss_of: Callable[[int, Tensor, Tensor], Tensor], slots: TrainedSlots, weight_KS: Tensor | None
+) -> Tensor:
+    """Return the summed losses of each step, (K,).
+
+    Args:
+        loss_of: called with the step, the rows of its states that are trained, and their slots; returns (R,).
+        weight_KS: what each slot weighs.
+    """
+    by_step = []
+    for k, trained_BT in enumerate(slots.trained_KBT):
+        slots_R = trained_BT.flatten().nonzero()[:, 0]
+        step_slots = slots.kept_slots[k]
+        rows_R = slots_R if step_slots is None else step_slots.place_S[slots_R]
+        loss_R = loss_of(k, rows_R, slots_R)
+        if weight_KS is not None:
+            loss_R = loss_R * weight_KS[k, slots_R]
+        by_step.append(loss_R.sum())
+    return torch.stack(by_step)

@@ -8,12 +8,14 @@ hidden.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from specdec.nn.backend import wide
 from specdec.training.head_loss import HeadTask, Index, TargetProbs, head_loss
+from specdec.training.metrics import overlap
 from specdec.utils.numbers import PositiveShare, Share, check_numbers
 
 
@@ -32,13 +34,16 @@ class PrefixWeights(StepWeights):
     def factors(self, steps: int) -> list[float]:
         return [1.0] * steps
 
-    def observe(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
+    reads: ClassVar[frozenset[str]] = frozenset({"token_R"})
+    """The columns of :class:`specdec.training.losses.LossRows` that :meth:`observe` reads besides p."""
+
+    def observe(self, logits_RD: Tensor, probs: TargetProbs) -> Tensor:
         """Return what :meth:`weights` needs to know of R rows of a step, (R,).
 
         Args:
             logits_RD: the drafter's.
-            token_R: int64, draft id of the target's most likely token within the draft vocabulary.
-            known_R: bool, whether that is the most likely of all; if not, no draft can be right.
+            probs: the target's, of the same rows; ``covered_C`` says whether its most likely token, ``token_C``, is in
+                the draft vocabulary; if not, no greedy draft can be right.
         """
         raise TypeError(f"{type(self).__name__} must say what it looks at")
 
@@ -79,9 +84,9 @@ class AcceptUntilFail(Decay, PrefixWeights):
         base: as of ``Decay``.
     """
 
-    def observe(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
+    def observe(self, logits_RD: Tensor, probs: TargetProbs) -> Tensor:
         """Whether the greedy draft is right."""
-        return (logits_RD.argmax(-1) == token_R) & known_R
+        return (logits_RD.argmax(-1) == probs.token_C) & probs.covered_C
 
     def weights(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
         return torch.cat([torch.ones_like(seen_KS[:1]), seen_KS[:-1]]).cumprod(0)
@@ -104,20 +109,45 @@ class DPACE(PrefixWeights):
     def __post_init__(self) -> None:
         check_numbers(DPACE, vars(self), "DPACE.")
 
-    def observe(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
+    def observe(self, logits_RD: Tensor, probs: TargetProbs) -> Tensor:
         """The confidence: zero for a token that the draft vocabulary lacks."""
         q_RD = logits_RD.softmax(-1, dtype=wide(logits_RD.dtype))
-        return q_RD.gather(-1, token_R[:, None]).squeeze(-1) * known_R
+        return q_RD.gather(-1, probs.token_C[:, None]).squeeze(-1) * probs.covered_C
 
     def weights(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
         s_KS = ((1 - self.alpha) * seen_KS + self.alpha) * chained_KS
-        # of each step, the length that it opens the way to
-        ahead_S = torch.zeros_like(s_KS[0])
-        ahead = list[Tensor]()
-        for s_S in s_KS.flip(0):
-            ahead.insert(0, 1 + ahead_S)
-            ahead_S = s_S * ahead[0]
-        return s_KS.cumprod(0) * torch.stack(ahead)
+        return s_KS.cumprod(0) * _length_ahead(s_KS)
+
+
+@dataclass(frozen=True)
+class AcceptedLength(PrefixWeights):
+    """What a step's chance of acceptance is worth to the accepted length. With ``a_k = Σ min(p, q)``, the chance that
+    draft k is accepted (https://arxiv.org/abs/2211.17192), ``Σ_k Π_{i<=k} a_i`` drafts of a slot are accepted on
+    average; step j weighs ``Π_{i<j} a_i (1 + Σ_{m>j} Π_{j<i<=m} a_i)``, the derivative by ``a_j``. So the loss
+    ``TotalVariation``, which is ``1 - a``, has the gradient of the accepted length itself.
+    """
+
+    reads: ClassVar[frozenset[str]] = frozenset({"log_mass_R"})
+
+    def observe(self, logits_RD: Tensor, probs: TargetProbs) -> Tensor:
+        """The chance that the draft is accepted."""
+        return overlap(logits_RD, probs)
+
+    def weights(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
+        a_KS = seen_KS * chained_KS
+        before_KS = torch.cat([torch.ones_like(a_KS[:1]), a_KS[:-1]]).cumprod(0)
+        return before_KS * _length_ahead(a_KS)
+
+
+def _length_ahead(chance_KS: Tensor) -> Tensor:
+    """Return how long a chain is from each step on, that step included, if it is accepted, (K, S):
+    ``1 + Σ_{m>j} Π_{j<i<=m} chance_i``."""
+    ahead_S = torch.zeros_like(chance_KS[0])
+    ahead = list[Tensor]()
+    for chance_S in chance_KS.flip(0):
+        ahead.insert(0, 1 + ahead_S)
+        ahead_S = chance_S * ahead[0]
+    return torch.stack(ahead)
 
 
 @torch.no_grad()
@@ -133,10 +163,8 @@ def slot_weights(
     seen_KS = torch.zeros(trained_KS.shape, dtype=wide(weight_DH.dtype), device=weight_DH.device)
 
     def observe(k: int, slots: Index, logits_RD: Tensor, probs: TargetProbs) -> None:
-        seen_KS[k, slots] = part.observe(logits_RD, probs.token_C, probs.covered_C).to(
-            seen_KS.dtype
-        )
+        seen_KS[k, slots] = part.observe(logits_RD, probs).to(seen_KS.dtype)
 
-    head_loss(task._replace(terms=(), on_logits=observe), weight_DH, normed)
+    head_loss(task._replace(terms=(), observers=[observe]), weight_DH, normed)
     chained_KS = trained_KS.cumprod(0)
     return part.weights(seen_KS, chained_KS.bool()) * chained_KS

@@ -35,7 +35,7 @@ def measure(target: Target, drafter: Drafter, text: AnsweredText, depth: int) ->
         drafted(anchored, some, text.prompt, anchors.stop).sums_FK2
         for some in anchored.groups(anchors)
     ]
-    return torch.stack(parts).sum(0) if parts else no_sums(depth)[0]
+    return torch.stack(parts).sum(0) if parts else no_sums(depth, False)[0]
 
 
 @functools.cache

@@ -121,10 +121,10 @@ def test_a_pass_has_as_many_drafts_as_masks() -> None:
     aux_1TNH = torch.zeros(
         *ids_1T.shape, len(drafter.config.aux_layers), drafter.config.target_hidden_size
     ).double()
-    asked = "6 drafts are asked of a block of 5 masks"
+    asked = "6 drafts are asked of a block that makes 5"
     with pytest.raises(ValueError, match=asked):
         Proposer(drafter, Chain(MASKS + 1), 20)
     with pytest.raises(ValueError, match=asked):
         next(drafter.unroll(ids_1T, aux_1TNH, torch.zeros_like(ids_1T), MASKS + 1))
-    with pytest.raises(ValueError, match=r"has 5 masks and model\.ttt_steps is 4"):
+    with pytest.raises(ValueError, match=r"makes 5 drafts and model\.ttt_steps is 4"):
         check(drafter.config, 64, 64, FromTarget(), False, True, 4)

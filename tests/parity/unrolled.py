@@ -39,11 +39,8 @@ def worst_gap(made: DrafterSpec | Drafter, documents: list[int], steps: int = ST
         start = proposer.commit(ids[:, first + 1 : anchor + 2], aux[:, first : anchor + 1])
         expand = drafter.config.drafting.expand(proposer.memory, start, proposer.length_B)
         frontier = start
-        at_once = start.logits_BKD[0]  # every level that the first call has made
         for k in range(steps):
             want = unrolled[k][anchor].log_softmax(-1)
-            if k < len(at_once):
-                gap = max(gap, float((at_once[k].log_softmax(-1) - want).abs().max()))
             gap = max(gap, float((frontier.logits_BKD[0, 0].log_softmax(-1) - want).abs().max()))
             token = anchor + 2 + k
             if k + 1 == steps or token >= length or documents[token] != documents[anchor]:
