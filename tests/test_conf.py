@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 
 from specdec.commands.fit import run_fit
 from specdec.commands.parser import parse_arguments
-from specdec.drafter import MLA, Drafter, DrafterSpec, MaskBlock, TargetNorm, dry_run
+from specdec.drafter import MLA, Drafter, DrafterSpec, MarkovBlock, MaskBlock, TargetNorm, dry_run
 from specdec.utils.config import compose, normalize_config
 from tests.tiny import deeper, presets, tiny_config, variants
 
@@ -41,7 +41,10 @@ def read(path: Path) -> DrafterSpec:
 def shipped(design: DrafterSpec) -> DrafterSpec:
     """The tests' small design at its shipped size."""
     sizes = {name: size for name, size in SHIPPED.items() if isinstance(getattr(design, name), int)}
-    sizes |= {"num_layers": 5, "recurrence": MaskBlock(masks=15)} if design.entry.context else {}
+    if isinstance(design.recurrence, MarkovBlock):
+        sizes |= {"num_layers": 5, "recurrence": MarkovBlock()}
+    elif design.entry.context:
+        sizes |= {"num_layers": 5, "recurrence": MaskBlock(masks=15)}
     kind = MLA() if isinstance(design.attention, MLA) else design.attention
     return dataclasses.replace(design, **sizes, attention=kind)  # type: ignore[arg-type]
 

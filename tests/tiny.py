@@ -165,6 +165,10 @@ def variants() -> dict[str, DrafterSpec]:
     }
 
 
+BLOCKS = ("dflash", "dspark")
+"""Of the variants, those that draft a block of masks in one call, whose steps are nodes of that call."""
+
+
 def deeper() -> dict[str, DrafterSpec]:
     """Shipped designs that differ from ``two_layer`` in its number alone, which fewer tests go through."""
     return {

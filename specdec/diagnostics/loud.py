@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from specdec.drafter import Drafter, DrafterSpec, TargetLayer
 from specdec.drafter.entry import InjectionEntry, NarrowEntry, WideEntry
+from specdec.drafting import MarkovHead
 from specdec.nn.layers import Attention, RMSNorm, SwiGLU
 from specdec.nn.rope import rope_parameters
 from specdec.nn.view import View
@@ -125,6 +126,13 @@ def _make_loud(module: nn.Module, path: float, generator: torch.Generator) -> No
     elif isinstance(module, SwiGLU):
         _fill(module.gate_up_proj, 1, generator)
         _fill(module.down_proj, path * FEED_FORWARD, generator)
+    elif isinstance(
+        module, MarkovHead
+    ):  # the token before a draft decides as much as the states do
+        _draw(module.previous.weight, 1, generator)
+        _fill(module.transition, LOGITS, generator)
+        if module.confidence is not None:
+            _fill(module.confidence, 1, generator, 1)
 
 
 def _level_features(drafter: Drafter, target: Target, generator: torch.Generator) -> float:

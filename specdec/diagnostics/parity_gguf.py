@@ -1,6 +1,6 @@
 """What llama.cpp reads from an exported GGUF file, as the settings and tensors of vLLM's layout.
 
-Written apart from the exporter, after llama.cpp's ``src/models/eagle3.cpp``; see
+Written apart from the exporter, after llama.cpp's ``src/models/eagle3.cpp`` and ``dflash.cpp``; see
 :mod:`specdec.diagnostics.parity_reference`.
 
 Legend: r rotated width of a head.
@@ -27,22 +27,23 @@ SIZES = {
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
-    "target_hidden_size": "target_hidden_size",
-    "norm_before_residual": "norm_before_residual",
-    "norm_before_fc": "norm_before_fc",
 }
+OF_EAGLE3 = ("target_hidden_size", "norm_before_residual", "norm_before_fc")
 PARTS = (
-    (r"^blk\.0\.attn_norm\.", "layers.0.input_layernorm."),
-    (r"^blk\.0\.attn_norm_2\.", "layers.0.hidden_norm."),
-    (r"^blk\.0\.ffn_norm\.", "layers.0.post_attention_layernorm."),
-    (r"^blk\.0\.attn_output\.", "layers.0.self_attn.o_proj."),
-    (r"^blk\.0\.attn_([qkv])\.", r"layers.0.self_attn.\1_proj."),
-    (r"^blk\.0\.ffn_(gate|up|down)\.", r"layers.0.mlp.\1_proj."),
+    (r"^blk\.(\d+)\.attn_norm\.", r"layers.\1.input_layernorm."),
+    (r"^blk\.(\d+)\.attn_norm_2\.", r"layers.\1.hidden_norm."),
+    (r"^blk\.(\d+)\.ffn_norm\.", r"layers.\1.post_attention_layernorm."),
+    (r"^blk\.(\d+)\.attn_output\.", r"layers.\1.self_attn.o_proj."),
+    (r"^blk\.(\d+)\.attn_([qk])_norm\.", r"layers.\1.self_attn.\2_norm."),
+    (r"^blk\.(\d+)\.attn_([qkv])\.", r"layers.\1.self_attn.\2_proj."),
+    (r"^blk\.(\d+)\.ffn_(gate|up|down)\.", r"layers.\1.mlp.\2_proj."),
     (r"^output_norm\.", "norm."),
     (r"^output\.", "lm_head."),
     (r"^token_embd\.", "embed_tokens."),
-    (r"^enc\.output_norm\.", "input_norm."),
+    (r"^markov_w([12])\.", r"markov_head.markov_w\1."),
+    (r"^conf_proj\.", "confidence_head.proj."),
 )
+ENCODER_NORM = "enc.output_norm.weight"  # EAGLE-3's before fc, DFlash's behind it
 
 
 def gguf_files(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -85,26 +86,35 @@ def _as_vllm(
     file: str, fields: dict[str, Any], stored: dict[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return fields as a config.json's keys, and tensors by vLLM's names."""
-    if fields.get("general.architecture") != "eagle3":
-        raise Misread(f"{file}: its architecture is {fields.get('general.architecture')!r}")
+    kind = fields.get("general.architecture")
+    if kind not in ("eagle3", "dflash"):
+        raise Misread(f"{file}: its architecture is {kind!r}")
     raw: dict[str, Any] = {}
-    for key, name in SIZES.items():
-        if f"eagle3.{name}" not in fields:
-            raise Misread(f"{file} lacks eagle3.{name}")
-        raw[key] = fields[f"eagle3.{name}"]
-    raw |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
-    raw[IDS] = fields["eagle3.target_layers"]
-    rope = {"rope_type": "default", "rope_theta": fields["eagle3.rope.freq_base"]}
-    raw["rope_stretch"] = fields.get("eagle3.rope.scaling.attn_factor", 1.0)
-    rotated = fields["eagle3.rope.dimension_count"]
+    own = dict.fromkeys(OF_EAGLE3) if kind == "eagle3" else {}
+    for key, name in (SIZES | {key: key for key in own}).items():
+        if f"{kind}.{name}" not in fields:
+            raise Misread(f"{file} lacks {kind}.{name}")
+        raw[key] = fields[f"{kind}.{name}"]
+    stored = dict(stored)
+    norm = stored.pop(ENCODER_NORM, None)
+    if kind == "dflash":
+        raw |= _block_keys(fields, stored)
+        norm_name = "hidden_norm.weight"
+    else:
+        raw |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
+        raw[IDS] = fields["eagle3.target_layers"]
+        norm_name = "input_norm.weight"
+    rope = {"rope_type": "default", "rope_theta": fields[f"{kind}.rope.freq_base"]}
+    raw["rope_stretch"] = fields.get(f"{kind}.rope.scaling.attn_factor", 1.0)
+    rotated = fields[f"{kind}.rope.dimension_count"]
     if rotated != raw["head_dim"]:
         rope["partial_rotary_factor"] = rotated / raw["head_dim"]
     raw["rope_parameters"] = rope
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {} if norm is None else {norm_name: norm}
     for name, value in stored.items():
         for pattern, replacement in PARTS:
             name = re.sub(pattern, replacement, name)
-        if name.endswith((".q_proj.weight", ".k_proj.weight")):
+        if kind == "eagle3" and name.endswith((".q_proj.weight", ".k_proj.weight")):
             value = halves_apart(value, raw["head_dim"], rotated)
         tensors[name] = value
     if (factors_r := tensors.pop("rope_freqs.weight", None)) is not None:
@@ -113,6 +123,27 @@ def _as_vllm(
         tensors["d2t"] = tensors["d2t"] - torch.arange(len(tensors["d2t"]))
         raw["draft_vocab_size"] = len(tensors["d2t"])
     return raw, tensors
+
+
+def _block_keys(fields: dict[str, Any], stored: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the keys of DFlash's block, or of DSpark's with its heads, which the file's tensors tell apart."""
+    mask = fields["tokenizer.ggml.mask_token_id"]
+    outputs = [boundary - 1 for boundary in fields["dflash.target_layers"]]
+    keys = {"model_type": "qwen3", "block_size": fields["dflash.block_size"]}
+    if "markov_w1.weight" not in stored:
+        causal = fields["dflash.attention.causal"]
+        block = {"mask_token_id": mask, "target_layer_ids": outputs, "causal": causal}
+        return keys | {"architectures": ["DFlashDraftModel"], "dflash_config": block}
+    confidence = fields["dflash.has_confidence_head"]
+    return keys | {
+        "architectures": ["Qwen3DSparkModel"],
+        "mask_token_id": mask,
+        "target_layer_ids": outputs,
+        "markov_rank": stored["markov_w1.weight"].shape[1],
+        "enable_confidence_head": confidence,
+        "confidence_head_with_markov": confidence,
+        "sample_from_anchor": fields["dflash.sample_from_anchor"],
+    }
 
 
 def halves_apart(weight: Tensor, head_dim: int, rotated: int) -> Tensor:

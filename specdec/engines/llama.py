@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from specdec.engines.client import Endpoint
 from specdec.engines.server import TIMEOUT, Server, check_flags, free_port, running_server
 from specdec.export.formats import DrafterCheckpoint
-from specdec.export.gguf import ARCHITECTURE, llama_arguments
+from specdec.export.gguf import llama_arguments
+from specdec.export.gguf_layouts import ARCHITECTURES
 from specdec.target import TargetSource, load_config
 from specdec.utils.extras import is_installed, require
 from specdec.utils.numbers import Count, Depth, Port, Positive, Share, check_numbers
@@ -86,7 +87,7 @@ def target_file(target: TargetSource, given: Path | None, is_exact: bool = False
 def _check_sizes(file: Path, fields: Mapping[str, Any], target: TargetSource) -> None:
     """Raise ValueError if the file is a drafter, or its fields are not of the target's sizes."""
     kind = fields.get("general.architecture")
-    if kind == ARCHITECTURE:
+    if kind in ARCHITECTURES:
         raise ValueError(f"--target_gguf {file}: it is a drafter: give the target's file")
     if target.is_gguf:
         return
@@ -177,9 +178,8 @@ class LlamaLaunch:
             caching: not used: a request says itself whether its prompt's cache is used.
         """
         drafts = drafter.drafts(self.draft_tokens) if drafter else 0
-        directory = Path(drafter.directory) if drafter else None
         port = self.port or free_port(self.host)
-        arguments = llama_arguments(self.file, directory, drafts, self.min_probability)
+        arguments = llama_arguments(self.file, drafter, drafts, self.min_probability)
         arguments += ["--host", self.host, "--port", str(port)]
         slots = self.slots or 1
         if self.slots:

@@ -1,7 +1,7 @@
-"""``export --format gguf``: an EAGLE-3 drafter as one file for llama.cpp, as its own converter writes one.
+"""``export --format gguf``: an EAGLE-3, DFlash or DSpark drafter as one file for llama.cpp, as its own converter writes
+one; see :mod:`specdec.export.gguf_layouts`.
 
-The file has the fields and tensors that llama.cpp's ``src/models/eagle3.cpp`` reads
-(https://github.com/ggml-org/llama.cpp). Queries and keys are stored in the order in which its rope rotates neighbors.
+Queries and keys of EAGLE-3 are stored in the order in which llama.cpp's rope rotates neighbors.
 """
 
 import json
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from specdec.drafter import DrafterConfig
-from specdec.export.formats import Format
+from specdec.export.formats import DrafterCheckpoint, Format
+from specdec.export.gguf_layouts import layout_of
 from specdec.export.subject import Subject
 from specdec.export.switches import LLAMA_CPP, SWITCHES, UNCHECKED
 from specdec.export.tensors import DRAFT_TO_TARGET, MAPS, Weights
@@ -25,28 +26,11 @@ from specdec.utils.extras import require
 
 log = logging.getLogger(__name__)
 
-ARCHITECTURE = "eagle3"
 FILE = "drafter.gguf"
 REMEDY = "Train with --model.drafter eagle3, or serve this drafter with vLLM (--format vllm)"
-NAMES = {
-    "fc.weight": "fc.weight",
-    "input_norm.weight": "enc.output_norm.weight",
-    "embed_tokens.weight": "token_embd.weight",
-    "norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-    "midlayer.input_layernorm.weight": "blk.0.attn_norm.weight",
-    "midlayer.hidden_norm.weight": "blk.0.attn_norm_2.weight",
-    "midlayer.post_attention_layernorm.weight": "blk.0.ffn_norm.weight",
-    "midlayer.self_attn.q_proj.weight": "blk.0.attn_q.weight",
-    "midlayer.self_attn.k_proj.weight": "blk.0.attn_k.weight",
-    "midlayer.self_attn.v_proj.weight": "blk.0.attn_v.weight",
-    "midlayer.self_attn.o_proj.weight": "blk.0.attn_output.weight",
-    "midlayer.mlp.gate_proj.weight": "blk.0.ffn_gate.weight",
-    "midlayer.mlp.up_proj.weight": "blk.0.ffn_up.weight",
-    "midlayer.mlp.down_proj.weight": "blk.0.ffn_down.weight",
-}
-QUERIES = "blk.0.attn_q.weight"
-KEYS = "blk.0.attn_k.weight"
+QUERIES = "attn_q.weight"
+KEYS = "attn_k.weight"
+MASK = "tokenizer.ggml.mask_token_id"
 ROPE_FACTORS = "rope_freqs.weight"
 # GGUF's numbers of the kinds of a token
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
@@ -66,6 +50,13 @@ class GgufFormat(Format):
             super().check(subject)
         except NotServable as error:
             raise NotServable(f"{error}. {REMEDY}") from error
+        if subject.block and (subject.config.rope["rope_type"], _rotated(subject.config)) != (
+            "default",
+            subject.config.head_dim,
+        ):
+            raise NotServable(
+                f"what {LLAMA_CPP} makes of the rope {dict(subject.config.rope)} of a block drafter was not compared"
+            )
         unchecked = [
             switch.name
             for switch in SWITCHES
@@ -80,7 +71,8 @@ class GgufFormat(Format):
     ) -> None:  # fmt: skip
         """Write the file, in the drafter's dtype except for norms, which llama.cpp has in float32."""
         fields = gguf_fields(subject.config) | token_fields(target, subject.config.vocab_size)
-        write_gguf(folder / FILE, fields, gguf_tensors(weights, subject.config))
+        architecture = layout_of(subject.config).architecture
+        write_gguf(folder / FILE, architecture, fields, gguf_tensors(weights, subject.config))
 
     def verify(self, folder: Path, weights: Weights, subject: Subject) -> None:
         """Read the file back; ValueError if a field or a bit is another than it was meant to be."""
@@ -103,22 +95,25 @@ class GgufFormat(Format):
     ) -> str:
         """Return the line that serves a chain of drafts a pass; the target has to be a GGUF file, too."""
         model = target.source if target.is_gguf else "TARGET.gguf"
-        return shlex.join(
-            ["llama-server", *llama_arguments(Path(model), Path(directory), draft_tokens)]
-        )
+        drafter = DrafterCheckpoint.of(directory, subject)
+        return shlex.join(["llama-server", *llama_arguments(Path(model), drafter, draft_tokens)])
 
 
 def llama_arguments(
-    target: Path, drafter: Path | None = None, draft_tokens: int = 0, min_probability: float = 0.0
+    target: Path,
+    drafter: DrafterCheckpoint | None = None,
+    draft_tokens: int = 0,
+    min_probability: float = 0.0,
 ) -> list[str]:
-    """Return the arguments of ``llama-server`` for a target, alone or with an exported drafter's directory.
+    """Return the arguments of ``llama-server`` for a target, alone or with an exported drafter.
 
     Args:
         min_probability: a draft below it ends the chain; llama.cpp's own default is not 0.
     """
     arguments = ["--model", str(target)]
     if drafter is not None:
-        arguments += ["--spec-draft-model", str(drafter / FILE), "--spec-type", "draft-eagle3"]
+        file = Path(drafter.directory) / FILE
+        arguments += ["--spec-draft-model", str(file), "--spec-type", f"draft-{drafter.method}"]
         arguments += ["--spec-draft-n-max", str(draft_tokens)]
         arguments += ["--spec-draft-p-min", f"{min_probability:g}"]
     return arguments
@@ -140,15 +135,16 @@ def gguf_fields(config: DrafterConfig) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "rope.dimension_count": _rotated(config),
         "rope.freq_base": float(rope["rope_theta"]),
-        "target_layers": list(config.aux_layers),
-        "target_hidden_size": config.target_hidden_size,
-        "norm_before_residual": config.norms.residual == "normed",
-        "norm_before_fc": config.norms.aux == "concat",
     }
+    layout = layout_of(config)
+    fields |= layout.fields(config)
     _, factor = _frequencies(config)
     if factor != 1.0:
         fields["rope.scaling.attn_factor"] = factor
-    return {f"{ARCHITECTURE}.{name}": value for name, value in fields.items()}
+    full = {f"{layout.architecture}.{name}": value for name, value in fields.items()}
+    if config.drafting.fixed_drafts:
+        full[MASK] = config.recurrence.mask_token_id  # type: ignore[attr-defined]
+    return full
 
 
 def gguf_tensors(weights: Weights, config: DrafterConfig) -> Weights:
@@ -160,6 +156,8 @@ def gguf_tensors(weights: Weights, config: DrafterConfig) -> Weights:
     Raises:
         NotServable: they are in float64, which llama.cpp cannot multiply.
     """
+    layout = layout_of(config)
+    names = layout.names(config)
     tensors: Weights = {}
     for name, value in weights.items():
         if name in MAPS:
@@ -168,9 +166,12 @@ def gguf_tensors(weights: Weights, config: DrafterConfig) -> Weights:
             raise NotServable(
                 f"{LLAMA_CPP} cannot multiply float64 weights: save the drafter in float32 or bfloat16 first"
             )
-        tensors[NAMES[name]] = value.float() if value.dim() == 1 else value
-    for name, heads in ((QUERIES, config.num_attention_heads), (KEYS, config.num_key_value_heads)):
-        tensors[name] = neighbors_together(tensors[name], heads, _rotated(config))
+        tensors[names[name]] = value.float() if value.dim() == 1 else value
+    heads = {QUERIES: config.num_attention_heads, KEYS: config.num_key_value_heads}
+    for name, value in tensors.items():
+        kind = ".".join(name.split(".")[2:])
+        if layout.neighbors and kind in heads:
+            tensors[name] = neighbors_together(value, heads[kind], _rotated(config))
     if config.rope["rope_type"] != "default":
         tensors[ROPE_FACTORS] = _rope_factors(config)
     if DRAFT_TO_TARGET in weights:
@@ -260,11 +261,11 @@ def _merges(tokenizer: Any) -> list[str]:
     return merges or ["[PAD] [PAD]"]
 
 
-def write_gguf(path: Path, fields: dict[str, Any], tensors: Weights) -> None:
+def write_gguf(path: Path, architecture: str, fields: dict[str, Any], tensors: Weights) -> None:
     """Write one file of fields and tensors, little-endian."""
     import gguf
 
-    writer = gguf.GGUFWriter(path, ARCHITECTURE)
+    writer = gguf.GGUFWriter(path, architecture)
     for key, value in fields.items():
         _add_field(writer, key, value)
     for name, value in tensors.items():

@@ -247,14 +247,16 @@ SWITCHES = (
     # DFlash and DSpark
     Switch("method dflash: fusion Concat, entry KVInjection, recurrence MaskBlock", lambda s: s.method == "dflash",
            sglang="what it makes of a config was not compared", checked=False,
-           others=_no("--format gguf writes EAGLE-3 alone; llama.cpp's own converter reads DFlash", LLAMA_CPP),
-           ran=True),
+           others=_RAN_IN_LLAMA_CPP, ran=True),
     Switch("method dspark: DFlash's parts, recurrence MarkovBlock", lambda s: s.method == "dspark",
            sglang="what it makes of a config was not compared", checked=False,
-           others=_no("--format gguf writes EAGLE-3 alone; llama.cpp's own converter reads DSpark, and its server "
-                      "proposes what the drafter says", LLAMA_CPP)),
+           others=_RAN_IN_LLAMA_CPP),
+    Switch("root_drafts=false, with method dspark",
+           lambda s: s.method == "dspark" and not s.config.recurrence.root_drafts,  # type: ignore[attr-defined]
+           sglang="what it makes of a config was not compared", checked=False,
+           others=_no("its log names no drafts of such a block, so that nothing was compared", LLAMA_CPP)),
     Switch("num_layers above 1, with method dflash or dspark", _block(lambda c: c.num_layers > 1),
-           sglang="what it makes of a config was not compared", checked=False),
+           sglang="what it makes of a config was not compared", checked=False, others=_RAN_IN_LLAMA_CPP),
     Switch("fusion LastLayer, with method dflash or dspark", _block(lambda c: type(c.fusion) is LastLayer),
            both="a block drafter projects the states of several layers: use fusion Concat"),
     *(Switch(f"norms.{site}=false, with method dflash or dspark", _block(attrgetter(f"norms.{site}"), False),

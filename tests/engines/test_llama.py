@@ -26,7 +26,7 @@ from specdec.diagnostics.loud import loud_drafter, loud_spec
 from specdec.diagnostics.parity_files import Files, read_files
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
 from specdec.diagnostics.parity_settings import Misread
-from specdec.drafter import Drafter, Norms, PostNorm
+from specdec.drafter import Drafter, MarkovBlock, MaskBlock, Norms, PostNorm
 from specdec.drafting.mode import Frontier
 from specdec.engines.client import Endpoint
 from specdec.engines.llama import INSIDE, KEY, LlamaLaunch, complete, find_llama_server
@@ -93,7 +93,7 @@ def proposals(
     prompts = torch.randint(5, 300, (3, 12), generator=generator).tolist()
     launch = LlamaLaunch(find_llama_server(), TargetSource(), file, extra=("--threads", "1"))
     _, answers = ask_llama_cpp(launch, checkpoint, prompts, TOKENS, exact=True)
-    return compare_proposals(target, drafter, answers, SHARE, files)
+    return compare_proposals(target, drafter, answers, SHARE, files, checkpoint.method)
 
 
 def made_drafter(target: Target, changes: dict[str, Any]) -> Drafter:
@@ -190,7 +190,7 @@ def test_what_llama_cpp_ignores_or_lacks_is_refused(design: str, tmp_path: Path)
     assert not (tmp_path / "served").exists()
 
 
-@pytest.mark.parametrize("preset", ["eagle1", "peagle", "dflash"])
+@pytest.mark.parametrize("preset", ["eagle1", "peagle"])
 def test_other_ways_of_drafting_are_refused(preset: str, tmp_path: Path) -> None:
     target = Target(llama().float())
     drafter = loud_drafter(target, loud_spec(target, preset))
@@ -254,7 +254,69 @@ def test_a_fault_planted_in_the_file_is_found(fault: str, tmp_path: Path) -> Non
     }
     FAULTS[fault](kept, tensors)
     path.unlink()
-    write_gguf(path, kept, tensors)
+    write_gguf(path, "eagle3", kept, tensors)
+    comparison = proposals(target, file, drafter, exported.checkpoint)
+    assert comparison.fault is not None, comparison
+
+
+BLOCK = {"num_layers": 2, "aux_layers": [1, 3, 5]}
+REDUCED = {"head": "own", "draft_vocab_size": 200}
+SERVED_BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dflash": ("dflash", {"recurrence": MaskBlock(masks=4)}),
+    "dflash, 200 tokens": ("dflash", {"recurrence": MaskBlock(masks=4), **REDUCED}),
+    "dspark": ("dspark", {"recurrence": MarkovBlock(masks=4, rank=16)}),
+    "dspark, 200 tokens": ("dspark", {"recurrence": MarkovBlock(masks=4, rank=16), **REDUCED}),
+    "dspark, no confidence": ("dspark", {"recurrence": MarkovBlock(-1, 4, 16, False)}),
+}
+
+
+def block_drafter(target: Target, name: str) -> Drafter:
+    preset, changes = SERVED_BLOCKS[name]
+    return loud_drafter(target, replace(loud_spec(target, preset), **BLOCK | changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SERVED_BLOCKS)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_llama_cpp_drafts_the_block_that_the_drafter_says(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    target, file = made_target(TARGETS[family](), tmp_path)
+    drafter = block_drafter(target, name)
+    exported = export_drafter(drafter, target, tmp_path / "served", "gguf")
+    files = read_files(exported.directory) if family == "llama" else None
+    comparison = proposals(target, file, drafter, exported.checkpoint, files)
+    assert comparison.fault is None and comparison.near_ties == 0, comparison
+    assert comparison.proposals > 300
+    if files is not None:
+        assert comparison.too_weak is None and not comparison.unseen, comparison
+
+
+BLOCK_FAULTS: dict[str, Fault] = {
+    "the token before a draft": _turned("markov_w1.weight", lambda w: w.roll(1, 0)),
+    "the Markov head": _turned("markov_w2.weight", torch.zeros_like),
+    "a boundary": lambda fields, tensors: fields.update({"dflash.target_layers": [1, 3, 6]}),
+    "masks that see less": _changed("dflash.attention.causal", lambda on: not on),
+    "the mask": _changed("tokenizer.ggml.mask_token_id", lambda token: token - 1),
+    "the rope's base": _changed("dflash.rope.freq_base", lambda base: 10 * base),
+    "a norm of keys": _turned("blk.1.attn_k_norm.weight", torch.ones_like),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", BLOCK_FAULTS)
+def test_a_fault_planted_in_a_blocks_file_is_found(fault: str, tmp_path: Path) -> None:
+    target, file = made_target(llama(), tmp_path)
+    drafter = block_drafter(target, "dspark")
+    exported = export_drafter(drafter, target, tmp_path / "served", "gguf")
+    path = tmp_path / "served" / FILE
+    fields, tensors = read_gguf(path)
+    kept = {
+        name: value for name, value in fields.items() if name.startswith(("dflash.", "tokenizer."))
+    }
+    BLOCK_FAULTS[fault](kept, tensors)
+    path.unlink()
+    write_gguf(path, "dflash", kept, tensors)
     comparison = proposals(target, file, drafter, exported.checkpoint)
     assert comparison.fault is not None, comparison
 
@@ -289,28 +351,35 @@ class AmongTen(AdaptiveChain):
 
 
 @pytest.mark.slow
-def test_chains_end_below_the_probability_that_llama_cpp_is_given(tmp_path: Path) -> None:
-    """It drafts as many tokens as our chains do, the last draft of each left out; no draft of these is accepted."""
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
+def test_chains_end_below_the_probability_that_llama_cpp_is_given(
+    kind: str, tmp_path: Path
+) -> None:
+    """It drafts as many tokens as our chains do, the last draft of each left out; no draft of these is accepted.
+
+    DSpark's confidence is its head's, of EAGLE-3 the draft's probability among ten.
+    """
     target, file = made_target(llama(), tmp_path)
-    drafter = made_drafter(target, {})
+    drafter = made_drafter(target, {}) if kind == "eagle3" else block_drafter(target, "dspark")
     checkpoint = export_drafter(drafter, target, tmp_path / "served", "gguf").checkpoint
     drafter = drafter.to(target.dtype)
     tokens = 24
+    depth = checkpoint.drafts(None) if kind == "dspark" else 4
     counts = []
-    for least in (0.0, 0.2, 0.6):
+    for least in (0.0, 0.2, 0.6) if kind == "eagle3" else (0.0, 0.5, 0.7):
         launch = LlamaLaunch(
-            find_llama_server(), TargetSource(), file, port=0, draft_tokens=4,
+            find_llama_server(), TargetSource(), file, port=0, draft_tokens=depth,
             extra=("--threads", "1"), min_probability=least,
         )  # fmt: skip
         with launch.server(checkpoint, tmp_path / f"{least}.log", caching=False) as server:
             answer = complete(Endpoint(server.url), [5, 9, 17], tokens)
-        shape = AmongTen(4, 0.0, least)
+        shape = (AmongTen if kind == "eagle3" else AdaptiveChain)(depth, 0.0, least)
         made = SpeculativeDecoder(target, drafter, shape).generate([5, 9, 17], tokens, ())
         assert made.ids == answer["tokens"] and not any(made.accepted)
         # llama.cpp drafts no more than may still be said
         left = range(tokens - 2, -1, -1)
         counts.append(sum(min(pair) for pair in zip(made.drafted, left, strict=True)))
-        assert answer["timings"]["draft_n"] == counts[-1]
+        assert answer["timings"].get("draft_n", 0) == counts[-1]
     assert counts[0] > counts[1] > counts[2] > 0
 
 

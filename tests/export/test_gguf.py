@@ -30,7 +30,8 @@ from specdec.export.gguf import (
 from specdec.export.known_formats import FORMATS as KNOWN
 from specdec.export.subject import Subject
 from specdec.target import Target, TargetSource
-from tests.tiny import tiny_target
+from tests.export.made import made_drafter
+from tests.tiny import BLOCKS, tiny_target, variants
 
 SOURCE = "SPECDEC_LLAMA_CPP"
 
@@ -82,7 +83,7 @@ def test_a_flipped_bit_is_found_when_the_file_is_read_back(
     ours = {
         key: value for key, value in fields.items() if key.startswith(("eagle3.", "tokenizer."))
     }
-    write_gguf(path, ours, tensors)
+    write_gguf(path, "eagle3", ours, tensors)
     layout = FORMATS["gguf"]
     subject = Subject(drafter.config)
     with pytest.raises(ValueError, match=f"{name} read back otherwise than written"):
@@ -167,6 +168,8 @@ def test_the_file_names_the_targets_tokens(tmp_path: Path) -> None:
 DESIGNS: dict[str, dict[str, object]] = {
     "both switches": {"norms": Norms(aux="concat", residual="normed")},
     "every token, half as wide": {"draft_vocab_size": "all", "hidden_size": 16},
+    "dflash": {},
+    "dspark": {},
 }
 
 
@@ -181,7 +184,10 @@ def test_llama_cpps_own_converter_writes_the_same(design: str, tmp_path: Path) -
     target = tiny_target(dtype=torch.float32, vocab_size=264)
     target.model.save_pretrained(folder)
     save_tokenizer(folder, 262)
-    drafter = eagle3(target, **DESIGNS[design])
+    if design in BLOCKS:
+        drafter = made_drafter(variants()[design], target)
+    else:
+        drafter = eagle3(target, **DESIGNS[design])
     published = export_drafter(drafter, target, tmp_path / "vllm", served=TargetSource(str(folder)))
     config_file = published.directory / "config.json"
     config = json.loads(config_file.read_text())
@@ -198,11 +204,20 @@ def test_llama_cpps_own_converter_writes_the_same(design: str, tmp_path: Path) -
     exported = export_drafter(drafter, target, tmp_path / "gguf", "gguf")
     fields, tensors = read_gguf(exported.directory / FILE)
     their_fields, their_tensors = read_gguf(theirs)
-    assert config["num_hidden_layers"] == 1
+    assert config["num_hidden_layers"] == drafter.config.num_layers
     assert {**tensors}.keys() == {**their_tensors}.keys()
     for name, value in tensors.items():
         assert value.equal(their_tensors[name]), name
-    ours = {name: value for name, value in fields.items() if name.startswith("eagle3.")}
-    missing = {name for name in their_fields if name.startswith("eagle3.")} - set(ours)
+    kind = "dflash." if design in BLOCKS else "eagle3."
+    read = (kind, "tokenizer.ggml.mask")
+    ours = {name: value for name, value in fields.items() if name.startswith(read)}
+    missing = {name for name in their_fields if name.startswith(read)} - set(ours)
     assert not missing
+    # of block drafters the converter leaves these at llama.cpp's defaults
+    default = ("vocab_size", "rope.dimension_count", "attention.causal")
+    ours = {
+        name: value
+        for name, value in ours.items()
+        if name in their_fields or name.removeprefix(kind) not in default or kind == "eagle3."
+    }
     assert {name: value for name, value in ours.items() if their_fields.get(name) != value} == {}

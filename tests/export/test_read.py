@@ -537,7 +537,10 @@ def test_what_is_wrong_is_told_in_one_line(name: str, tmp_path: Path, target: Ta
     ("change", "message"),
     [
         ({"norm_before_residual": None}, "norm_before_residual is absent"),
-        ({"speculators_model_type": "dspark"}, "only eagle3, peagle and dflash can be read"),
+        (
+            {"speculators_model_type": "xpress"},
+            "only eagle3, peagle, dflash and dspark can be read",
+        ),
         ({"transformer_layer_config": None}, "transformer_layer_config is missing"),
     ],
 )

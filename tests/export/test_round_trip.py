@@ -24,7 +24,7 @@ from specdec.export.switches import lint
 from specdec.target import Target
 from specdec.utils.reading import SUMS
 from tests.export.made import made_drafter, same_state, unbiased
-from tests.tiny import LAYERS, all_specs, llama_config, tiny_target
+from tests.tiny import BLOCKS, LAYERS, all_specs, llama_config, tiny_target
 
 PRESETS = sorted((Path(__file__).parents[2] / "conf" / "drafter").glob("*.yaml"))
 REFUSED = {  # of the presets, by format
@@ -37,7 +37,7 @@ REFUSED = {  # of the presets, by format
         "speculators",
         "peagle",
         "peagle_3_1",
-        "dflash",
+        *BLOCKS,
         "mtp",
     },
 }

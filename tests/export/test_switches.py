@@ -17,6 +17,7 @@ from specdec.drafter import (
     DrafterSpec,
     FixedSize,
     LastLayer,
+    MarkovBlock,
     MaskConstant,
     Narrow,
     Norms,
@@ -165,17 +166,23 @@ CASES: dict[str, tuple[Subject, str]] = {
     "method eagle: ": (subject(EAGLE1), "VS"),
     "method eagle3: ": (subject(), "VS"),
     "method dflash: ": (subject(DFLASH, num_layers=1), "V"),
-    "num_layers above 1, with method dflash": (subject(DFLASH), "V"),
-    "fusion LastLayer, with method dflash": (subject(DFLASH, fusion=LastLayer()), ""),
-    "norms.hidden=false, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, hidden=False)), ""),
-    "norms.output=false, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, output=False)), ""),
-    "norms.query_key=false, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, query_key=False)), ""),
-    "norms.embed, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, embed=True)), ""),
-    "norms.aux, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, aux="each")), ""),
-    "attention MLA, with method dflash": (
+    "method dspark: ": (subject(variants()["dspark"], num_layers=1), "V"),
+    "root_drafts=false, with method dspark": (
+        subject(variants()["dspark"], num_layers=1, recurrence=MarkovBlock(root_drafts=False)), "V",
+    ),
+    "num_layers above 1, with method dflash or dspark": (subject(DFLASH), "V"),
+    "fusion LastLayer, with method dflash or dspark": (subject(DFLASH, fusion=LastLayer()), ""),
+    "norms.hidden=false, with method dflash or dspark": (subject(DFLASH, norms=norms(DFLASH.norms, hidden=False)), ""),
+    "norms.output=false, with method dflash or dspark": (subject(DFLASH, norms=norms(DFLASH.norms, output=False)), ""),
+    "norms.query_key=false, with method dflash or dspark": (
+        subject(DFLASH, norms=norms(DFLASH.norms, query_key=False)), "",
+    ),
+    "norms.embed, with method dflash or dspark": (subject(DFLASH, norms=norms(DFLASH.norms, embed=True)), ""),
+    "norms.aux, with method dflash or dspark": (subject(DFLASH, norms=norms(DFLASH.norms, aux="each")), ""),
+    "attention MLA, with method dflash or dspark": (
         subject(DFLASH, attention=LATENT, norms=norms(DFLASH.norms, query_key=False)), "",
     ),
-    "a boundary 0 in aux_layers, with method dflash": (subject(DFLASH, aux_layers=[0, 2, 4]), ""),
+    "a boundary 0 in aux_layers, with method dflash or dspark": (subject(DFLASH, aux_layers=[0, 2, 4]), ""),
     "rope_type llama3": (
         subject(rope=rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                           original_max_position_embeddings=64)),
@@ -201,13 +208,16 @@ def test_which_engine_serves_which_design(name: str) -> None:
         if " with norms.query_key" in name
         else ()
     )
-    if "with method dflash" in name:
+    if name == "root_drafts=false, with method dspark":
+        apart += (row_of("method dspark: ").name,)
+    if "with method dflash or dspark" in name:
         apart += tuple(
-            {row_of("method dflash: ").name, "num_layers above 1, with method dflash"} - {name}
+            {row_of("method dflash: ").name, "num_layers above 1, with method dflash or dspark"}
+            - {name}
         )
     apart += (
-        ("norms.query_key=false, with method dflash",)
-        if name == "attention MLA, with method dflash"
+        ("norms.query_key=false, with method dflash or dspark",)
+        if name == "attention MLA, with method dflash or dspark"
         else ()
     )
     apart += ("recurrence MaskConstant (P-EAGLE)",) if "MLA with" in name else ()
@@ -240,7 +250,8 @@ def test_what_llama_cpp_serves() -> None:
         "method eagle3, target of a class",
         "attention_window=full, every layer", "hidden_size other than the target's", "a trained token embedding",
         "rope_type default", "rope_type linear", "rope_type yarn", "rope_type llama3", "partial_rotary_factor",
-        "yarn with attention_factor", "method eagle3: ",
+        "yarn with attention_factor", "method eagle3: ", "method dflash: ", "method dspark: ",
+        "num_layers above 1, with method dflash or dspark",
     }  # fmt: skip
 
 

@@ -134,7 +134,7 @@ def test_every_key_and_tensor_of_eagle_3_1(tmp_path: Path, target: Target) -> No
 
 def test_a_block_is_served_with_all_of_its_masks(tmp_path: Path, target: Target) -> None:
     drafter = made_drafter(dataclasses.replace(variants()["dflash"], num_layers=1), target)
-    with pytest.raises(ValueError, match="--draft_tokens 3: the drafter's block has 7 masks"):
+    with pytest.raises(ValueError, match="--draft_tokens 3: the drafter's block makes 7 drafts"):
         export_drafter(drafter, target, tmp_path / "out", draft_tokens=3)
     for format in ("vllm", "speculators"):
         out = tmp_path / format

@@ -20,11 +20,11 @@ from specdec.drafting.mode import Frontier
 from specdec.target import Target
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from tests.perfect import disturb, markov_target, perfect_drafter
-from tests.tiny import presets, tiny_drafter, variants
+from tests.tiny import BLOCKS, presets, tiny_drafter, variants
 
 STEPS, NEW, UPDATES = 4, 72, 12
 # no hand makes one that is right: of its own drafts it reads nothing; block drafters are in test_block.py
-PARALLEL = ("peagle", "peagle_3_1", "dflash")
+PARALLEL = ("peagle", "peagle_3_1", *BLOCKS)
 TRAINED = ("mla", "mtp", *PARALLEL)
 RECIPE = ObjectiveConfig(steps=STEPS)
 PROMPTS = [[11], [3, 4, 5], [7, 50, 2, 31, 19, 4, 44], [60, 1] * 9]

@@ -21,11 +21,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.data import Batch
-from specdec.drafter import Drafter, MaskBlock, MaskConstant, PostNorm
+from specdec.drafter import Drafter, MarkovBlock, MaskBlock, MaskConstant, PostNorm
 from specdec.drafting.slots import KeptSlots, supervised
 from specdec.nn.blocked import Blocked
 from specdec.nn.merged import Merged
 from specdec.nn.unroll import Dense, UnrollKernel
+from specdec.training.confidence import ConfidenceLoss
 from specdec.training.divergences import (
     ForwardKL,
     HardCrossEntropy,
@@ -41,7 +42,7 @@ from specdec.training.step import ObjectiveConfig, TargetOutputs, TrainStep, tar
 from specdec.training.step_weights import Decay
 from tests.plain_attention import plain_block
 from tests.published import published
-from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target, variants
+from tests.tiny import BLOCKS, VOCAB, presets, tiny_drafter, tiny_target, variants
 
 # tests/drafter has that
 DESIGNS = {name: spec for name, spec in (presets() | variants()).items() if name != "mtp"}
@@ -167,9 +168,10 @@ class Naive:
         return (normed if isinstance(self.config.recurrence, PostNorm) else x), normed
 
     def blocks(self, ids_BT: Tensor, h: Tensor, rows: list[list["Place"]], K: int) -> list[Tensor]:
-        """Of a block drafter: what the head reads at every mask of every slot's block, one block after another."""
+        """Of a block drafter: what the head reads at every node of every slot's block, the root's and the K masks', one
+        block after another."""
         context, B, T = self.norm(h, "norms.hidden"), *ids_BT.shape
-        made = [torch.zeros_like(h) for _ in range(K)]
+        made = [torch.zeros_like(h) for _ in range(1 + K)]
         for b, t in itertools.product(range(B), range(T - 1)):
             before = [s for s in range(t + 1) if rows[b][s].document == rows[b][t].document]
             tokens = torch.tensor([[int(ids_BT[b, t + 1]), *[VOCAB - 1] * K]])
@@ -193,8 +195,8 @@ class Naive:
                 )
                 x = x + self.gated(x, f"layers.layers.{i}")
             normed = self.norm(x, "norms.output")
-            for k in range(K):
-                made[k] = made[k].index_put((torch.tensor(b), torch.tensor(t)), normed[0, k + 1])
+            for k in range(1 + K):
+                made[k] = made[k].index_put((torch.tensor(b), torch.tensor(t)), normed[0, k])
         return made
 
 
@@ -276,10 +278,11 @@ def reference(
     pasts: list[list] = [[] for _ in range(drafter.config.num_layers)]
     factors = recipe.weights.factors(recipe.steps)
     top, bottom = torch.zeros((), dtype=torch.float64), 0.0
-    block = isinstance(drafter.config.recurrence, MaskBlock)
-    of_blocks = (
-        naive.blocks(batch.ids_BT, h, rows, drafter.config.drafting.fixed_drafts) if block else []
-    )
+    recurrence = drafter.config.recurrence
+    block = isinstance(recurrence, MaskBlock)
+    markov = isinstance(recurrence, MarkovBlock)
+    of_blocks = naive.blocks(batch.ids_BT, h, rows, recurrence.masks) if block else []
+    of_blocks = of_blocks if markov and recurrence.root_drafts else of_blocks[1:]
     for k in range(recipe.steps):
         ids_BT = F.pad(batch.ids_BT[:, 1 + k :], (0, min(T, 1 + k)))
         positions_BT = torch.tensor([[place.position + k for place in row] for row in rows])
@@ -289,6 +292,11 @@ def reference(
             h = naive.fuse(naive.w["recurrence.hidden.weight"].expand(*ids_BT.shape, -1, -1))
         h, normed = (h, of_blocks[k]) if block else naive.step(ids_BT, h, positions_BT, pasts, mask)
         draft_BTD = naive.linear(normed, "lm_head")
+        if markov:  # the token before the draft is known to both heads
+            embedded = F.embedding(ids_BT, naive.w["recurrence.previous.weight"])
+            draft_BTD = draft_BTD + embedded @ naive.w["recurrence.transition.weight"].T
+            read = torch.cat([normed, embedded], -1)
+            estimate_BT = naive.linear(read, "recurrence.confidence")[..., 0].sigmoid()
         used = [
             (b, t)
             for b, row in enumerate(rows)
@@ -311,6 +319,9 @@ def reference(
                 gap = (h[b, t].double() - teacher.final_BTH[b, t + 1 + k].double()).abs()
                 beta = part.loss.beta
                 loss_R = torch.where(gap < beta, gap**2 / (2 * beta), gap - beta / 2).mean(-1)
+            elif isinstance(part.loss, ConfidenceLoss):
+                chance, estimate = torch.minimum(full, q).sum(-1).detach(), estimate_BT[b, t]
+                loss_R = -(chance * estimate.log() + (1 - chance) * (1 - estimate).log())
             else:
                 loss_R = FORMULAS[type(part.loss)](part.loss, p, q, full)
             top = top + factors[k] * part.weight * loss_R.sum()
@@ -395,6 +406,12 @@ DISTRIBUTION_LOSSES = [
 ]
 
 
+def losses_of(name: str) -> Loss:
+    """Several losses, and that of the confidence head where a design has one."""
+    confidence = [Term(ConfidenceLoss(), 0.7)] if name == "dspark" else []
+    return WeightedSum([*SEVERAL.terms, *confidence])
+
+
 @pytest.mark.parametrize("loss", DISTRIBUTION_LOSSES, ids=str)
 @pytest.mark.parametrize("name", ["eagle3_1", "eagle1"])
 def test_every_loss_of_the_distribution(name: str, loss: Loss) -> None:
@@ -433,18 +450,20 @@ def test_plain_text_of_which_no_slot_is_left_out(name: str, kernel: str) -> None
     "name", sorted(set(DESIGNS) - {"eagle1", "eagle3", "eagle3_1", "sliding_window", "sinks"})
 )
 def test_every_other_design(name: str) -> None:
-    check(name, ObjectiveConfig(SEVERAL, 3, kernel=Blocked(5), recompute=True))
+    check(name, ObjectiveConfig(losses_of(name), 3, kernel=Blocked(5), recompute=True))
 
 
 @pytest.mark.parametrize(
     ("plain", "recompute", "kernel"),
     [(False, True, "dense"), (False, False, "merged"), (True, False, "blocked-5")],
 )
-@pytest.mark.parametrize("name", ["peagle_3_1", "two_layer", "dflash"])
+@pytest.mark.parametrize("name", ["peagle_3_1", "two_layer", *BLOCKS])
 def test_slots_that_a_step_drops(name: str, plain: bool, kernel: str, recompute: bool) -> None:
     """No later step has them, and their keys of step 0 stay."""
     drawn_BT = torch.rand(3, 48 if plain else 13, generator=torch.Generator().manual_seed(5))
-    recipe = ObjectiveConfig(steps=4, kernel=KERNELS[kernel](), recompute=recompute, keep=0.6)
+    recipe = ObjectiveConfig(
+        losses_of(name), steps=4, kernel=KERNELS[kernel](), recompute=recompute, keep=0.6
+    )
     check(name, recipe, measure=True, plain=plain, drawn_BT=drawn_BT)
 
 

@@ -18,7 +18,7 @@ from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from specdec.data import Batch
-from specdec.drafter import Drafter, DrafterSpec, MaskBlock
+from specdec.drafter import Drafter, DrafterSpec, MarkovBlock, MaskBlock
 from specdec.nn.blocked import Blocked
 from specdec.nn.rope import Rope
 from specdec.nn.unroll import Dense, UnrollKernel
@@ -64,6 +64,10 @@ OWN = [Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)]  # EAGLE-1's loss, to wh
 CASES = {name: Case(spec) for name, spec in (presets() | variants()).items() if name != "mtp"} | {
     **{name: Case(spec, steps=2) for name, spec in deeper().items()},
     "dflash": Case(dataclasses.replace(variants()["dflash"], recurrence=MaskBlock(masks=4))),
+    "dspark": Case(
+        dataclasses.replace(variants()["dspark"], recurrence=MarkovBlock(masks=3, rank=6))
+    ),
+    "conf/train/dspark": trained("dspark", variants()["dspark"]),
     "eagle1": Case(EAGLE1, steps=1),
     "eagle1 with a bias": Case(biased(), steps=1),
     "eagle1 with its own loss": Case(EAGLE1, WeightedSum(OWN), 1),

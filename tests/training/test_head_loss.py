@@ -74,7 +74,7 @@ def run(
     size: int,
     terms: Sequence[tuple[float, DistributionLoss]] = TERMS,
     in_vocab: bool = True,
-    on_logits: Any = None,
+    observers: Any = (),
 ) -> Any:
     cut = list(pieces(of.trained_KBT, size))
     job = HeadTask(
@@ -83,7 +83,7 @@ def run(
         terms,
         [0.8**k for k in range(K)],
         in_vocab,
-        on_logits,
+        observers,
     )
     loss, *sums = head_loss(job, of.weight_DH, of.normed)
     return loss, HeadSums(*sums)
@@ -195,9 +195,9 @@ def test_autocast_multiplies_low_and_compares_wide() -> None:
         loss, sums = run(
             of,
             4,
-            on_logits=lambda k, slots, logits_RD, probs: seen.append(
-                (logits_RD.dtype, probs.p_CD.dtype)
-            ),
+            observers=[
+                lambda k, slots, logits_RD, probs: seen.append((logits_RD.dtype, probs.p_CD.dtype))
+            ],
         )
     assert set(seen) == {(torch.bfloat16, torch.float32)}
     assert loss.dtype == sums.loss_KN.dtype == torch.float32

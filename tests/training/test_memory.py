@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, MaskBlock
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, MarkovBlock, MaskBlock
 from specdec.nn.blocked import Blocked, kept_bytes
 from specdec.training import memory
 from specdec.training.memory import MB, Precision, activations, report_memory
@@ -73,11 +73,12 @@ def test_activations_are_what_autograd_keeps(name: str, autocast: bool) -> None:
     # transformers' norms make float32 copies there
     slack = 0.15 if name == "mtp" and autocast else 0
     for K in (1, 4, 5):
-        drafter = drafter_of(
-            DESIGNS[name]
-            if name != "dflash"
-            else replace(DESIGNS[name], recurrence=MaskBlock(masks=K))
-        )
+        blocks = {
+            "dflash": MaskBlock(masks=K),
+            "dspark": MarkovBlock(masks=K, rank=6, root_drafts=False),
+        }
+        spec = DESIGNS[name]
+        drafter = drafter_of(replace(spec, recurrence=blocks.get(name, spec.recurrence)))
         real = kept(drafter, B, T, K, autocast)
         products = torch.bfloat16 if autocast else torch.float32
         got = activations(drafter.config, B, T, [1.0] * K, Precision(torch.float32, products))

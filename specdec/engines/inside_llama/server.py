@@ -21,7 +21,7 @@ def parse_command_line() -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--spec-draft-model")
-    parser.add_argument("--spec-type", choices=["draft-eagle3"])
+    parser.add_argument("--spec-type", choices=["draft-eagle3", "draft-dflash", "draft-dspark"])
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
     parser.add_argument("--spec-draft-p-min", type=float, default=0.0)
     parser.add_argument("--parallel", "-np", type=int)
@@ -59,8 +59,9 @@ def parameters(options: argparse.Namespace) -> "xllamacpp.CommonParams":
         params.verbosity = options.verbosity
     draft = params.speculative.draft
     if options.spec_draft_model:
-        eagle3 = xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3
-        params.speculative.types = [eagle3]
+        kind = options.spec_type.upper().replace("-", "_")
+        types = xllamacpp.common_speculative_type
+        params.speculative.types = [getattr(types, f"COMMON_SPECULATIVE_TYPE_{kind}")]
         draft.mparams.path = options.spec_draft_model
         draft.n_max = options.spec_draft_n_max
         draft.p_min = options.spec_draft_p_min
