@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.diagnostics.parity_files import HEAD, MAP, Files
+from specdec.diagnostics.parity_files import HEAD, MAP, MARKOV_1, Files
 from specdec.diagnostics.parity_settings import IDS, rotary
 from specdec.utils.files import write_json
 
@@ -60,7 +60,7 @@ class ExportFiles(NamedTuple):
 
     @property
     def block(self) -> bool:
-        """Whether it is a block drafter's (DFlash)."""
+        """Whether it is a block drafter's (DFlash, DSpark)."""
         return "hidden_norm.weight" in self.weights
 
     @property
@@ -71,6 +71,8 @@ class ExportFiles(NamedTuple):
     @property
     def ids(self) -> tuple[Raw, str]:
         """Where the ids of the target's states stand: a table, and the key in it."""
+        if MARKOV_1 in self.weights:
+            return self.raw, "target_layer_ids"
         if self.block:
             return self.raw.get("dflash_config", {}), "target_layer_ids"
         return self.raw, IDS
@@ -192,6 +194,14 @@ def _map(files: ExportFiles) -> Outcome:
     return PLANTED
 
 
+def _markov(files: ExportFiles) -> Outcome:
+    """Of DSpark: what the Markov head makes of a token is what it made of the next one in the vocabulary."""
+    if MARKOV_1 not in files.weights:
+        return NO_SUCH_PART
+    files.weights[MARKOV_1] = files.weights[MARKOV_1].roll(1, 0)
+    return PLANTED
+
+
 def _dtype(files: ExportFiles) -> Outcome:
     """Weights rounded to eight bits of mantissa."""
     for name, value in files.weights.items():
@@ -235,6 +245,7 @@ FAULTS: dict[str, Callable[[ExportFiles], Outcome]] = {
     **{f"{norm} missing": _norm(norm) for norm in NORMS},
     "norms' epsilon times 100": _epsilon,
     "d2t one token off": _map,
+    "the token before a draft one off (Markov head)": _markov,
     "weights rounded to bfloat16": _dtype,
     "the target's head in place of its own": _tied_head,
     "the other feedback (norm_output)": _flipped("norm_output"),

@@ -10,6 +10,7 @@ from torchmetrics.functional.classification import binary_auroc, binary_calibrat
 
 from specdec.diagnostics.anchors import AnchoredText
 from specdec.diagnostics.calibration import (
+    ALL_KINDS,
     BINS,
     CONFIDENCES,
     FINE_BINS,
@@ -47,6 +48,24 @@ def test_every_kind_of_confidence_is_what_it_says() -> None:
     wanted = [1 - entropy / math.log(3), 1 - math.log(2) / math.log(3), 1.0]
     assert of_chain[KIND["entropy"]] == pytest.approx(wanted)
     assert of_chain[KIND["product"]] == pytest.approx([0.7, 0.35, 0.35])
+
+
+def test_a_confidence_heads_estimates_are_two_more_kinds() -> None:
+    """As they are, and multiplied along the chain, where they are compared with the whole chain so far."""
+    log_probs_AKD, right_AK = drawn(2)
+    head_AK = log_probs_AKD.exp().amax(-1) ** 2
+    confidence_AKC = confidences(log_probs_AKD, head_AK)
+    assert confidence_AKC.shape[-1] == len(ALL_KINDS) == len(CONFIDENCES) + 2
+    kinds = dict(zip(ALL_KINDS, confidence_AKC.unbind(-1), strict=True))
+    torch.testing.assert_close(kinds["head"].float(), head_AK)
+    torch.testing.assert_close(kinds["head_product"].float(), head_AK.cumprod(1))
+    measured = calibration([binned(confidence_AKC, right_AK)])
+    assert measured.keys() == ALL_KINDS.keys()
+    # drafts were drawn with these chances: the head is calibrated, the top probability is too sure
+    assert measured["head"]["all_steps"]["calibration_error"]["mean"] < 0.06
+    assert measured["top"]["all_steps"]["calibration_error"]["mean"] > 0.1
+    whole_chains = measured["head_product"]["all_steps"]["drafts"]
+    assert whole_chains == A * K > measured["head"]["all_steps"]["drafts"]
 
 
 def test_the_error_is_that_of_torchmetrics() -> None:

@@ -19,17 +19,26 @@ from specdec.data import Batch
 from specdec.drafter import Drafter
 from specdec.drafting.slots import supervised
 from specdec.nn.blocked import Blocked
-from specdec.training.divergences import HardCrossEntropy
+from specdec.training.divergences import HardCrossEntropy, TotalVariation
 from specdec.training.head_loss import TargetHead
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum, terms
 from specdec.training.metrics import StepCounts, UnrollMetrics
 from specdec.training.step import ObjectiveConfig, TargetOutputs, TrainStep, target_outputs
-from specdec.training.step_weights import DPACE, AcceptUntilFail, Decay, PrefixWeights, StepWeights
+from specdec.training.step_weights import (
+    DPACE,
+    AcceptedLength,
+    AcceptUntilFail,
+    Decay,
+    PrefixWeights,
+    StepWeights,
+)
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_target, variants
 from tests.training.test_head_loss import Matrix
 from tests.training.test_step import K, T, learner, make_batch, make_teacher
 
-PARTS = [AcceptUntilFail(), AcceptUntilFail(1.0), DPACE(), DPACE(0.0), DPACE(1.0)]
+PARTS = [
+    AcceptUntilFail(), AcceptUntilFail(1.0), AcceptedLength(), DPACE(), DPACE(0.0), DPACE(1.0),
+]  # fmt: skip
 EAGLE1 = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)])
 
 
@@ -40,6 +49,10 @@ def naive(part: PrefixWeights, seen: list[float], trained: list[bool]) -> list[f
     for j in range(n):
         if isinstance(part, AcceptUntilFail):
             out[j] = float(all(seen[:j]))
+        elif isinstance(part, AcceptedLength):  # the derivative of sum_k prod_{i<=k} a_i by a_j
+            out[j] = math.fsum(
+                math.prod(seen[:j]) * math.prod(seen[j + 1 : m + 1]) for m in range(j, n)
+            )
         else:
             s = [(1 - part.alpha) * a + part.alpha for a in seen[:n]]
             out[j] = math.fsum(math.prod(s[: m + 1]) for m in range(j, n))
@@ -84,7 +97,8 @@ def lesson(name: str) -> Lesson:
     final_BTH = 3 * head_VH[token_BT] + 0.1 * torch.randn(
         3, T, HIDDEN, dtype=torch.float64, generator=generator
     )
-    probs = TargetHead(Matrix(head_VH), drafter.vocab, {"token_R"}, needs_covered=True)  # type: ignore[arg-type]
+    reads = {"token_R", "log_mass_R"}
+    probs = TargetHead(Matrix(head_VH), drafter.vocab, reads, needs_covered=True)  # type: ignore[arg-type]
     return Lesson(drafter, batch, TargetOutputs(aux_BTNH, final_BTH, probs), head_VH)
 
 
@@ -112,6 +126,8 @@ def rows_of(of: Lesson, part: PrefixWeights, loss: Loss, in_vocab: bool) -> list
             best = int(full_V.argmax())
             if isinstance(part, AcceptUntilFail):
                 seen[k] = float(int(ids[q_D.argmax()]) == best)
+            elif isinstance(part, AcceptedLength):
+                seen[k] = float(torch.minimum(full_V.softmax(-1)[ids], q_D.detach()).sum())
             else:
                 seen[k] = float(q_D.detach()[ids == best].sum())
             if best in ids.tolist() or not in_vocab:
@@ -125,8 +141,41 @@ def rows_of(of: Lesson, part: PrefixWeights, loss: Loss, in_vocab: bool) -> list
     return out
 
 
+@pytest.mark.parametrize("name", ["eagle3_1", "peagle_3_1"])
+def test_total_variation_by_the_accepted_length_has_the_gradient_of_that_length(name: str) -> None:
+    """Of the average number of accepted drafts, taken by autograd through all steps of every slot."""
+    of = lesson(name)
+    recipe = ObjectiveConfig(TotalVariation(), K, AcceptedLength(), in_vocab=False)
+    output = TrainStep(of.drafter, recipe)(of.batch, of.teacher)
+    (output.loss * output.weight.detach()).backward()
+    found = {n: p.grad.clone() for n, p in of.drafter.named_parameters() if p.grad is not None}
+    of.drafter.zero_grad()
+    ids_D = of.drafter.vocab.target_ids_D
+    batch = of.batch
+    unroll = list(of.drafter.unroll(batch.ids_BT, of.teacher.aux_BTNH, batch.documents_BT, K))
+    length = torch.zeros((), dtype=torch.float64)
+    for b, t in itertools.product(range(3), range(T)):
+        so_far = torch.ones((), dtype=torch.float64)
+        for k in range(K):
+            if not supervised(batch.loss_mask_BT, batch.documents_BT, k)[b, t]:
+                break
+            p_V = (of.head_VH @ of.teacher.final_BTH[b, t + 1 + k]).softmax(-1)
+            q_D = of.drafter.logits(unroll[k].normed_BTH)[b, t].softmax(-1)
+            so_far = so_far * torch.minimum(p_V[ids_D], q_D).sum()
+            length = length + so_far
+    (-length).backward()
+    wanted = {n: p.grad for n, p in of.drafter.named_parameters() if p.grad is not None}
+    assert found.keys() == wanted.keys() and float(length.detach()) > 1
+    for n, gradient in wanted.items():
+        largest = float(gradient.abs().max())
+        assert largest > 0
+        torch.testing.assert_close(found[n], gradient, rtol=0, atol=1e-10 * largest)
+
+
 @pytest.mark.parametrize("in_vocab", [True, False])
-@pytest.mark.parametrize("part", [AcceptUntilFail(), DPACE()], ids=["auf", "dpace"])
+@pytest.mark.parametrize(
+    "part", [AcceptUntilFail(), AcceptedLength(), DPACE()], ids=["auf", "length", "dpace"]
+)
 @pytest.mark.parametrize("name", ["eagle1", "eagle3_1", "peagle_3_1"])
 def test_a_training_step_is_its_definition_in_any_pieces(
     name: str, part: PrefixWeights, in_vocab: bool
