@@ -90,8 +90,8 @@ def _as_vllm(
     if kind not in ("eagle3", "dflash"):
         raise Misread(f"{file}: its architecture is {kind!r}")
     raw: dict[str, Any] = {}
-    own = dict.fromkeys(OF_EAGLE3) if kind == "eagle3" else {}
-    for key, name in (SIZES | {key: key for key in own}).items():
+    switches = {key: key for key in OF_EAGLE3} if kind == "eagle3" else {}
+    for key, name in (SIZES | switches).items():
         if f"{kind}.{name}" not in fields:
             raise Misread(f"{file} lacks {kind}.{name}")
         raw[key] = fields[f"{kind}.{name}"]

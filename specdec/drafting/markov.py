@@ -100,15 +100,15 @@ class MarkovHead(nn.Module):
         read_BKW = torch.cat([said.h_BKH, embedded_BKR], -1)
         return Frontier(said.h_BKH, logits_BKD, self.confidence_logits(read_BKW).sigmoid())
 
-    def confidence_logits(self, read_BKW: Tensor) -> Tensor:
-        """Return the logit of the chance that each draft is accepted, (B, K), in float32 or wider.
+    def confidence_logits(self, read: Tensor) -> Tensor:
+        """Return the logits (...) of the chance that each draft is accepted, in float32 or wider.
 
         Args:
-            read_BKW: the state and the embedded token before the draft, (B, K, H + R).
+            read: the state and the embedded token before the draft, (..., H + R).
         """
         assert self.confidence is not None
-        logits_BK1 = self.confidence(read_BKW)
-        return logits_BK1[..., 0].to(wide(logits_BK1.dtype))
+        logits = self.confidence(read)
+        return logits[..., 0].to(wide(logits.dtype))
 
 
 @dataclass(frozen=True)
@@ -133,17 +133,20 @@ class MarkovDrafting(BlockDrafting):
     # ---- the head ----
 
     def head_weight(self, drafter: "Drafter") -> Tensor:
-        """Return the head's matrix with the Markov head's beside it, (D, H + R): both products are one."""
+        """Return the head's matrix with the Markov head's as further columns, (D, H + R): both products are one."""
         return torch.cat([drafter.lm_head.weight, _head(drafter).transition.weight], 1)
 
     def logits(self, drafter: "Drafter", normed: Tensor) -> Tensor:
         H = drafter.config.hidden_size
         return drafter.lm_head(normed[..., :H]) + _head(drafter).transition(normed[..., H:])
 
+    def confidence_logits(self, drafter: "Drafter", normed: Tensor) -> Tensor:
+        return _head(drafter).confidence_logits(normed)
+
     # ---- training ----
 
     def unroll(self, drafter: "Drafter", task: UnrollTask) -> Iterator[Step]:
-        """Yield the block's steps, with the embedded token before each draft beside its state, (B, M, H + R)."""
+        """Yield the block's steps, each state followed by the embedded token before its draft, (B, M, H + R)."""
         head = _head(drafter)
         T = task.ids_BT.shape[1]
         slots = task.kept_slots[0] if task.kept_slots else None
@@ -160,7 +163,7 @@ class MarkovDrafting(BlockDrafting):
     def activation_bytes(
         self, config: "DrafterConfig", number_bytes: int, B: int, T: int, shares: Sequence[float], recompute: bool
     ) -> int:  # fmt: skip
-        """Return what the block keeps, and the states with the embedded tokens beside them, in bytes."""
+        """Return what the block keeps, and the states followed by the embedded tokens, in bytes."""
         block = super().activation_bytes(config, number_bytes, B, T, shares, recompute)
         drafts = shares[0] * self.fixed_drafts
         return block + int(B * T * drafts * (config.hidden_size + self.rank) * number_bytes)
@@ -197,8 +200,8 @@ class MarkovDrafting(BlockDrafting):
         previous_A = task.root_1A[0]
         for level in range(memory.depth):
             if level:
-                given = task.given_AK
-                previous_A = tokens[-1] if given is None else given[:, level - 1]
+                forced_AK = task.given_AK
+                previous_A = tokens[-1] if forced_AK is None else forced_AK[:, level - 1]
             unaware = Frontier(step.h_BTH[level][None], logits_KAD[level][None])
             said.append(head.after(unaware, previous_A[None]))
             tokens.append(drafter.vocab.to_target(said[-1].logits_BKD[0].argmax(-1)))

@@ -169,6 +169,11 @@ class DraftingMode:
         """Return the draft logits (..., D) of what :meth:`unroll` yields, (..., width)."""
         return drafter.lm_head(normed)
 
+    def confidence_logits(self, drafter: "Drafter", normed: Tensor) -> Tensor:
+        """Return the logits (...) of the chance that each draft is accepted, of what :meth:`unroll` yields, in float32
+        or wider."""
+        raise TypeError(f"{type(self).__name__} has no confidence head")
+
     # ---- training ----
 
     def unroll(self, drafter: "Drafter", task: UnrollTask) -> Iterator[Step]:

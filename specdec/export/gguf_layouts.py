@@ -52,7 +52,7 @@ def _eagle3_fields(config: DrafterConfig) -> Fields:
 
 
 def _eagle3_names(config: DrafterConfig) -> dict[str, str]:
-    layer = {f"midlayer.{name}": f"blk.0.{theirs}" for name, theirs in LAYER.items()}
+    layer = {f"midlayer.{name}": f"blk.0.{stored}" for name, stored in LAYER.items()}
     return EVERYWHERE | layer | {
         "input_norm.weight": "enc.output_norm.weight",
         "midlayer.input_layernorm.weight": "blk.0.attn_norm.weight",
@@ -91,7 +91,7 @@ def _block_names(config: DrafterConfig) -> dict[str, str]:
         "self_attn.k_norm.weight": "attn_k_norm.weight",
     }
     for i in range(config.num_layers):
-        names |= {f"layers.{i}.{name}": f"blk.{i}.{theirs}" for name, theirs in of_layer.items()}
+        names |= {f"layers.{i}.{name}": f"blk.{i}.{stored}" for name, stored in of_layer.items()}
     return names
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from specdec.data import Batch
 from specdec.drafter import Concat, Drafter
-from specdec.drafting import DraftingMode, MarkovHead, Step
+from specdec.drafting import DraftingMode, Step
 from specdec.drafting.slots import KeptSlots, reachable, shift, supervised
 from specdec.features import FeatureSource, OnTheFly
 from specdec.nn.backend import wide
@@ -223,25 +223,39 @@ class TrainStep(nn.Module):
         factor_K = count_K.new_tensor(task.factors)
         weight = (count_K * factor_K).sum()
 
-        # Losses of the state (EAGLE-1, https://arxiv.org/abs/2401.15077), of all trained slots. SmoothL1 takes the
-        # target's whole vocabulary, with which these are the rows counted above. Then the confidence head's (DSpark).
+        # Losses of the state, of all trained slots, each with its sums in the metrics' column.
         distribution_columns = iter(distribution_KN.unbind(1))
         columns = []
         for term in self.terms:
             if isinstance(term.loss, DistributionLoss):
                 columns.append(next(distribution_columns))
                 continue
-            if isinstance(term.loss, FeatureLoss):
-                loss_K = self._feature_loss(term.loss, steps, outputs, slots, task.weight_KS)
-            else:
-                assert isinstance(term.loss, ConfidenceLoss) and chances is not None
-                loss_K = self._confidence_loss(term.loss, steps, chances, slots, task.weight_KS)
+            loss_K = self._state_loss(term.loss, steps, outputs, chances, slots, task.weight_KS)
             loss = loss + term.weight * (loss_K * factor_K).sum() / weight.clamp(min=1e-30)
             columns.append(loss_K.detach())
         if counter is None:
             return StepOutput(loss, weight, None)
         loss_KN = torch.stack(columns, dim=1)
         return StepOutput(loss, weight, counter.counts(count_K, loss_KN, slots.trained_KBT))
+
+    def _state_loss(
+        self,
+        loss: Loss,
+        steps: Sequence[Step],
+        outputs: TargetOutputs,
+        chances: AcceptanceChances | None,
+        slots: TrainedSlots,
+        weight_KS: Tensor | None,
+    ) -> Tensor:
+        """Return the summed losses, (K,), of the states (EAGLE-1, https://arxiv.org/abs/2401.15077) or of what the
+        confidence head makes of them (DSpark).
+
+        SmoothL1 takes the target's whole vocabulary, with which all trained slots are the rows counted.
+        """
+        if isinstance(loss, FeatureLoss):
+            return self._feature_loss(loss, steps, outputs, slots, weight_KS)
+        assert isinstance(loss, ConfidenceLoss) and chances is not None
+        return self._confidence_loss(loss, steps, chances, slots, weight_KS)
 
     def _trained_slots(self, batch: Batch, random_BT: Tensor | None) -> TrainedSlots:
         """Return which slots learn at which step; of the others only the step-0 keys matter, which later slots see."""
@@ -327,12 +341,12 @@ class TrainStep(nn.Module):
         weight_KS: Tensor | None,
     ) -> Tensor:
         """Return the summed losses of the confidence head's estimates, (K,); what it should say is a constant."""
-        head = self.drafter.recurrence
-        assert isinstance(head, MarkovHead)
+        drafting = self.drafter.config.drafting
 
         def loss_of(k: int, rows_R: Tensor, slots_R: Tensor) -> Tensor:
             read_RW = steps[k].normed_BTH.flatten(0, 1)[rows_R]
-            return loss(head.confidence_logits(read_RW), chances.chance_KS[k, slots_R])
+            logit_R = drafting.confidence_logits(self.drafter, read_RW)
+            return loss(logit_R, chances.chance_KS[k, slots_R])
 
         return _sums_of_steps(loss_of, slots, weight_KS)
 

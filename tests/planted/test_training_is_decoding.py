@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import Proposer
+from specdec.drafting import markov
 from specdec.drafting.chained import Chained, FeedNormed, FeedRaw
-from specdec.drafting.mode import DrafterMemory
+from specdec.drafting.markov import MarkovHead
+from specdec.drafting.mode import DrafterMemory, Expand, Frontier
 from specdec.nn.cache import StaticCache
 from specdec.nn.view import Pairs, View
 from tests.parity.unrolled import worst_gap
@@ -150,6 +152,27 @@ def first_start_only(patch: Patch) -> None:
     patch.setattr(Chained, "start", wrong)
 
 
+def other_token_before(patch: Patch) -> None:
+    """DSpark's Markov head reads another token than the one before the draft."""
+    right = MarkovHead.after
+
+    def wrong(self: MarkovHead, said: Frontier, previous: Tensor) -> Frontier:
+        return right(self, said, (previous + 1) % 61)
+
+    patch.setattr(MarkovHead, "after", wrong)
+
+
+def level_before(patch: Patch) -> None:
+    """A block's drafts behind the first are made by the node before their own."""
+    right = markov.levels_of
+
+    def wrong(start: Frontier) -> Expand:
+        level_of = right(start)
+        return lambda ids, h, seen, depth: level_of(ids, h, seen, depth - 1)
+
+    patch.setattr(markov, "levels_of", wrong)
+
+
 FAULTS: dict[str, tuple[str, list[int], Plant]] = {
     "committed tokens one position late": (
         "eagle3_1",
@@ -211,6 +234,8 @@ FAULTS: dict[str, tuple[str, list[int], Plant]] = {
     ),
     "keys of drafts in the wrong slot": ("eagle3_1", SHORT, unwritten),
     "the first draft behind the wrong token": ("eagle3_1", SHORT, first_start_only),
+    "a Markov head that reads another token": ("dspark", SHORT, other_token_before),
+    "a block's drafts by the node before": ("dspark", SHORT, level_before),
 }
 
 
