@@ -1,8 +1,9 @@
 """DSpark beside its authors' code: the same drafts, the same confidences, the same loss.
 
 An export is loaded into the authors' class as it stands, and both draft greedily at every third place of a random text
-(float64, except for their norms, which compute in float32). Their loss is compared with a training step's. Then faults
-are planted, each of which has to change drafts or loss.
+(float64, except for their norms, which compute in float32). Their loss function gets our logits and estimates of a text
+that is supervised whole, and is compared with a training step. Then faults are planted in their model and in the
+settings of their loss. The exit status is 1 if anything differs, or a fault is not seen.
 
     git clone https://github.com/deepseek-ai/DeepSpec /tmp/deepspec
     python benchmarks/dspark_authors.py --source /tmp/deepspec --out benchmarks/results/dspark_authors.md
@@ -127,8 +128,14 @@ def compare_drafts(pair: Pair) -> dict[str, float]:
     }
 
 
-def compare_losses(pair: Pair) -> dict[str, float]:
-    """Compare their loss of our logits and estimates with a training step's, over one text."""
+def compare_losses(pair: Pair, **changes: float) -> dict[str, float]:
+    """Compare their loss function of our logits and estimates with a training step's, over one text.
+
+    Args:
+        changes: of the settings of theirs.
+    """
+    settings = {"gamma": GAMMA, **LOSSES, **changes}
+    gamma = settings.pop("gamma")
     from deepspec.modeling.dspark import loss as their_loss  # type: ignore[import-not-found]
     from deepspec.modeling.dspark.common import (  # type: ignore[import-not-found]
         DSparkForwardOutput,
@@ -158,10 +165,10 @@ def compare_losses(pair: Pair) -> dict[str, float]:
         block_keep_mask=mask_TK.any(-1)[None], confidence_pred=confidence[None], aligned_target_logits=due_TKV[None],
     )  # fmt: skip
     sums, has_confidence = their_loss._collect_local_terms(
-        outputs=made, loss_decay_gamma=GAMMA, l1_loss_alpha=LOSSES["l1_loss_alpha"]
+        outputs=made, loss_decay_gamma=gamma, l1_loss_alpha=settings["l1_loss_alpha"]
     )
     theirs = their_loss._build_loss(
-        loss_terms=sums, global_denominators=sums, has_confidence=has_confidence, world_size=1, **LOSSES
+        loss_terms=sums, global_denominators=sums, has_confidence=has_confidence, world_size=1, **settings
     )  # fmt: skip
     return {"ours": ours, "theirs": float(theirs), "gap": abs(ours - float(theirs))}
 
@@ -180,6 +187,13 @@ FAULTS: dict[str, Callable[[Any], object]] = {
     ),
     "the states in another order": lambda model: model.fc.weight.copy_(model.fc.weight.roll(64, 1)),
     "the confidence head's bias one off": lambda model: model.confidence_head.proj.bias.add_(1),
+}
+CLOSE = 1e-5  # float32 norms in their model, and a float32 loss
+LOSS_FAULTS: dict[str, dict[str, float]] = {
+    "another decay": {"gamma": 3.0},
+    "another weight of cross-entropy": {"ce_loss_alpha": 0.2},
+    "another weight of total variation": {"l1_loss_alpha": 0.8},
+    "another weight of the confidence head": {"confidence_head_alpha": 0.5},
 }
 
 
@@ -212,17 +226,26 @@ def main() -> None:
         ]
         state = {name: value.clone() for name, value in pair.theirs.state_dict().items()}
         mask = pair.theirs.mask_token_id
+        equal = not drafts["different"] and max(drafts["largest gap"], losses["gap"]) < CLOSE
+        seen = True
         for name, plant in FAULTS.items():
             with torch.no_grad():
                 plant(pair.theirs)
-            found = compare_drafts(pair)
-            lines.append(f"| {name} | {found['different']} | {found['largest gap']:.3g} |")
+            faulty = compare_drafts(pair)
+            seen &= faulty["largest gap"] > CLOSE
+            lines.append(f"| {name} | {faulty['different']} | {faulty['largest gap']:.3g} |")
             pair.theirs.load_state_dict(state)
             pair.theirs.mask_token_id = mask
+        lines += ["", "| planted in their loss | gap |", "|---|---|"]
+        for name, changes in LOSS_FAULTS.items():
+            gap = compare_losses(pair, **changes)["gap"]
+            seen &= gap > CLOSE
+            lines.append(f"| {name} | {gap:.3g} |")
     page = "\n".join(lines) + "\n"
     sys.stdout.write(page)
     if options.out is not None:
         write_text(options.out, page)
+    raise SystemExit(0 if equal and seen else 1)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from torch import nn
 
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.model import skeleton_of
+from specdec.nn.optimizers import TABLES
 from specdec.training.memory import FLOAT32, Precision
 from specdec.training.step import ObjectiveConfig
 
@@ -99,7 +100,7 @@ def drafter_flops(
     body = sum(
         p.numel()
         for name, p in drafter.named_parameters()
-        if p.dim() > 1 and not name.startswith(("fusion.", "embed_tokens.", "lm_head."))
+        if p.dim() > 1 and not name.startswith(("fusion.", *(f"{table}." for table in TABLES)))
     )
     H = config.hidden_size
     D = config.draft_vocab_size
@@ -114,7 +115,7 @@ def drafter_flops(
         * (2 * fusion + (2 + forwards) * nodes * body)
         # two products over half a row, and five in the backward pass
         + (5 + 2 * forwards) * nodes * heads * T
-        + 2.0 * (3 if train_head else 2) * sum(shares) * H * D,
+        + 2.0 * ((3 if train_head else 2) * H + 3 * config.drafting.extra_width) * sum(shares) * D,
     }
 
 

@@ -90,7 +90,7 @@ class AdaptiveChain(DraftShape):
             # from, not on which token is drawn. So a draft that is judged was drawn from q, as the proof of speculative
             # sampling needs it (https://arxiv.org/abs/2211.17192). To draw it first, and leave it out if its own
             # probability is low, would keep likely tokens more often than q does.
-            confidence_B = _confidence(frontier)
+            confidence_B = frontier.confidences()[:, 0]
             proposed_B = drafting_B & (confidence_B >= self.min_probability)
             draft_B11, q_B1D = children.find(frontier.logits_BKD, 1, level)
             tokens.append(vocab.to_target(draft_B11[:, 0, 0]))
@@ -110,10 +110,3 @@ class AdaptiveChain(DraftShape):
             return DraftTree(tokens_BN, parents_BN)
         q_BND = torch.cat([*drawn[: N - 1], torch.zeros_like(drawn[0])], 1)
         return DraftTree(tokens_BN, parents_BN, q_BND, vocab.target_ids_D)
-
-
-def _confidence(frontier: Frontier) -> Tensor:
-    """Return the confidence in the draft of each sequence, (B,)."""
-    if frontier.confidence_BK is not None:
-        return frontier.confidence_BK[:, 0]
-    return frontier.logits_BKD[:, 0].log_softmax(-1).amax(-1).exp()

@@ -27,11 +27,10 @@ from specdec.nn.view import View
 from specdec.training.confidence import ConfidenceLoss
 from specdec.training.divergences import LKLambda
 from specdec.training.head_loss import TargetProbs
-from specdec.training.losses import SoftCrossEntropy, terms
+from specdec.training.losses import SoftCrossEntropy, Term, WeightedSum, terms
 from specdec.training.step import TrainStep, target_outputs
 from specdec.training.step_weights import Decay, PrefixWeights
 
-HOLDING = (LKLambda, ConfidenceLoss)  # losses that hold a part of their own constant
 STEP = 1e-5  # of a finite difference, as a share of each parameter's size
 EXACT = 1e-4  # by which gradient and finite difference may differ in float64
 SEEN = 1e-9  # share of the logits' range, in float64: a smaller change is none
@@ -106,11 +105,16 @@ def _finite_difference(setup: SetUp) -> Finding:
     sample = setup.sample()
     drafter = setup.precise().train()
     remarks = []
-    holding = [term for term in terms(objective.loss) if isinstance(term.loss, HOLDING)]
-    if holding:
+    named = terms(objective.loss)
+    if any(isinstance(term.loss, LKLambda) for term in named):
         objective = dataclasses.replace(objective, loss=SoftCrossEntropy())
-        names = ", ".join(type(term.loss).__name__ for term in holding)
-        remarks.append(f"of SoftCrossEntropy, since {names} holds a part of its own constant")
+        remarks.append("of SoftCrossEntropy, since LKLambda holds its weight")
+    elif any(isinstance(term.loss, ConfidenceLoss) for term in named):
+        others = [
+            Term(loss, weight) for _, weight, loss in named if type(loss) is not ConfidenceLoss
+        ]
+        objective = dataclasses.replace(objective, loss=WeightedSum(others))
+        remarks.append("without ConfidenceLoss, which holds the chances of acceptance")
     if isinstance(weights := objective.weights, PrefixWeights):
         objective = dataclasses.replace(objective, weights=Decay())
         remarks.append(f"by Decay, since {type(weights).__name__} holds its weights")

@@ -231,9 +231,9 @@ class _Run:
             saved = loud_drafter(target, loud_spec(target, config.design))
         self.drafter = saved
         self.dtype = str(target.dtype).removeprefix("torch.")
-        masks = saved.config.drafting.fixed_drafts
-        self.drafts = drafts_of(masks, config.draft_tokens) if config.engine else 0
-        self.depth = min(config.depth, masks - 1) if masks else config.depth
+        block_drafts = saved.config.drafting.fixed_drafts
+        self.drafts = drafts_of(block_drafts, config.draft_tokens) if config.engine else 0
+        self.depth = min(config.depth, block_drafts - 1) if block_drafts else config.depth
         if config.prompts:
             prompts = load_prompts(config.prompts, config.limit)
         else:

@@ -209,7 +209,7 @@ def compare_drafting(
     Args:
         drafter: in the target's dtype, on its device.
         exported: a checkpoint's directory; without one training and decoding alone are compared.
-        method: ``eagle``, ``eagle3`` or ``dflash``, as the checkpoint is served.
+        method: ``eagle``, ``eagle3``, ``dflash`` or ``dspark``, as the checkpoint is served.
         advance: called with 1 as each text is done.
     """
     export = None

@@ -143,6 +143,7 @@ def _block_keys(fields: dict[str, Any], stored: dict[str, Tensor]) -> dict[str, 
         "enable_confidence_head": confidence,
         "confidence_head_with_markov": confidence,
         "sample_from_anchor": fields["dflash.sample_from_anchor"],
+        "is_causal": fields.get("dflash.attention.causal", False),
     }
 
 

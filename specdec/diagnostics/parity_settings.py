@@ -188,6 +188,7 @@ def _flat(raw: Raw) -> Raw:
             "mask_token_id": raw["mask_token_id"],
             "causal": not raw.get("sliding_window_non_causal", True),
             "target_layer_ids": [i - 1 for i in raw["aux_hidden_state_layer_ids"]],
+            "sample_from_anchor": raw.get("sample_from_anchor", False),
         }
         top = {
             key: raw.get(key) for key in ("draft_vocab_size", "target_hidden_size", "block_size")
@@ -257,12 +258,14 @@ def _markov_block(config: Raw) -> tuple[tuple[int, ...], dict[str, Any]]:
         Misread: the engine's class would miss a key, or has no such head.
     """
     wanted = ("mask_token_id", "target_layer_ids", "block_size", "markov_rank")
-    if lacking := [key for key in wanted if not config.get(key)]:
+    if lacking := [key for key in wanted if config.get(key) is None]:
         raise Misread(f"config.json lacks {lacking[0]}, which the engine's class of DSpark reads")
     if config.get("markov_head_type", "vanilla") != "vanilla":
         raise Misread(
             f"config.json: markov_head_type is {config['markov_head_type']!r}, the engine runs the vanilla one"
         )
+    if _is_causal(config) or config.get("is_neox_style", True) is not True:
+        raise Misread("config.json: the engine would let a block's nodes see no later ones")
     confidence = bool(config.get("enable_confidence_head"))
     if confidence and not config.get("confidence_head_with_markov"):
         raise Misread(
@@ -275,6 +278,16 @@ def _markov_block(config: Raw) -> tuple[tuple[int, ...], dict[str, Any]]:
         "confidence": confidence,
     }
     return tuple(i + 1 for i in config["target_layer_ids"]), settings
+
+
+def _is_causal(config: Raw) -> bool:
+    """Whether the engine lets no node of a block see later ones: by the config's word, or in a sliding layer."""
+    says = config.get("is_causal")
+    if says is None:
+        says = (config.get("dflash_config") or {}).get("causal")
+    if says is None:
+        return "sliding_attention" in (config.get("layer_types") or [])
+    return bool(says)
 
 
 def _aux_ids(config: Raw, inner: Raw, qwen3: bool) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from specdec.drafting.mode import (
     levels_of,
 )
 from specdec.nn.backend import wide
-from specdec.utils.numbers import Count
+from specdec.utils.numbers import Count, Depth
 
 if TYPE_CHECKING:
     from specdec.drafter import Drafter, DrafterConfig, DrafterSpec
@@ -52,15 +52,21 @@ class MarkovBlock(MaskBlock):
             a pass makes ``masks + 1`` drafts, as the authors' does; if not, each mask drafts for its own place.
     """
 
-    masks: int = 6
+    masks: Depth = 6
     rank: Count = 256
     confidence: bool = True
     root_drafts: bool = True
 
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         super().check(config)
+        for name in ("confidence", "root_drafts"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"MarkovBlock.{name} is {getattr(self, name)!r}, wanted a bool")
         if getattr(config, "logit_scale", 1) != 1:  # of a target, which a spec does not know yet
-            raise ValueError("recurrence MarkovBlock has no logit_scale: leave it at 1")
+            raise ValueError(
+                f"recurrence MarkovBlock adds to logits that are not scaled, and logit_scale is {config.logit_scale}, "  # type: ignore[union-attr]
+                "which head=target takes from a target that scales its own: set model.drafter.head=own"
+            )
 
     def build(self, config: Any) -> nn.Module:
         """Return both heads; as a recurrence they hand on the state that they read."""
@@ -132,9 +138,13 @@ class MarkovDrafting(BlockDrafting):
 
     # ---- the head ----
 
-    def head_weight(self, drafter: "Drafter") -> Tensor:
-        """Return the head's matrix with the Markov head's as further columns, (D, H + R): both products are one."""
-        return torch.cat([drafter.lm_head.weight, _head(drafter).transition.weight], 1)
+    @property
+    def extra_width(self) -> int:  # type: ignore[override]
+        return self.rank
+
+    def head_weights(self, drafter: "Drafter") -> list[Tensor]:
+        """Return the head's matrix (D, H) and the Markov head's, (D, R)."""
+        return [drafter.lm_head.weight, _head(drafter).transition.weight]
 
     def logits(self, drafter: "Drafter", normed: Tensor) -> Tensor:
         H = drafter.config.hidden_size

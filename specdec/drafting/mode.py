@@ -45,7 +45,7 @@ class Frontier(NamedTuple):
 
     h_BKH: Tensor
     logits_BKD: Tensor  # float32 at least
-    # of a drafter with a confidence head: the chance that a draft is accepted which is drawn from the logits
+    # what a drafter's confidence head says of the draft that follows; of nodes whose token before is known
     confidence_BK: Tensor | None = None
 
     @classmethod
@@ -53,6 +53,13 @@ class Frontier(NamedTuple):
         """Return a step's features, with the head's logits."""
         logits_BKD = drafter.logits(step.normed_BTH)
         return cls(step.h_BTH, logits_BKD.to(wide(logits_BKD.dtype)))
+
+    def confidences(self) -> Tensor:
+        """Return the confidence in the draft of every node, (B, K): the confidence head's, if there is one, and else
+        the largest probability of the draft's distribution at temperature 1."""
+        if self.confidence_BK is not None:
+            return self.confidence_BK
+        return self.logits_BKD.log_softmax(-1).amax(-1).exp()
 
     def first(self) -> "Frontier":
         """Return what the drafter says at the first node."""
@@ -161,9 +168,13 @@ class DraftingMode:
 
     # ---- the head ----
 
-    def head_weight(self, drafter: "Drafter") -> Tensor:
-        """Return the matrix that training multiplies the steps' ``normed_BTH`` with to get draft logits, (D, width)."""
-        return drafter.lm_head.weight
+    extra_width: int = 0
+    """Columns that follow the state in what the head reads."""
+
+    def head_weights(self, drafter: "Drafter") -> list[Tensor]:
+        """Return the matrices, (D, width) each, that training multiplies the columns of the steps' ``normed_BTH`` with,
+        one after another, to get draft logits, the sum of the products."""
+        return [drafter.lm_head.weight]
 
     def logits(self, drafter: "Drafter", normed: Tensor) -> Tensor:
         """Return the draft logits (..., D) of what :meth:`unroll` yields, (..., width)."""

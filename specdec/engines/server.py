@@ -143,8 +143,10 @@ def drafter_checkpoint(
             )
     method = str(record["method"])
     architecture = str(record["target"].get("architecture"))
-    masks = DrafterConfig.from_json(record["drafter"], str(directory)).drafting.fixed_drafts
-    return DrafterCheckpoint(directory, method, architecture, bool(record.get("parallel")), masks)
+    config = DrafterConfig.from_json(record["drafter"], str(directory))
+    parallel = bool(record.get("parallel"))
+    drafts = config.drafting.fixed_drafts
+    return DrafterCheckpoint(directory, method, architecture, parallel, drafts)
 
 
 class ServerError(ValueError):

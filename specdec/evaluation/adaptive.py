@@ -75,9 +75,7 @@ class Recorder(Chain):
             return frontiers[-1]
 
         chain = super().grow(root_B, start, recorded, vocab, children)
-        confidences = [
-            float(frontier.logits_BKD[0, 0].log_softmax(-1).amax().exp()) for frontier in frontiers
-        ]
+        confidences = [float(frontier.confidences()[0, 0]) for frontier in frontiers]
         root, *drafts = chain.tokens_BN[0].tolist()
         self.places.append(DraftedPlace(root, drafts, confidences))
         return DraftTree(root_B[:, None], torch.zeros_like(root_B)[:, None])

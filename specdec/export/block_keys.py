@@ -9,8 +9,17 @@ from specdec.export.tensors import Raw
 MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 
 
-def mask_token(raw: Raw) -> int | None:
+def _inner(raw: Raw) -> Raw:
+    """Return the block of DFlash's keys, empty if there is none."""
     inner = raw.get("dflash_config") or {}
+    if not isinstance(inner, dict):
+        raise ValueError(f"dflash_config is {inner!r:.60}, wanted a table")
+    return inner
+
+
+def mask_token(raw: Raw) -> int | None:
+    """Return the first mask token that is there, in the order in which vLLM looks for them."""
+    inner = _inner(raw)
     tokens = [inner.get(MASKS[0]), *map(raw.get, MASKS)]
     token = next((token for token in tokens if token is not None), None)
     if token is not None and type(token) is not int:
@@ -28,11 +37,10 @@ def dflash_config(config: DrafterConfig) -> Raw:
     }
 
 
-def read_block(raw: Raw, hf: Any) -> Raw:
-    """Read a block drafter's mask; ValueError for what a published one may have and drafters here have not."""
-    inner = raw.get("dflash_config") or {}
-    refused = ("causal", "use_swa", "sample_from_anchor", "attention_sink_bias")
-    on = [key for key in refused if inner.get(key)]
+def _check_attention(raw: Raw) -> None:
+    """Raise ValueError for attention that a published block drafter may have and drafters here have not."""
+    inner = _inner(raw)
+    on = [key for key in ("causal", "use_swa", "attention_sink_bias") if inner.get(key)]
     if raw.get("is_causal"):
         on.append("is_causal")
     if on:
@@ -43,6 +51,15 @@ def read_block(raw: Raw, hf: Any) -> Raw:
     if scale not in (1.0, None) or inner.get("use_aux_hidden_state") is False:
         raise ValueError(
             "dflash_config: attention_value_scale or use_aux_hidden_state is not the default"
+        )
+
+
+def read_block(raw: Raw, hf: Any) -> Raw:
+    """Read a block drafter's mask; ValueError for what a published one may have and drafters here have not."""
+    _check_attention(raw)
+    if _inner(raw).get("sample_from_anchor") or raw.get("sample_from_anchor"):
+        raise ValueError(
+            "sample_from_anchor is on; without a Markov head, block drafters here do not draft at the root"
         )
     if "markov_rank" in raw:
         raise ValueError(
@@ -68,6 +85,11 @@ def _masks(raw: Raw, family: str, key: str) -> tuple[int, int]:
 
 def read_markov(raw: Raw, hf: Any) -> Raw:
     """Read DSpark's block and its heads; ValueError for what a published one may have and drafters here have not."""
+    _check_attention(raw)
+    if _inner(raw).get("sample_from_anchor") is not None:
+        raise ValueError(
+            "dflash_config has sample_from_anchor, which engines do not read there for DSpark: write it at the top"
+        )
     kind = raw.get("markov_head_type", "vanilla")
     if kind != "vanilla":
         raise ValueError(

@@ -33,7 +33,7 @@ class DrafterCheckpoint(NamedTuple):
     """A checkpoint for vLLM, and what vLLM has to be told about it."""
 
     directory: Path | str
-    method: str  # eagle, eagle3 or dflash
+    method: str  # eagle, eagle3, dflash or dspark
     architecture: str  # the target's, as its config.json names the class
     parallel: bool = False  # whether one call makes all drafts of a pass
     block_drafts: int = 0  # of a block drafter; an engine must make all

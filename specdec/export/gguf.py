@@ -27,7 +27,7 @@ from specdec.utils.extras import require
 log = logging.getLogger(__name__)
 
 FILE = "drafter.gguf"
-REMEDY = "Train with --model.drafter eagle3, or serve this drafter with vLLM (--format vllm)"
+REMEDY = "Train with --model.drafter eagle3, dflash or dspark, or serve this drafter with vLLM (--format vllm)"
 QUERIES = "attn_q.weight"
 KEYS = "attn_k.weight"
 MASK = "tokenizer.ggml.mask_token_id"
@@ -55,7 +55,7 @@ class GgufFormat(Format):
             subject.config.head_dim,
         ):
             raise NotServable(
-                f"what {LLAMA_CPP} makes of the rope {dict(subject.config.rope)} of a block drafter was not compared"
+                f"what {LLAMA_CPP} makes of the rope {dict(subject.config.rope)} in a block was not compared. {REMEDY}"
             )
         unchecked = [
             switch.name

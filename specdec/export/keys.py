@@ -246,6 +246,7 @@ DSPARK = (  # https://github.com/deepseek-ai/DeepSpec
     KeyRow("enable_confidence_head", lambda c: c.drafting.has_confidence),
     KeyRow("confidence_head_with_markov", lambda c: c.drafting.has_confidence),
     KeyRow("sample_from_anchor", lambda c: c.recurrence.root_drafts),  # type: ignore[attr-defined]
+    KeyRow("is_causal", lambda c: False),  # else vLLM takes sliding layers for causal ones
     KeyRow("num_anchors", lambda c: 512),  # of training; the authors' class asks for it
     LAYER_TYPES,
 )
@@ -364,5 +365,5 @@ def reaching(config: DrafterConfig, positions: int) -> DrafterConfig:
 # The keys that transformers reads: dimensions and rope, and nothing that it would act on beyond these.
 _READ = {row.key for table in TABLES.values() for row in table if row.read is not None}
 _READ |= {"rope_theta", "rope_scaling"}
-_READ -= {"hidden_act", "layer_types", "dflash_config"}
+_READ -= {"hidden_act", "layer_types", "dflash_config", "block_size"}
 _READ -= {row.key for row in EAGLE3 if row.key.startswith(("norm_", "fc_norm"))}

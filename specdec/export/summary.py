@@ -53,7 +53,7 @@ def checkpoint_summary(
     block = isinstance(config.entry, KVInjection)
     family = "EAGLE-3" if wide else "EAGLE-1"
     if block:
-        family = "DFlash"
+        family = config.drafting.generation or "a block drafter"
     dtypes = {value.dtype for name, value in tensors.items() if name not in named.MAPS}
     kinds = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
     inner = raw.get("eagle_config") or {}

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from specdec.utils.machine import multiplies_bfloat16
 from specdec.utils.numbers import NonNegative, Positive, Rate, Share, check_numbers
 
-TABLES = ("embed_tokens", "lm_head", "previous", "transition")
-"""Modules whose matrices are look-up tables over a vocabulary; the last two are DSpark's Markov head."""
+TABLES = (
+    "embed_tokens", "lm_head", "recurrence.previous", "recurrence.transition", "recurrence.confidence",
+)  # fmt: skip
+"""Modules whose matrices are look-up tables over a vocabulary, or have one row; the last three are DSpark's heads."""
 
 
 def hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
     """Whether a parameter is for Muon: two axes, and neither embedding nor head, which ``TABLES`` tells by name."""
-    return parameter.ndim == 2 and not set(name.split(".")) & set(TABLES)
+    return parameter.ndim == 2 and not any(f".{table}." in f".{name}" for table in TABLES)
 
 
 class AdamW(torch.optim.AdamW):

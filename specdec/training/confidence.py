@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.training.head_loss import Index, TargetProbs
-from specdec.training.losses import Loss, NamedTerm
+from specdec.training.losses import DistributionLoss, Loss, NamedTerm
 from specdec.training.metrics import overlap
 
 if TYPE_CHECKING:
@@ -42,8 +42,14 @@ class ConfidenceLoss(Loss):
 
 
 def check_confidence_is_trained(spec: "DrafterSpec", terms: list[NamedTerm]) -> None:
-    """Raise ValueError for a drafter with a confidence head that no loss trains."""
-    trained = any(isinstance(term.loss, ConfidenceLoss) and term.weight for term in terms)
+    """Raise ValueError for a drafter with a confidence head that no loss trains, or that is all that is trained."""
+    weighted = [term.loss for term in terms if term.weight]
+    trained = any(isinstance(loss, ConfidenceLoss) for loss in weighted)
+    if trained and not any(isinstance(loss, DistributionLoss) for loss in weighted):
+        raise ValueError(
+            "model.loss trains the confidence head alone, and no drafts: add a loss such as SoftCrossEntropy to a "
+            "WeightedSum (conf/train/dspark.yaml)"
+        )
     if spec.drafting.has_confidence and not trained:
         raise ValueError(
             "the drafter has a confidence head that no loss trains: use --config conf/train/dspark.yaml, add "

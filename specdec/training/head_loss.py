@@ -211,7 +211,7 @@ class HeadTask(NamedTuple):
 
 
 def head_loss(
-    task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]
+    task: HeadTask, weights: Sequence[Tensor], normed: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The mean loss over the rows that count; how many count, (K,) in float32 or wider; their losses by term, (K, N).
 
@@ -220,12 +220,13 @@ def head_loss(
     gradients.
 
     Args:
-        weight_DH: the drafter's head; multiplied in autocast's dtype where that is on.
-        normed: (S, H) of every step, what the head reads; fewer rows where slots were dropped.
+        weights: the drafter's head, (D, H), and what is multiplied with the columns behind the first H (DSpark's Markov
+            head); in autocast's dtype where that is on.
+        normed: (S, W) of every step, what the head reads; fewer rows where slots were dropped.
     """
     # Asked out here: inside Function.forward, ctx.needs_input_grad is true under no_grad too.
-    graded = torch.is_grad_enabled() and any(x.requires_grad for x in (weight_DH, *normed))
-    return _HeadLoss.apply(task, graded, weight_DH, *normed)
+    graded = torch.is_grad_enabled() and any(x.requires_grad for x in (*weights, *normed))
+    return _HeadLoss.apply(task, graded, len(weights), *weights, *normed)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -248,28 +249,40 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, task: HeadTask, graded: bool, weight_DH: Tensor, *states_KSH: Tensor
+        ctx: Any, task: HeadTask, graded: bool, matrices: int, *tensors: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        device = weight_DH.device.type
+        weights = tensors[:matrices]
+        states_KSW = tensors[matrices:]
+        first_DH = weights[0]
+        device = first_DH.device.type
         autocast = torch.is_autocast_enabled(device)
-        kind = torch.get_autocast_dtype(device) if autocast else weight_DH.dtype
-        head_DH = weight_DH.to(kind)
-        K = len(states_KSH)
-        count_K = weight_DH.new_zeros(K, dtype=wide(weight_DH.dtype))
+        kind = torch.get_autocast_dtype(device) if autocast else first_DH.dtype
+        heads = [weight.to(kind) for weight in weights]
+        widths = [head.shape[1] for head in heads]
+        K = len(states_KSW)
+        count_K = first_DH.new_zeros(K, dtype=wide(first_DH.dtype))
         loss_KN = count_K.new_zeros(K, len(task.terms))
-        by_states = [torch.zeros_like(states) for states in states_KSH] if graded else []
-        by_weight = _WeightGradient(weight_DH, kind) if graded and ctx.needs_input_grad[2] else None
+        by_states = [torch.zeros_like(states) for states in states_KSW] if graded else []
+        trained = ctx.needs_input_grad[3 : 3 + matrices]
+        by_weight = [
+            _WeightGradient(weight, kind) if graded and is_trained else None
+            for weight, is_trained in zip(weights, trained, strict=True)
+        ]
         # One buffer for all pieces: fresh memory is slow memory.
         piece_rows = [sum(group.rows for group in piece.groups) for piece in task.pieces]
-        logits_buffer_RD = head_DH.new_empty(max(piece_rows, default=0), len(head_DH))
+        logits_buffer_RD = heads[0].new_empty(max(piece_rows, default=0), len(first_DH))
         with torch.autocast(device, enabled=False):
             for piece in task.pieces:
                 # The target's probabilities at the piece's positions; then the draft logits of all slots that learn
                 # from them, of all unroll steps, in one product.
                 probs = task.probs(piece.positions_C)
-                states = [states_KSH[group.step][group.states].to(kind) for group in piece.groups]
-                states_RH = torch.cat(states)
-                logits_RD = torch.mm(states_RH, head_DH.T, out=logits_buffer_RD[: len(states_RH)])
+                states = [states_KSW[group.step][group.states].to(kind) for group in piece.groups]
+                states_RW = torch.cat(states)
+                columns = states_RW.split(widths, 1)
+                logits_RD = logits_buffer_RD[: len(states_RW)]
+                torch.mm(columns[0], heads[0].T, out=logits_RD)
+                for states_RH, head in zip(columns[1:], heads[1:], strict=True):
+                    logits_RD.addmm_(states_RH, head.T)
                 rows = [group.rows for group in piece.groups]
                 for group, draft_RD in zip(piece.groups, logits_RD.split(rows), strict=True):
                     row_weight_R, losses_N = _group_losses(
@@ -281,16 +294,19 @@ class _HeadLoss(torch.autograd.Function):
                     continue
                 # By now the gradients stand where the logits were.
                 grad_RD = logits_RD
-                by_rows = (grad_RD @ head_DH).split(rows)
-                for group, by_RH in zip(piece.groups, by_rows, strict=True):
-                    by_states[group.step][group.states] = by_RH.to(states_KSH[0].dtype)
-                if by_weight is not None:
-                    by_weight.add(grad_RD, states_RH)
+                by_columns = [grad_RD @ head for head in heads]
+                by_RW = by_columns[0] if matrices == 1 else torch.cat(by_columns, 1)
+                for group, by_group in zip(piece.groups, by_RW.split(rows), strict=True):
+                    by_states[group.step][group.states] = by_group.to(states_KSW[0].dtype)
+                for gradient, states_RH in zip(by_weight, columns, strict=True):
+                    if gradient is not None:
+                        gradient.add(grad_RD, states_RH)
         factor_K = count_K.new_tensor(task.factors)
         denominator = (count_K * factor_K).sum()
         term_weight_N = loss_KN.new_tensor([weight for weight, _ in task.terms])
         total = (loss_KN * term_weight_N * factor_K[:, None]).sum()
-        ctx.grads = [None if by_weight is None else by_weight.result(), *by_states]
+        by_matrix = [None if gradient is None else gradient.result() for gradient in by_weight]
+        ctx.grads = [*by_matrix, *by_states]
         ctx.denominator = denominator
         ctx.mark_non_differentiable(count_K, loss_KN)
         return total / denominator.clamp(min=1e-30), count_K, loss_KN
@@ -301,7 +317,7 @@ class _HeadLoss(torch.autograd.Function):
         scale = torch.where(ctx.denominator > 0, grad / ctx.denominator, 0.0)
         grads = [None if x is None else x.mul_(scale.to(x.dtype)) for x in ctx.grads]
         ctx.grads = []
-        return None, None, *grads
+        return None, None, None, *grads
 
 
 class _WeightGradient:

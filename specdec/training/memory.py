@@ -127,13 +127,15 @@ def _loss_bytes(
     D = config.draft_vocab_size
     K = objective.steps
     number_bytes = trained_in.products.itemsize
-    states = int(B * T * sum(objective.shares(config.drafting)) * config.hidden_size * number_bytes)
+    extra = config.drafting.extra_width
+    width = config.hidden_size + extra
+    states = int(B * T * sum(objective.shares(config.drafting)) * width * number_bytes)
     positions = min(objective.piece(FLOAT32, D), B * T)
     per_position = 3 * K * D * number_bytes + (6 * D + 2 * min(config.vocab_size, BLOCK)) * FLOAT32
     # A state that the next step reads too is kept by the unroll already, but for the last step's.
     unroll_keeps_them = config.recurrence.feeds_head_input or not config.norms.output
     kept_states = states // K if unroll_keeps_them else states
-    by_head = train_head * D * config.hidden_size * trained_in.weights.itemsize
+    by_head = D * (train_head * config.hidden_size + extra) * trained_in.weights.itemsize
     return kept_states + states + by_head + positions * per_position
 
 

@@ -212,7 +212,7 @@ class TrainStep(nn.Module):
         # Losses of the next-token distribution, piece by piece through both heads, with their gradients, here and now.
         counter = self._counter(batch, slots) if measure else None
         chances = self._chances(slots, outputs)
-        head = self.drafter.config.drafting.head_weight(self.drafter)
+        head = self.drafter.config.drafting.head_weights(self.drafter)
         states = [step.normed_BTH.flatten(0, 1) for step in steps]
         observers = [observer for observer in (counter, chances) if observer is not None]
         task = self._head_task(outputs, slots, steps[0].normed_BTH.element_size(), observers)
@@ -223,39 +223,44 @@ class TrainStep(nn.Module):
         factor_K = count_K.new_tensor(task.factors)
         weight = (count_K * factor_K).sum()
 
-        # Losses of the state, of all trained slots, each with its sums in the metrics' column.
-        distribution_columns = iter(distribution_KN.unbind(1))
-        columns = []
-        for term in self.terms:
-            if isinstance(term.loss, DistributionLoss):
-                columns.append(next(distribution_columns))
-                continue
-            loss_K = self._state_loss(term.loss, steps, outputs, chances, slots, task.weight_KS)
-            loss = loss + term.weight * (loss_K * factor_K).sum() / weight.clamp(min=1e-30)
-            columns.append(loss_K.detach())
+        # Losses of the states, of all trained slots.
+        by_state = self._state_losses(steps, outputs, chances, slots, task, weight)
+        for n, loss_K in by_state.items():
+            term_loss = (loss_K * factor_K).sum() / weight.clamp(min=1e-30)
+            loss = loss + self.terms[n].weight * term_loss
         if counter is None:
             return StepOutput(loss, weight, None)
+        compared = iter(distribution_KN.unbind(1))
+        columns = [
+            by_state[n].detach() if n in by_state else next(compared)
+            for n in range(len(self.terms))
+        ]
         loss_KN = torch.stack(columns, dim=1)
         return StepOutput(loss, weight, counter.counts(count_K, loss_KN, slots.trained_KBT))
 
-    def _state_loss(
+    def _state_losses(
         self,
-        loss: Loss,
         steps: Sequence[Step],
         outputs: TargetOutputs,
         chances: AcceptanceChances | None,
         slots: TrainedSlots,
-        weight_KS: Tensor | None,
-    ) -> Tensor:
-        """Return the summed losses, (K,), of the states (EAGLE-1, https://arxiv.org/abs/2401.15077) or of what the
-        confidence head makes of them (DSpark).
+        task: HeadTask,
+        weight: Tensor,
+    ) -> dict[int, Tensor]:
+        """Return the summed losses, (K,), of the states that steps hand on and of the confidence head, by the term's
+        number.
 
-        SmoothL1 takes the target's whole vocabulary, with which all trained slots are the rows counted.
+        Args:
+            weight: of the rows that count for losses of the distribution.
         """
-        if isinstance(loss, FeatureLoss):
-            return self._feature_loss(loss, steps, outputs, slots, weight_KS)
-        assert isinstance(loss, ConfidenceLoss) and chances is not None
-        return self._confidence_loss(loss, steps, chances, slots, weight_KS)
+        by_term = {}
+        for n, term in enumerate(self.terms):
+            if isinstance(term.loss, FeatureLoss):
+                by_term[n] = self._feature_loss(term.loss, steps, outputs, slots, task.weight_KS)
+            elif isinstance(term.loss, ConfidenceLoss):
+                assert chances is not None
+                by_term[n] = self._confidence_loss(term.loss, steps, chances, slots, task, weight)
+        return by_term
 
     def _trained_slots(self, batch: Batch, random_BT: Tensor | None) -> TrainedSlots:
         """Return which slots learn at which step; of the others only the step-0 keys matter, which later slots see."""
@@ -320,9 +325,10 @@ class TrainStep(nn.Module):
         slots: TrainedSlots,
         weight_KS: Tensor | None,
     ) -> Tensor:
-        """Return the summed losses of the states that steps hand on, (K,).
+        """Return the summed losses of the states that steps hand on, (K,) (EAGLE-1, https://arxiv.org/abs/2401.15077).
 
-        At step k, slot t stands for the target's state at t + 1 + k.
+        At step k, slot t stands for the target's state at t + 1 + k. SmoothL1 takes the target's whole vocabulary, with
+        which all trained slots are the rows counted.
         """
 
         def loss_of(k: int, rows_R: Tensor, slots_R: Tensor) -> Tensor:
@@ -338,9 +344,15 @@ class TrainStep(nn.Module):
         steps: Sequence[Step],
         chances: AcceptanceChances,
         slots: TrainedSlots,
-        weight_KS: Tensor | None,
+        task: HeadTask,
+        weight: Tensor,
     ) -> Tensor:
-        """Return the summed losses of the confidence head's estimates, (K,); what it should say is a constant."""
+        """Return the summed losses of the confidence head's estimates, (K,); what it should say is a constant.
+
+        All trained slots count, those too whose most likely token the draft vocabulary lacks: their drafts are seldom
+        accepted, which the head should know. The sums are scaled so that they are the slots' mean over the weight of
+        the rows that count for other losses.
+        """
         drafting = self.drafter.config.drafting
 
         def loss_of(k: int, rows_R: Tensor, slots_R: Tensor) -> Tensor:
@@ -348,7 +360,13 @@ class TrainStep(nn.Module):
             logit_R = drafting.confidence_logits(self.drafter, read_RW)
             return loss(logit_R, chances.chance_KS[k, slots_R])
 
-        return _sums_of_steps(loss_of, slots, weight_KS)
+        def one_each(k: int, rows_R: Tensor, slots_R: Tensor) -> Tensor:
+            return torch.ones_like(slots_R, dtype=chances.chance_KS.dtype)
+
+        loss_K = _sums_of_steps(loss_of, slots, task.weight_KS)
+        slots_K = _sums_of_steps(one_each, slots, task.weight_KS)
+        slot_weight = (slots_K * slots_K.new_tensor(task.factors)).sum()
+        return loss_K * (weight / slot_weight.clamp(min=1e-30))
 
 
 def _sums_of_steps(

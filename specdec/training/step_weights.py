@@ -154,17 +154,17 @@ def _length_ahead(chance_KS: Tensor) -> Tensor:
 def slot_weights(
     part: PrefixWeights,
     task: HeadTask,
-    weight_DH: Tensor,
+    weights: Sequence[Tensor],
     normed: Sequence[Tensor],
     trained_KBT: Tensor,
 ) -> Tensor:
     """Return what each step of each slot weighs, (K, S), in float32 or wider: a first pass over the same pieces."""
     trained_KS = trained_KBT.flatten(1)
-    seen_KS = torch.zeros(trained_KS.shape, dtype=wide(weight_DH.dtype), device=weight_DH.device)
+    seen_KS = torch.zeros(trained_KS.shape, dtype=wide(normed[0].dtype), device=normed[0].device)
 
     def observe(k: int, slots: Index, logits_RD: Tensor, probs: TargetProbs) -> None:
         seen_KS[k, slots] = part.observe(logits_RD, probs).to(seen_KS.dtype)
 
-    head_loss(task._replace(terms=(), observers=[observe]), weight_DH, normed)
+    head_loss(task._replace(terms=(), observers=[observe]), weights, normed)
     chained_KS = trained_KS.cumprod(0)
     return part.weights(seen_KS, chained_KS.bool()) * chained_KS

@@ -14,6 +14,7 @@ from specdec.diagnostics.anchors import AnchoredText
 from specdec.diagnostics.loud import loud_drafter, loud_spec
 from specdec.drafter import Drafter, MarkovBlock, MaskBlock
 from specdec.drafting import MarkovHead
+from specdec.evaluation.adaptive import Recorder
 from specdec.nn.unroll import DENSE
 from specdec.target import Target
 from specdec.training.building import FromTarget, check
@@ -159,6 +160,20 @@ def test_a_chain_ends_where_the_confidence_head_is_unsure(
         place += accepted + 1
 
 
+def test_what_tune_records_is_what_ends_a_chain(target: Target, drafter: Drafter) -> None:
+    """The confidence head's estimates, not the drafts' probabilities."""
+    recorder = Recorder(DRAFTS)
+    prompt = text(9)
+    made = SpeculativeDecoder(target, drafter, recorder).generate(prompt, 6, ())
+    anchored = AnchoredText(target, drafter, [*prompt, *made.ids], DRAFTS)
+    for number, place in enumerate(recorder.places):
+        chains = anchored.draft([len(prompt) + number])
+        assert chains.confidence_AK is not None
+        assert place.drafts == chains.tokens_AK[0].tolist()
+        assert place.confidences == pytest.approx(chains.confidence_AK[0].tolist())
+    assert len(recorder.places) == 5
+
+
 def test_levels_of_a_tree_know_their_parents(target: Target, drafter: Drafter) -> None:
     """Two nodes of one level have one state, and two distributions: each knows its own parent."""
     anchored = AnchoredText(target, drafter, text(), DRAFTS)
@@ -183,9 +198,17 @@ def test_what_cannot_be_trained_or_built_is_refused() -> None:
     config = tiny_config(SPEC)
     with pytest.raises(ValueError, match=r"MarkovBlock makes 5 drafts and model\.ttt_steps is 4"):
         check(config, 64, 64, FromTarget(), False, True, 4)
-    with pytest.raises(ValueError, match="MarkovBlock has no logit_scale"):
+    with pytest.raises(ValueError, match=r"logit_scale is 2\.0.*set model\.drafter\.head=own"):
         dataclasses.replace(config, logit_scale=2.0)
     with pytest.raises(ValueError, match="MarkovBlock drafts at nodes without a feature"):
         dataclasses.replace(variants()["qwen3"], recurrence=MarkovBlock())
-    with pytest.raises(ValueError, match="rank must be at least 1"):
-        dataclasses.replace(SPEC, recurrence=MarkovBlock(rank=0))
+    for settings, message in (
+        ({"rank": 0}, "rank must be at least 1"),
+        ({"masks": 65}, "masks must be at most 64"),
+        ({"masks": -3}, "masks must be at least 1"),
+        ({"masks": 2.5}, "masks must be a whole number"),
+        ({"confidence": 1}, r"MarkovBlock\.confidence is 1, wanted a bool"),
+        ({"root_drafts": "no"}, r"MarkovBlock\.root_drafts is 'no', wanted a bool"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(SPEC, recurrence=MarkovBlock(**settings))  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from specdec.decoding import AdaptiveChain, SpeculativeDecoder
 from specdec.diagnostics.loud import loud_drafter, loud_spec
 from specdec.diagnostics.parity_files import Files, read_files
 from specdec.diagnostics.parity_proposals import ProposalComparison, compare_proposals
-from specdec.diagnostics.parity_settings import Misread
+from specdec.diagnostics.parity_settings import Misread, read_settings
 from specdec.drafter import Drafter, MarkovBlock, MaskBlock, Norms, PostNorm
 from specdec.drafting.mode import Frontier
 from specdec.engines.client import Endpoint
@@ -317,6 +317,11 @@ def test_a_fault_planted_in_a_blocks_file_is_found(fault: str, tmp_path: Path) -
     BLOCK_FAULTS[fault](kept, tensors)
     path.unlink()
     write_gguf(path, "dflash", kept, tensors)
+    if (
+        fault == "masks that see less"
+    ):  # specdec's own reader refuses it, and reads the others as they are
+        with pytest.raises(Misread, match="see no later ones"):
+            read_settings(read_files(path.parent)[0], "dspark")
     comparison = proposals(target, file, drafter, exported.checkpoint)
     assert comparison.fault is not None, comparison
 

@@ -214,7 +214,7 @@ def test_llama_cpps_own_converter_writes_the_same(design: str, tmp_path: Path) -
     missing = {name for name in their_fields if name.startswith(read)} - set(ours)
     assert not missing
     # of block drafters the converter leaves these at llama.cpp's defaults
-    default = ("vocab_size", "rope.dimension_count", "attention.causal")
+    default = ("vocab_size", "rope.dimension_count")
     ours = {
         name: value
         for name, value in ours.items()

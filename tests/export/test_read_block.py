@@ -43,7 +43,15 @@ REFUSED: dict[str, tuple[Callable[[Raw], object], str]] = {
     "a window": (inner(use_swa=True), "dflash_config: use_swa is on"),
     "anchors that are sampled": (
         inner(sample_from_anchor=True),
-        "dflash_config: sample_from_anchor is on",
+        "sample_from_anchor is on",
+    ),
+    "anchors that are sampled, outside": (
+        lambda config: config.update(sample_from_anchor=True),
+        "sample_from_anchor is on",
+    ),
+    "a block that is no table": (
+        lambda config: config.update(dflash_config=[1]),
+        r"dflash_config is \[1\], wanted a table",
     ),
     "sinks": (inner(attention_sink_bias=True), "dflash_config: attention_sink_bias is on"),
     "causal outside": (lambda config: config.update(is_causal=True), "is_causal is on"),
@@ -109,6 +117,19 @@ REFUSED_OF_DSPARK: dict[str, tuple[Callable[[Raw], object], str]] = {
     "no mask": (without("mask_token_id"), r"\(DSpark\) has a mask: it lacks mask_token_id"),
     "no block": (without("block_size"), "block_size is None"),
     "no states": (without("target_layer_ids"), "^(?!dflash_config).*target_layer_ids is None"),
+    "causal": (setting(is_causal=True), "is_causal is on"),
+    "causal inside": (setting(dflash_config={"causal": True}), "dflash_config: causal is on"),
+    "a window inside": (setting(dflash_config={"use_swa": True}), "dflash_config: use_swa is on"),
+    "scaled values": (
+        setting(dflash_config={"attention_value_scale": 0.5}),
+        "attention_value_scale or use_aux",
+    ),
+    "interleaved rope": (setting(is_neox_style=False), "is_neox_style is not the default"),
+    "the root elsewhere": (
+        setting(dflash_config={"sample_from_anchor": False}),
+        "dflash_config has sample_from_anchor",
+    ),
+    "a huge block": (setting(block_size=10**12), r"MarkovBlock\.?masks|masks must be at most 64"),
     "no head where the file has one": (setting(enable_confidence_head=False), "confidence_head"),
 }
 

@@ -234,6 +234,8 @@ WHOLE = {"use_sliding_window": True, "sliding_window": 2**30, "layer_types": ["s
         (variants()["peagle"], "speculators", WHOLE),
         (variants()["dflash"], "vllm", WHOLE | {"layer_types": ["sliding_attention"] * 2}),
         (variants()["dflash"], "speculators", WHOLE | {"layer_types": ["sliding_attention"] * 2}),
+        (variants()["dspark"], "vllm", WHOLE | {"layer_types": ["sliding_attention"] * 2, "is_causal": False}),
+        (variants()["dspark"], "speculators", WHOLE | {"layer_types": ["sliding_attention"] * 2, "is_causal": False}),
         (presets()["eagle1"], "vllm", WHOLE | {"target_layer_count": LAYERS}),
         (presets()["eagle1"], "sglang", WHOLE | {"target_layer_count": LAYERS}),
         (dataclasses.replace(SPEC, attention_window=16), "vllm", WHOLE | {"sliding_window": 16}),

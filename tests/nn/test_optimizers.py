@@ -14,7 +14,7 @@ from torch import nn
 from specdec.commands.fit import run_fit
 from specdec.nn.optimizers import AdamW, MuonAdamW, hidden_matrix, orthogonal
 from tests.short_run import short_run
-from tests.tiny import presets, tiny_drafter
+from tests.tiny import presets, tiny_drafter, variants
 
 CONF = sorted((Path(__file__).parents[2] / "conf" / "optimizer").glob("*.yaml"))
 Named = list[tuple[str, nn.Parameter]]
@@ -47,6 +47,16 @@ def test_the_hidden_matrices_of_a_drafter(generation: str) -> None:
     assert {
         f"layers.layers.0.{name}.weight" for name in ("attention.o_proj", "mlp.down_proj")
     } < chosen
+
+
+def test_dsparks_heads_are_tables_and_a_users_own_modules_are_not() -> None:
+    named = list(tiny_drafter(variants()["dspark"]).named_parameters())
+    tables = {name for name, p in named if p.ndim > 1 and not hidden_matrix(name, p)}
+    heads = {f"recurrence.{name}.weight" for name in ("previous", "transition", "confidence")}
+    assert tables == {"embed_tokens.weight", "lm_head.weight"} | heads
+    matrix = torch.nn.Parameter(torch.zeros(2, 2))
+    assert hidden_matrix("fusion.transition.weight", matrix)
+    assert not hidden_matrix("drafter.recurrence.transition.weight", matrix)
 
 
 @pytest.mark.parametrize("bare", [False, True])

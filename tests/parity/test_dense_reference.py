@@ -46,6 +46,7 @@ from tests.tiny import BLOCKS, VOCAB, presets, tiny_drafter, tiny_target, varian
 
 # tests/drafter has that
 DESIGNS = {name: spec for name, spec in (presets() | variants()).items() if name != "mtp"}
+DESIGNS["dspark_reduced"] = dataclasses.replace(DESIGNS["dspark"], head="own", draft_vocab_size=40)
 DESIGNS["sinks"] = dataclasses.replace(DESIGNS["sliding_window"], attention_sinks=3)
 KERNELS: dict[str, Callable[[], UnrollKernel]] = {
     "dense": Dense,
@@ -278,6 +279,9 @@ def reference(
     pasts: list[list] = [[] for _ in range(drafter.config.num_layers)]
     factors = recipe.weights.factors(recipe.steps)
     top, bottom = torch.zeros((), dtype=torch.float64), 0.0
+    # the confidence head's loss is a mean over all trained slots, whatever the draft vocabulary has
+    confidence_top, confidence_bottom = torch.zeros((), dtype=torch.float64), 0.0
+    parts = recipe.loss.terms if isinstance(recipe.loss, WeightedSum) else [Term(recipe.loss)]
     recurrence = drafter.config.recurrence
     block = isinstance(recurrence, MaskBlock)
     markov = isinstance(recurrence, MarkovBlock)
@@ -297,7 +301,7 @@ def reference(
             draft_BTD = draft_BTD + embedded @ naive.w["recurrence.transition.weight"].T
             read = torch.cat([normed, embedded], -1)
             estimate_BT = naive.linear(read, "recurrence.confidence")[..., 0].sigmoid()
-        used = [
+        every = [
             (b, t)
             for b, row in enumerate(rows)
             for t in range(T - 2 - k)
@@ -305,28 +309,39 @@ def reference(
             if masks[b][t + 1 + k] and masks[b][t + 2 + k]
             if drawn_BT is None
             or drawn_BT[b, t] <= (recipe.keep if block else max(recipe.keep**k, 0.2))
+        ]
+        used = [
+            (b, t)
+            for b, t in every
             if not recipe.in_vocab or int(target_BTV[b, t + 1 + k].argmax()) in ids_D.tolist()
         ]
+        confidence = [part for part in parts if isinstance(part.loss, ConfidenceLoss)]
+        if confidence and every:
+            b, t = torch.tensor(every).T
+            full = target_BTV[b, t + 1 + k].double().softmax(-1)[:, ids_D]
+            q = draft_BTD[b, t].detach().double().softmax(-1)
+            chance, estimate = torch.minimum(full, q).sum(-1), estimate_BT[b, t]
+            loss_R = -(chance * estimate.log() + (1 - chance) * (1 - estimate).log())
+            confidence_top = confidence_top + factors[k] * confidence[0].weight * loss_R.sum()
+            confidence_bottom += factors[k] * len(every)
         if not used:
             continue
         b, t = torch.tensor(used).T
         target_RV = target_BTV[b, t + 1 + k].double()
         p, full = target_RV[:, ids_D].softmax(-1), target_RV.softmax(-1)[:, ids_D]
         q = draft_BTD[b, t].double().softmax(-1)
-        parts = recipe.loss.terms if isinstance(recipe.loss, WeightedSum) else [Term(recipe.loss)]
         for part in parts:
             if isinstance(part.loss, SmoothL1):
                 gap = (h[b, t].double() - teacher.final_BTH[b, t + 1 + k].double()).abs()
                 beta = part.loss.beta
                 loss_R = torch.where(gap < beta, gap**2 / (2 * beta), gap - beta / 2).mean(-1)
             elif isinstance(part.loss, ConfidenceLoss):
-                chance, estimate = torch.minimum(full, q).sum(-1).detach(), estimate_BT[b, t]
-                loss_R = -(chance * estimate.log() + (1 - chance) * (1 - estimate).log())
+                continue
             else:
                 loss_R = FORMULAS[type(part.loss)](part.loss, p, q, full)
             top = top + factors[k] * part.weight * loss_R.sum()
         bottom += factors[k] * len(used)
-    return top / bottom
+    return top / bottom + confidence_top / max(confidence_bottom, 1e-30)
 
 
 class Lesson(NamedTuple):
@@ -408,7 +423,7 @@ DISTRIBUTION_LOSSES = [
 
 def losses_of(name: str) -> Loss:
     """Several losses, and that of the confidence head where a design has one."""
-    confidence = [Term(ConfidenceLoss(), 0.7)] if name == "dspark" else []
+    confidence = [Term(ConfidenceLoss(), 0.7)] if name.startswith("dspark") else []
     return WeightedSum([*SEVERAL.terms, *confidence])
 
 

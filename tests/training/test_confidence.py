@@ -54,6 +54,8 @@ def test_the_chance_is_what_of_both_distributions_overlaps() -> None:
 def test_a_head_that_no_loss_trains_is_refused_and_a_loss_without_a_head() -> None:
     with pytest.raises(ValueError, match="confidence head that no loss trains: use --config"):
         DrafterModule(drafter=SPEC, ttt_steps=4)
+    with pytest.raises(ValueError, match="trains the confidence head alone, and no drafts"):
+        DrafterModule(drafter=SPEC, ttt_steps=4, loss=ConfidenceLoss())
     silent = WeightedSum([Term(SoftCrossEntropy()), Term(ConfidenceLoss(), 0.0)])
     with pytest.raises(ValueError, match="no loss trains"):
         check_confidence_is_trained(SPEC, terms(silent))
@@ -63,6 +65,22 @@ def test_a_head_that_no_loss_trains_is_refused_and_a_loss_without_a_head() -> No
         with pytest.raises(ValueError, match="this design has none"):
             BOTH.check(spec)
     DrafterModule(drafter=SPEC, ttt_steps=4, loss=BOTH)
+
+
+def test_a_batch_without_a_covered_slot_has_a_finite_loss() -> None:
+    """No slot's most likely token is in the draft vocabulary: other losses have no row there."""
+    spec = dataclasses.replace(SPEC, head="own", draft_vocab_size=20)
+    drafter, batch = learner(spec), make_batch()
+    teacher = make_teacher(drafter, batch)
+
+    def uncovered(final_CH: torch.Tensor) -> TargetProbs:
+        probs = teacher.probs(final_CH)
+        return probs._replace(covered_C=torch.zeros_like(probs.covered_C))
+
+    output = TrainStep(drafter, ObjectiveConfig(BOTH))(batch, teacher._replace(probs=uncovered))
+    output.loss.backward()
+    assert float(output.loss.detach()) == 0 == float(output.weight)
+    assert all(p.grad is None or not p.grad.any() for p in drafter.parameters())
 
 
 def test_the_head_learns_how_likely_acceptance_is() -> None:

@@ -85,7 +85,7 @@ def run(
         in_vocab,
         observers,
     )
-    loss, *sums = head_loss(job, of.weight_DH, of.normed)
+    loss, *sums = head_loss(job, [of.weight_DH], of.normed)
     return loss, HeadSums(*sums)
 
 

@@ -21,7 +21,8 @@ def parse_command_line() -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--spec-draft-model")
-    parser.add_argument("--spec-type", choices=["draft-eagle3", "draft-dflash", "draft-dspark"])
+    kinds = ["draft-eagle3", "draft-dflash", "draft-dspark"]
+    parser.add_argument("--spec-type", choices=kinds, default=kinds[0])
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
     parser.add_argument("--spec-draft-p-min", type=float, default=0.0)
     parser.add_argument("--parallel", "-np", type=int)
