@@ -28,7 +28,7 @@ from specdec.training.confidence import ConfidenceLoss
 from specdec.training.divergences import LKLambda
 from specdec.training.head_loss import TargetProbs
 from specdec.training.losses import SoftCrossEntropy, Term, WeightedSum, terms
-from specdec.training.step import TrainStep, target_outputs
+from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from specdec.training.step_weights import Decay, PrefixWeights
 
 STEP = 1e-5  # of a finite difference, as a share of each parameter's size
@@ -91,19 +91,9 @@ def gradient(setup: SetUp) -> Findings:
     yield _finite_difference(setup)
 
 
-def _finite_difference(setup: SetUp) -> Finding:
-    """Compare the gradient along a random direction with a finite difference, in float64.
-
-    Parts of the loss that hold weights of their own constant are replaced.
-    """
-    what = "the gradient along a random direction is the finite difference, in float64"
-    if isinstance(setup.drafter.config.attention, TargetLayer):
-        return unchecked(
-            what, "norms of the target's own layer compute in float32, whatever they are given"
-        )
+def _without_constants(setup: SetUp) -> tuple[ObjectiveConfig, list[str]]:
+    """Return the objective without parts that hold numbers of their own constant, and remarks on what was replaced."""
     objective = setup.objective
-    sample = setup.sample()
-    drafter = setup.precise().train()
     remarks = []
     named = terms(objective.loss)
     if any(isinstance(term.loss, LKLambda) for term in named):
@@ -120,6 +110,22 @@ def _finite_difference(setup: SetUp) -> Finding:
         remarks.append(f"by Decay, since {type(weights).__name__} holds its weights")
     if setup.target.device.type != "cpu":  # a GPU's kernels have no float64
         objective = dataclasses.replace(objective, kernel=DENSE)
+    return objective, remarks
+
+
+def _finite_difference(setup: SetUp) -> Finding:
+    """Compare the gradient along a random direction with a finite difference, in float64.
+
+    Parts of the loss that hold weights of their own constant are replaced.
+    """
+    what = "the gradient along a random direction is the finite difference, in float64"
+    if isinstance(setup.drafter.config.attention, TargetLayer):
+        return unchecked(
+            what, "norms of the target's own layer compute in float32, whatever they are given"
+        )
+    sample = setup.sample()
+    drafter = setup.precise().train()
+    objective, remarks = _without_constants(setup)
     outputs = target_outputs(setup.target, drafter, sample, objective, False)
 
     def probs(final_CH: Tensor) -> TargetProbs:

@@ -2,8 +2,7 @@
 
 Step k at slot t learns from position t + 1 + k. Pieces are cut by position, so that the target's probabilities there
 are computed once and serve every unroll step. The gradient is computed in the forward pass: per piece, logits are
-made, each loss overwrites them with its gradient, and that is reduced to the gradients with respect to the head's
-input and weight. The backward pass only multiplies these by a scalar.
+made, each loss overwrites them with its gradient, and that is reduced to the gradients by the head's input and weight.
 
 Legend: B rows of the batch, T tokens, S = B T slots, K unroll steps, N loss terms, C positions of a piece, R rows
 (slots of one step in a piece, or of all its steps), H hidden, D draft vocabulary, U positions needed by any slot.
@@ -220,8 +219,7 @@ def head_loss(
     gradients.
 
     Args:
-        weights: the drafter's head, (D, H), and what is multiplied with the columns behind the first H (DSpark's Markov
-            head); in autocast's dtype where that is on.
+        weights: the drafter's head, (D, H), and what further columns are multiplied with (DSpark's Markov head).
         normed: (S, W) of every step, what the head reads; fewer rows where slots were dropped.
     """
     # Asked out here: inside Function.forward, ctx.needs_input_grad is true under no_grad too.
@@ -253,24 +251,22 @@ class _HeadLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         weights = tensors[:matrices]
         states_KSW = tensors[matrices:]
-        first_DH = weights[0]
-        device = first_DH.device.type
+        device = weights[0].device.type
         autocast = torch.is_autocast_enabled(device)
-        kind = torch.get_autocast_dtype(device) if autocast else first_DH.dtype
+        kind = torch.get_autocast_dtype(device) if autocast else weights[0].dtype
         heads = [weight.to(kind) for weight in weights]
         widths = [head.shape[1] for head in heads]
         K = len(states_KSW)
-        count_K = first_DH.new_zeros(K, dtype=wide(first_DH.dtype))
+        count_K = weights[0].new_zeros(K, dtype=wide(weights[0].dtype))
         loss_KN = count_K.new_zeros(K, len(task.terms))
         by_states = [torch.zeros_like(states) for states in states_KSW] if graded else []
-        trained = ctx.needs_input_grad[3 : 3 + matrices]
         by_weight = [
-            _WeightGradient(weight, kind) if graded and is_trained else None
-            for weight, is_trained in zip(weights, trained, strict=True)
+            _WeightGradient(weight, kind) if graded and ctx.needs_input_grad[3 + n] else None
+            for n, weight in enumerate(weights)
         ]
         # One buffer for all pieces: fresh memory is slow memory.
         piece_rows = [sum(group.rows for group in piece.groups) for piece in task.pieces]
-        logits_buffer_RD = heads[0].new_empty(max(piece_rows, default=0), len(first_DH))
+        logits_buffer_RD = heads[0].new_empty(max(piece_rows, default=0), len(heads[0]))
         with torch.autocast(device, enabled=False):
             for piece in task.pieces:
                 # The target's probabilities at the piece's positions; then the draft logits of all slots that learn
@@ -293,14 +289,10 @@ class _HeadLoss(torch.autograd.Function):
                 if not graded:
                     continue
                 # By now the gradients stand where the logits were.
-                grad_RD = logits_RD
-                by_columns = [grad_RD @ head for head in heads]
-                by_RW = by_columns[0] if matrices == 1 else torch.cat(by_columns, 1)
-                for group, by_group in zip(piece.groups, by_RW.split(rows), strict=True):
-                    by_states[group.step][group.states] = by_group.to(states_KSW[0].dtype)
+                _spread(logits_RD, piece, heads, by_states)
                 for gradient, states_RH in zip(by_weight, columns, strict=True):
                     if gradient is not None:
-                        gradient.add(grad_RD, states_RH)
+                        gradient.add(logits_RD, states_RH)
         factor_K = count_K.new_tensor(task.factors)
         denominator = (count_K * factor_K).sum()
         term_weight_N = loss_KN.new_tensor([weight for weight, _ in task.terms])
@@ -318,6 +310,15 @@ class _HeadLoss(torch.autograd.Function):
         grads = [None if x is None else x.mul_(scale.to(x.dtype)) for x in ctx.grads]
         ctx.grads = []
         return None, None, None, *grads
+
+
+def _spread(grad_RD: Tensor, piece: Piece, heads: list[Tensor], by_states: list[Tensor]) -> None:
+    """Write a piece's gradients by the states that the head reads into those of all slots, (K, S, W)."""
+    by_columns = [grad_RD @ head for head in heads]
+    by_RW = by_columns[0] if len(heads) == 1 else torch.cat(by_columns, 1)
+    by_groups = by_RW.split([group.rows for group in piece.groups])
+    for group, by_group in zip(piece.groups, by_groups, strict=True):
+        by_states[group.step][group.states] = by_group.to(by_states[0].dtype)
 
 
 class _WeightGradient:
