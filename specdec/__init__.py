@@ -73,6 +73,7 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.drafter import FixedSize as FixedSize
     from specdec.drafter import LastLayer as LastLayer
     from specdec.drafter import Leaky as Leaky
+    from specdec.drafter import MarkovBlock as MarkovBlock
     from specdec.drafter import MaskConstant as MaskConstant
     from specdec.drafter import Narrow as Narrow
     from specdec.drafter import Norms as Norms

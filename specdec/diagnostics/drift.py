@@ -14,7 +14,12 @@ from pathlib import Path
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
 from specdec.diagnostics.calibration import calibration
 from specdec.diagnostics.drift_figures import drift_summary, strongest_row
-from specdec.diagnostics.drift_measure import FIRST_ROWS, Document, drift_document
+from specdec.diagnostics.drift_measure import (
+    DEPTHS,
+    FIRST_ROWS,
+    Document,
+    drift_document,
+)
 from specdec.diagnostics.drift_plots import CAPTIONS, plot_drift
 from specdec.diagnostics.waterfall import (
     measure_levels,
@@ -50,23 +55,41 @@ class DriftConfig(MeasurementConfig):
 
     Args:
         drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub; of several, all on the same answers.
-        depths: draft steps of a chain; may exceed the trained ones.
+        depths: draft steps of a chain; may exceed the trained ones, but not a block drafter's. 8 if not given, or as
+            many as the shortest block makes.
         trained_depth: unroll steps in training, where no run directory around a drafter says it.
     """
 
     drafter: list[str]
-    depths: Depth = 8
+    depths: Depth | None = None
     trained_depth: Depth | None = None
 
     def __post_init__(self) -> None:
-        if self.depths >= self.max_new_tokens:
-            raise ValueError(
-                f"depths is {self.depths}: it must be below max_new_tokens, {self.max_new_tokens}"
-            )
+        if self.depths is not None:
+            self.check_length(self.depths)
         if not self.drafter or len({*self.drafter}) < len(self.drafter):
             raise ValueError(
                 f"drafter names {how_many(len(self.drafter), 'drafter')}: give one or more, each once"
             )
+
+    def check_length(self, depths: int) -> None:
+        """Raise ValueError for answers that are no longer than a chain."""
+        if depths >= self.max_new_tokens:
+            raise ValueError(
+                f"depths is {depths}: it must be below max_new_tokens, {self.max_new_tokens}"
+            )
+
+    def depths_of(self, pairs: Sequence[Pair]) -> int:
+        """Return the draft steps of a chain; ValueError if they are more than a block drafter makes."""
+        blocks = [pair.drafter.config.drafting.fixed_drafts for pair in pairs]
+        shortest = min(filter(None, blocks), default=DEPTHS)
+        depths = self.depths or min(DEPTHS, shortest)
+        if any(0 < block < depths for block in blocks):
+            raise ValueError(
+                f"--depths {depths}: a drafter's block makes {shortest} drafts: give {shortest} or less"
+            )
+        self.check_length(depths)
+        return depths
 
 
 def drift(config: DriftConfig) -> int:
@@ -86,8 +109,9 @@ def drift(config: DriftConfig) -> int:
         for name in config.drafter:
             pairs.append(config.load_pair(name, pairs[0].target if pairs else None))
         target = pairs[0].target
-        answer_tokens = config.max_new_tokens + config.depths
-        ids, skipped = first_turns(target, prompts, answer_tokens, config.depths + 1)
+        depths = config.depths_of(pairs)
+        answer_tokens = config.max_new_tokens + depths
+        ids, skipped = first_turns(target, prompts, answer_tokens, depths + 1)
         left_out = {skip.prompt_id: skip.reason for skip in skipped}
         names = [prompt.prompt_id for prompt in prompts if prompt.prompt_id not in left_out]
         asked = list(zip(names, ids, strict=True))
@@ -96,10 +120,10 @@ def drift(config: DriftConfig) -> int:
         with progress("drift", "part", parts) as advance, matmul_backend(target.device):
             answers = answered_texts(target, asked, answer_tokens, advance=advance)
             drifts = [
-                _measure_drift(config, name, pair, depth, answers, advance)
+                _measure_drift(config, name, pair, depth, answers, depths, advance)
                 for name, pair, depth in zip(config.drafter, pairs, trained_depths, strict=True)
             ]
-        too_short = f"its answer is too short for a chain of {how_many(config.depths, 'token')}"
+        too_short = f"its answer is too short for a chain of {how_many(depths, 'token')}"
         left_out |= {name: too_short for name in names if name not in drifts[0]["prompts"]}
         context = config.context(target, prompts)
         notes, tables = _notes_and_tables(drifts, left_out)
@@ -116,11 +140,11 @@ def drift(config: DriftConfig) -> int:
 
 def _measure_drift(
     config: DriftConfig, name: str, pair: Pair, trained_depth: int | None, answers: Sequence[AnsweredText],
-    advance: Callable[[int], object],
+    depths: int, advance: Callable[[int], object],
 ) -> Document:  # fmt: skip
     """Measure one drafter on the target's answers."""
     levels, texts = measure_levels(
-        pair.target, pair.drafter, answers, config.max_new_tokens, config.depths, advance
+        pair.target, pair.drafter, answers, config.max_new_tokens, depths, advance
     )
     names = [text.prompt_id for text in texts]
     drift = drift_document(
@@ -129,7 +153,7 @@ def _measure_drift(
         [text.inputs_FR2 for text in texts],
         pair.drafter.config.aux_layers,
         trained_depth,
-        config.depths,
+        depths,
     )
     drift["summary"] = drift_summary(drift)
     drift["sink_at"] = strongest_row(drift)

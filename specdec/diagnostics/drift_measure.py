@@ -65,6 +65,7 @@ INPUTS = {
     "massive_ratio": ("RMS at the sink over the others' median", "ratio"),
 }
 
+DEPTHS = 8  # draft steps of a chain, where nobody says
 VERSION = 3  # of ``drift.json``
 Document = dict[str, Any]  # the measured part of ``drift.json``
 SINK = 1  # first positions of a text that count as the sink

@@ -217,14 +217,15 @@ def _plot_calibration(drifts: Sequence[Document], names: Sequence[str], path: Pa
     """Draw reliability diagrams: of all draft steps, of the first and the last alone, and of whole chains."""
     last = drifts[0]["depths"]
     panels = {
-        "A draft, any step": ("top", "all_steps"),
-        "A draft of step 1": ("top", 0),
-        f"A draft of step {last}": ("top", last - 1),
-        "A chain so far": ("product", "all_steps"),
+        "Probability, any step": ("top", "all_steps"),
+        "Probability, step 1": ("top", 0),
+        f"Probability, step {last}": ("top", last - 1),
+        "Probability, chain so far": ("product", "all_steps"),
     }
     if any("head" in drift["calibration"] for drift in drifts):
-        panels["A draft, confidence head"] = ("head", "all_steps")
-        panels["A chain, confidence head"] = ("head_product", "all_steps")
+        panels["Confidence head, any step"] = ("head", "all_steps")
+        panels["Confidence head, step 1"] = ("head", 0)
+        panels["Confidence head, chain so far"] = ("head_product", "all_steps")
     paper = PaperFigure(len(panels), 4, 1.9, together=True)
     for title, (kind, step) in panels.items():
         panel = paper.curves(title, "share accepted", "confidence")

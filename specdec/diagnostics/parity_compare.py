@@ -47,6 +47,7 @@ class DraftOutputs(NamedTuple):
     # at depth 0 the target's fused states, further on the output of the step before
     features_AKH: Tensor
     log_probs_AKV: Tensor  # of the token after next, float32 at least; -inf for tokens that the drafter does not know
+    confidence_AK: Tensor | None = None  # what a confidence head says of each draft
 
 
 def training_outputs(
@@ -63,10 +64,16 @@ def training_outputs(
     steps = list(drafter.unroll(ids_1T, aux_1TNH, documents_1T, depth + 1, Blocked()))
     at_A = torch.tensor(slots, device=target.device)
     read = [drafter.fuse(aux_1TNH), *(step.h_BTH for step in steps[:-1])]
-    logits_AKD = torch.stack([drafter.logits(step.normed_BTH[0, at_A]) for step in steps], 1)
+    states = [step.normed_BTH[0, at_A] for step in steps]
+    logits_AKD = torch.stack([drafter.logits(state) for state in states], 1)
+    confidence_AK = None
+    if config.drafting.has_confidence:
+        estimates = [config.drafting.confidence_logits(drafter, state) for state in states]
+        confidence_AK = torch.stack(estimates, 1).sigmoid()
     return DraftOutputs(
         torch.stack([h_1TH[0, at_A] for h_1TH in read], 1),
         _over_vocabulary(drafter, logits_AKD.log_softmax(-1, dtype=wide(logits_AKD.dtype))),
+        confidence_AK,
     )
 
 
@@ -79,7 +86,9 @@ def decoding_outputs(
     drafted = [text.draft(group, text.behind(group)) for group in groups]
     features_AKH = torch.cat([chains.features_AJH[:, :-1] for chains in drafted])
     log_probs_AKD = torch.cat([chains.log_probs_AKD for chains in drafted])
-    return DraftOutputs(features_AKH, _over_vocabulary(drafter, log_probs_AKD))
+    estimates = [chains.confidence_AK for chains in drafted if chains.confidence_AK is not None]
+    confidence_AK = torch.cat(estimates) if estimates else None
+    return DraftOutputs(features_AKH, _over_vocabulary(drafter, log_probs_AKD), confidence_AK)
 
 
 def reported_states(target: Target, ids_T: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -121,17 +130,20 @@ class ParityRow(NamedTuple):
     # largest difference of features read, as a share of the largest number there
     feature_share: float
     allowed: float  # the largest share that is rounding
+    confidence_gap: float = 0.0  # largest difference of what a confidence head says, from 0 to 1
 
     @property
     def equal(self) -> bool:
         """Whether the difference is that of rounding."""
-        return self.share <= self.allowed
+        return max(self.share, self.confidence_gap) <= self.allowed
 
     @property
     def verdict(self) -> str:
         """``equal``, or where the first difference lies."""
         if self.equal:
             return "equal"
+        if self.share <= self.allowed:
+            return "DIFFERENT: the confidence head"
         if self.feature_share > self.allowed and self.depth:
             where = "what the step before handed on"
         elif self.feature_share > self.allowed:
@@ -150,6 +162,7 @@ class ParityRow(NamedTuple):
             gap=max(self.gap, other.gap),
             share=max(self.share, other.share),
             feature_share=max(self.feature_share, other.feature_share),
+            confidence_gap=max(self.confidence_gap, other.confidence_gap),
         )
 
 
@@ -183,7 +196,18 @@ def compare_outputs(
             share=share,
             feature_share=float(feature_share.nan_to_num(NO_NUMBER)),
             allowed=allowed,
+            confidence_gap=_confidence_gap(first, second, k),
         )
+
+
+def _confidence_gap(first: DraftOutputs, second: DraftOutputs, k: int) -> float:
+    """Return the largest difference of two confidence heads at depth k; infinite if one is missing, or no number."""
+    if first.confidence_AK is None and second.confidence_AK is None:
+        return 0.0
+    if first.confidence_AK is None or second.confidence_AK is None:
+        return NO_NUMBER
+    gap_A = (first.confidence_AK[:, k] - second.confidence_AK[:, k]).abs()
+    return float(gap_A.max().nan_to_num(NO_NUMBER))
 
 
 class Compared(NamedTuple):
@@ -249,7 +273,8 @@ def compare_drafting(
 
 def rounding(rows: Sequence[ParityRow], dtype: torch.dtype) -> float:
     """Return the share that another implementation may differ by, given how training and decoding differ."""
-    seen = max((max(row.share, row.feature_share) for row in rows), default=0.0)
+    gaps = [max(row.share, row.feature_share, row.confidence_gap) for row in rows]
+    seen = max(gaps, default=0.0)
     return min(TOLERANCE[dtype], max(LEAST[dtype], TOLERANCE_FACTOR * seen))
 
 

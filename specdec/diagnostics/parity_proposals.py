@@ -312,7 +312,7 @@ def probe_faults(
             ):
                 yield reference.draft(
                     served, reading.ids_T, features_TH, slots_A.tolist(), depth - 1, rows_AK
-                )[1]
+                ).log_probs_AKV
 
     def changed_by(faulty: ServedDrafter) -> int:
         """Count the proposals that the sound reference would call different, and not a near-tie."""

@@ -9,12 +9,29 @@ d head width, r rotated width, V target vocabulary, D draft vocabulary.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdec.diagnostics.parity_files import EMBEDDING, MARKOV_1, MARKOV_2, MASK, ServedDrafter
+from specdec.diagnostics.parity_files import (
+    CONFIDENCE,
+    EMBEDDING,
+    MARKOV_1,
+    MARKOV_2,
+    MASK,
+    ServedDrafter,
+)
+
+
+class Reading(NamedTuple):
+    """What a checkpoint drafts."""
+
+    features_AKH: Tensor  # read by each step
+    log_probs_AKV: Tensor  # of the token after next, -inf where the drafter has no such token
+    confidence_AK: Tensor | None = None  # what a confidence head says of each draft
+
 
 # Keys and values by layer, (g, S, d) each; column j stands at position j.
 Past = dict[int, tuple[Tensor, Tensor]]
@@ -23,7 +40,7 @@ Past = dict[int, tuple[Tensor, Tensor]]
 def draft(
     served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int,
     given_AK: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> Reading:  # fmt: skip
     """Run the text once over its features, then chains from anchors.
 
     An anchor is a place whose feature is the target's own. At depth k its chain has read k given tokens instead of
@@ -32,10 +49,6 @@ def draft(
 
     Args:
         given_AK: the tokens that the chains read; by default the text's next ones.
-
-    Returns:
-        The features read, (A, K, H), and log-probabilities of the token after next, (A, K, V), -inf where the drafter
-        has no such token.
     """
     settings = served.settings
     if settings.block_size:
@@ -83,8 +96,8 @@ def _by_anchor(
     hidden: list[Tensor],
     anchors: int,
     added: list[Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return features (A, K, H), and log-probabilities over the target's vocabulary, (A, K, V), float32 at least.
+) -> Reading:
+    """Return features, and log-probabilities over the target's vocabulary, float32 at least.
 
     Args:
         added: to the logits, (D,) each.
@@ -95,13 +108,13 @@ def _by_anchor(
     log_ND = logits_ND.log_softmax(-1, dtype=torch.promote_types(logits_ND.dtype, torch.float32))
     log_NV = log_ND.new_full((len(hidden), served.settings.vocab_size), float("-inf"))
     log_NV = log_NV.index_copy(1, served.target_ids_D, log_ND)
-    return tuple(x.unflatten(0, (anchors, -1)) for x in (torch.stack(features), log_NV))
+    return Reading(*(x.unflatten(0, (anchors, -1)) for x in (torch.stack(features), log_NV)))
 
 
 def draft_blocks(
     served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int,
     given_AK: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> Reading:  # fmt: skip
     """Run a block drafter (https://arxiv.org/abs/2602.06036); see :func:`draft`.
 
     Behind every anchor stand its next token and the masks. They see each other and, in every layer, keys and values of
@@ -117,6 +130,7 @@ def draft_blocks(
     features = []
     hidden: list[Tensor] = []
     added: list[Tensor] = []
+    estimates: list[Tensor] = []
     first = settings.first_draft
     for row, anchor in enumerate(anchors):
         block_past = _up_to(past, anchor)
@@ -133,9 +147,17 @@ def draft_blocks(
             handed_KH = normed_KH[:depth]
             next_K = ids_T[anchor + 2 : anchor + 2 + depth] if given_AK is None else given_AK[row]
             previous_K = torch.cat([ids_T[anchor + 1 : anchor + 2], next_K[:depth]])
-            added += F.linear(served.weights[MARKOV_1][previous_K], served.weights[MARKOV_2])
+            embedded_KR = served.weights[MARKOV_1][previous_K]
+            added += F.linear(embedded_KR, served.weights[MARKOV_2])
+            if settings.confidence:
+                read_KW = torch.cat([normed_KH, embedded_KR], -1)
+                estimates += project(served, CONFIDENCE, read_KW)[:, 0].sigmoid()
         features += [features_TH[anchor], *handed_KH]
-    return _by_anchor(served, features, hidden, len(anchors), added)
+    reading = _by_anchor(served, features, hidden, len(anchors), added)
+    if estimates:
+        confidence_AK = torch.stack(estimates).unflatten(0, (len(anchors), -1))
+        reading = reading._replace(confidence_AK=confidence_AK)
+    return reading
 
 
 def fuse(served: ServedDrafter, states: list[Tensor]) -> Tensor:

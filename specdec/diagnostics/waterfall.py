@@ -55,7 +55,7 @@ MEANINGS = {  # title, and what a loss there means
     ),
     OWN_FEATURES: (
         "own features",
-        "drift: from draft 2 on it reads its own states, or a mask; try more ttt_steps, or PostNorm",
+        "drift: from draft 2 on it reads no true state; try more ttt_steps or PostNorm, of a block more training",
     ),
     OWN_TOKENS: ("own tokens", "exposure: own drafts decide where the next pass begins"),
     OBSERVED: ("observed by decoding", "what specdec evaluate measures for this chain"),

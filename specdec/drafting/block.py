@@ -102,8 +102,8 @@ class BlockDrafting(DraftingMode):
     def check_training(self, recurrence: str, steps: int) -> None:
         if steps != self.fixed_drafts:
             raise ValueError(
-                f"recurrence {recurrence} makes {self.fixed_drafts} drafts and model.ttt_steps is {steps}: give both "
-                "one number, the steps of a block are its drafts"
+                f"recurrence {recurrence} makes {self.fixed_drafts} drafts and model.ttt_steps is {steps}: set "
+                f"model.ttt_steps to {self.fixed_drafts}, or masks of the recurrence to {steps - 1 + self.first_draft}"
             )
 
     def check_recompute(self) -> None:

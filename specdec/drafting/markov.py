@@ -33,6 +33,7 @@ from specdec.drafting.mode import (
 )
 from specdec.nn.backend import wide
 from specdec.utils.numbers import Count, Depth
+from specdec.utils.text import how_many
 
 if TYPE_CHECKING:
     from specdec.drafter import Drafter, DrafterConfig, DrafterSpec
@@ -134,7 +135,9 @@ class MarkovDrafting(BlockDrafting):
 
     @property
     def summary(self) -> str:  # type: ignore[override]
-        return f"{super().summary}, and a Markov head of rank {self.rank}"
+        drafts = how_many(self.fixed_drafts, "draft")
+        confidence = "a confidence head" if self.has_confidence else "no confidence head"
+        return f"{super().summary}, which makes {drafts}; a Markov head of rank {self.rank}; {confidence}"
 
     # ---- the head ----
 

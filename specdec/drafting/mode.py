@@ -153,7 +153,7 @@ class DraftingMode:
         if 0 < self.fixed_drafts < depth:
             raise ValueError(
                 f"{depth} drafts are asked of a block that makes {self.fixed_drafts}: give a depth of "
-                f"{self.fixed_drafts} or less"
+                f"{self.fixed_drafts} or less, as --shape chain:depth={self.fixed_drafts}"
             )
 
     def check_training(self, recurrence: str, steps: int) -> None:

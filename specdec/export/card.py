@@ -337,6 +337,9 @@ def card_body(record: Record, config: DrafterConfig, name: str, target: str) -> 
     design = {
         axis: to_text(normalize_config(record["drafter"][axis])).strip("{}[]") for axis in AXES
     }
+    if config.drafting.fixed_drafts:
+        design["drafts of a pass"] = f"{config.drafting.fixed_drafts}, no more and no fewer"
+        design["confidence head"] = "yes" if config.drafting.has_confidence else "no"
     return TEXTS.get_template("card.md.jinja").render(
         record=record, config=config, name=name, target=target, line=line, measured=measured, design=design,
         generation=generation(config), method=subject.method, training=training_text(record["training"]),

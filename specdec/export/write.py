@@ -24,7 +24,7 @@ from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
 from specdec.export.read import config_of_checkpoint, contradictions, import_checkpoint
 from specdec.export.subject import EMBEDDING, HEAD, Subject
-from specdec.export.switches import dropped
+from specdec.export.switches import VLLM, dropped
 from specdec.export.tensors import Raw, Weights
 from specdec.export.weights import same_numbers
 from specdec.target import NotServable, Target, TargetSource
@@ -62,7 +62,7 @@ def export(
         target: the model that it drafts for
         format: vllm, speculators, sglang, or gguf for llama.cpp; mtp for a copy of the target with the drafter as its
             own module
-        draft_tokens: drafts a pass, in the line that serves it; 3, or a block drafter's masks, if not given
+        draft_tokens: drafts a pass, in the line that serves it; 3, or as many as a block drafter makes, if not given
         evaluation: directories of specdec evaluate that the model card quotes; by default those in the run's folder
         push: put the export on the Hugging Face Hub as well, as USER/NAME; see specdec push
 
@@ -140,7 +140,7 @@ def export_drafter(
     record["training"] = card.trained(run) if run else None
     look = bool(run or evaluation)
     record["evaluations"] = card.evaluations(run or directory, record, evaluation) if look else []
-    _warn_before_serving(drafter, target, subject)
+    _warn_before_serving(drafter, target, subject, chosen.engine)
     tensors = chosen.tensors(drafter, subject)
     check_finite(tensors)
     number = how_many(len(tensors), "tensor")
@@ -184,10 +184,10 @@ def _record(
     }  # fmt: skip
 
 
-def _warn_before_serving(drafter: Drafter, target: Target, subject: Subject) -> None:
+def _warn_before_serving(drafter: Drafter, target: Target, subject: Subject, engine: str) -> None:
     """Warn of everything that makes an engine draft differently from this drafter."""
     warn_if_rounded(drafter, target, subject)
-    warn_of_engines(subject)
+    warn_of_engines(subject, engine)
     if kernels := missing_kernels(drafter.config):
         log.warning("%s", kernels)
     if target.recurrent:
@@ -288,9 +288,17 @@ def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
         )
 
 
-def warn_of_engines(subject: Subject) -> None:
-    """Warn of engines that would load the drafter and draft differently, by name."""
-    if subject.block and subject.config.num_layers > 1:
+def warn_of_engines(subject: Subject, engine: str) -> None:
+    """Warn of engines that would load the drafter and draft differently, by name.
+
+    Args:
+        engine: that the export is for.
+    """
+    if engine == VLLM and subject.method == "dspark":
+        log.warning(
+            "vLLM 0.32 drafts with DSpark on GPUs only, which we have not run: we read its source (docs/engines.md)"
+        )
+    elif engine == VLLM and subject.block and subject.config.num_layers > 1:
         log.warning(
             "the drafter has several layers, and vLLM 0.32's build for CPUs norms the context's keys of all by the "
             "first one's k_norm: it drafts otherwise; by its source its GPU builds do not: check yours with specdec "

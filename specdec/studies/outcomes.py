@@ -27,7 +27,7 @@ from specdec.diagnostics.drift_figures import (
     drift_figures,
     sums_of,
 )
-from specdec.diagnostics.drift_measure import ATTENTION, SERIES
+from specdec.diagnostics.drift_measure import ATTENTION, DEPTHS, SERIES
 from specdec.diagnostics.drift_measure import VERSION as OF_DRIFT
 from specdec.evaluation.compare import SavedEvaluation, read_evaluation
 from specdec.evaluation.metrics import Answer, committed, target_passes
@@ -162,9 +162,9 @@ def check_outcome(name: str, arm: Arm) -> None:
                 f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit"
             )
         last = max(last, LEAST_STEPS.get(parts["change"], 1))
-        if last > config["depths"]:
+        if last > (depths := config["depths"] or DEPTHS):
             raise ValueError(
-                f"{where}: drift has {config['depths']} steps: give drift.depths, or an earlier step"
+                f"{where}: drift has {depths} steps: give drift.depths, or an earlier step"
             )
     else:
         asked = [_condition(parts["condition"])]

@@ -222,6 +222,12 @@ def build(
         "drafter: %s trainable parameters, boundaries %s of %d, draft vocabulary %d covering %.2f %% of the text",
         f"{trainable:,}", list(config.aux_layers), config.num_target_layers, len(ids_D), 100 * covered,
     )  # fmt: skip
+    mask = getattr(config.recurrence, "mask_token_id", None)
+    if mask is not None and counts_V[mask]:
+        log.warning(
+            "the mask, token %d, stands for drafts, and the text has it, too (%s times): choose a token that texts do "
+            "not hold, model.drafter.recurrence.init_args.mask_token_id", mask, f"{int(counts_V[mask]):,}",
+        )  # fmt: skip
     if covered < LOW_COVERAGE:
         log.warning(
             "the draft vocabulary has %.0f %% of the supervised tokens, and the drafter cannot propose the others: "

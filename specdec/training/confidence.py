@@ -52,8 +52,9 @@ def check_confidence_is_trained(spec: "DrafterSpec", terms: list[NamedTerm]) -> 
         )
     if spec.drafting.has_confidence and not trained:
         raise ValueError(
-            "the drafter has a confidence head that no loss trains: use --config conf/train/dspark.yaml, add "
-            "ConfidenceLoss to a WeightedSum in model.loss, or set model.drafter.recurrence.init_args.confidence=false"
+            "the drafter has a confidence head that no loss trains: use --config conf/train/dspark.yaml (in Python see "
+            "docs/python.md), or set model.drafter.recurrence.init_args.confidence=false and model.ttt_steps="
+            f"{spec.drafting.fixed_drafts}"
         )
 
 

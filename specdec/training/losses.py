@@ -186,6 +186,11 @@ class WeightedSum(Loss):
     terms: list[Term]
 
     def __post_init__(self) -> None:
+        for n, term in enumerate(self.terms):
+            if not isinstance(term, Term):
+                raise ValueError(
+                    f"WeightedSum: terms[{n}] must be a Term, as Term(SoftCrossEntropy(), 1.0), not {term!r:.60}"
+                )
         if not any(term.weight for term in self.terms):
             raise ValueError(
                 "WeightedSum trains nothing: give at least one {loss, weight} with a positive weight"

@@ -4,17 +4,21 @@ Legend: B sequences, K levels or nodes, A anchors, H hidden, R rank, D draft voc
 """
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec.decoding import AdaptiveChain, Chain, DynamicTree, PlainDecoder, SpeculativeDecoder
-from specdec.diagnostics.anchors import AnchoredText
+from specdec.diagnostics.anchors import AnchoredText, answered_texts
 from specdec.diagnostics.loud import loud_drafter, loud_spec
+from specdec.diagnostics.parity_compare import compare_drafting
 from specdec.drafter import Drafter, MarkovBlock, MaskBlock
 from specdec.drafting import MarkovHead
 from specdec.evaluation.adaptive import Recorder
+from specdec.export import export_drafter
 from specdec.nn.unroll import DENSE
 from specdec.target import Target
 from specdec.training.building import FromTarget, check
@@ -174,6 +178,24 @@ def test_what_tune_records_is_what_ends_a_chain(target: Target, drafter: Drafter
     assert len(recorder.places) == 5
 
 
+@pytest.mark.parametrize("format", ["vllm", "speculators"])
+def test_an_export_whose_confidence_head_is_another_is_found(
+    target: Target, drafter: Drafter, format: str, tmp_path: Path
+) -> None:
+    export_drafter(drafter, target, tmp_path / "x", format)
+    texts = answered_texts(target, [("a", text(9)), ("b", text(6))], 20)
+    compared = compare_drafting(target, drafter, texts, DRAFTS - 1, tmp_path / "x", "dspark")
+    assert compared.equal and compared.not_compared is None
+    path = tmp_path / "x" / "model.safetensors"
+    weights = load_file(path)
+    weights["confidence_head.proj.weight"] += 0.05
+    save_file(weights, path, metadata={"format": "pt"})
+    (tmp_path / "x" / "SHA256SUMS").unlink()
+    spoiled = compare_drafting(target, drafter, texts, DRAFTS - 1, tmp_path / "x", "dspark")
+    verdicts = {row.verdict for row in spoiled.rows}
+    assert verdicts == {"equal", "DIFFERENT: the confidence head"}
+
+
 def test_levels_of_a_tree_know_their_parents(target: Target, drafter: Drafter) -> None:
     """Two nodes of one level have one state, and two distributions: each knows its own parent."""
     anchored = AnchoredText(target, drafter, text(), DRAFTS)
@@ -196,7 +218,10 @@ def test_levels_of_a_tree_know_their_parents(target: Target, drafter: Drafter) -
 
 def test_what_cannot_be_trained_or_built_is_refused() -> None:
     config = tiny_config(SPEC)
-    with pytest.raises(ValueError, match=r"MarkovBlock makes 5 drafts and model\.ttt_steps is 4"):
+    with pytest.raises(
+        ValueError,
+        match=r"makes 5 drafts and model\.ttt_steps is 4: set model\.ttt_steps to 5.*to 3$",
+    ):
         check(config, 64, 64, FromTarget(), False, True, 4)
     with pytest.raises(ValueError, match=r"logit_scale is 2\.0.*set model\.drafter\.head=own"):
         dataclasses.replace(config, logit_scale=2.0)
