@@ -53,7 +53,7 @@ def test_given_the_texts_tokens_chains_are_the_unroll(name: str) -> None:
     assert torch.equal(chains.tokens_AK, one.vocab.to_target(log_probs.argmax(-1)))
 
 
-@pytest.mark.parametrize("name", ["eagle3", "two_layer", "sliding_window", "dspark"])
+@pytest.mark.parametrize("name", ["eagle3", "two_layer", "sliding_window"])
 def test_chains_side_by_side_are_as_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = texts()[0]
     anchors = places(text, DEPTH)
