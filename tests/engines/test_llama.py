@@ -241,20 +241,23 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+def plant(fault: Fault, path: Path, architecture: str) -> None:
+    """Write a drafter's file again with a fault."""
+    fields, tensors = read_gguf(path)
+    prefixes = (f"{architecture}.", "tokenizer.")
+    kept = {name: value for name, value in fields.items() if name.startswith(prefixes)}
+    fault(kept, tensors)
+    path.unlink()
+    write_gguf(path, architecture, kept, tensors)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_planted_in_the_file_is_found(fault: str, tmp_path: Path) -> None:
     target, file = made_target(llama(), tmp_path)
     drafter = made_drafter(target, {})
     exported = export_drafter(drafter, target, tmp_path / "served", "gguf")
-    path = tmp_path / "served" / FILE
-    fields, tensors = read_gguf(path)
-    kept = {
-        name: value for name, value in fields.items() if name.startswith(("eagle3.", "tokenizer."))
-    }
-    FAULTS[fault](kept, tensors)
-    path.unlink()
-    write_gguf(path, "eagle3", kept, tensors)
+    plant(FAULTS[fault], exported.directory / FILE, "eagle3")
     comparison = proposals(target, file, drafter, exported.checkpoint)
     assert comparison.fault is not None, comparison
 
@@ -309,19 +312,10 @@ def test_a_fault_planted_in_a_blocks_file_is_found(fault: str, tmp_path: Path) -
     target, file = made_target(llama(), tmp_path)
     drafter = block_drafter(target, "dspark")
     exported = export_drafter(drafter, target, tmp_path / "served", "gguf")
-    path = tmp_path / "served" / FILE
-    fields, tensors = read_gguf(path)
-    kept = {
-        name: value for name, value in fields.items() if name.startswith(("dflash.", "tokenizer."))
-    }
-    BLOCK_FAULTS[fault](kept, tensors)
-    path.unlink()
-    write_gguf(path, "dflash", kept, tensors)
-    if (
-        fault == "masks that see less"
-    ):  # specdec's own reader refuses it, and reads the others as they are
+    plant(BLOCK_FAULTS[fault], exported.directory / FILE, "dflash")
+    if fault == "masks that see less":  # specdec's own reader refuses it
         with pytest.raises(Misread, match="see no later ones"):
-            read_settings(read_files(path.parent)[0], "dspark")
+            read_settings(read_files(exported.directory)[0], "dspark")
     comparison = proposals(target, file, drafter, exported.checkpoint)
     assert comparison.fault is not None, comparison
 
