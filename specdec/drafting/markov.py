@@ -45,9 +45,9 @@ class MarkovBlock(MaskBlock):
     before it, through a low-rank matrix that adds to its logits.
 
     Args:
-        mask_token_id: as of :class:`specdec.drafting.parallel.MaskConstant`.
-        masks: of every pass, in training as in decoding.
-        rank: of the matrix.
+        mask_token_id: a token that texts do not hold; a negative one counts from the end of the target's vocabulary.
+        masks: how many masks a block has, in training as in decoding.
+        rank: of the matrix that reads the token before a draft.
         confidence: whether a head estimates the chance that a draft is accepted; the loss ``ConfidenceLoss`` trains it.
         root_drafts: whether the last token of the text makes a draft too, and every node says what follows it, so that
             a pass makes ``masks + 1`` drafts, as the authors' does; if not, each mask drafts for its own place.
