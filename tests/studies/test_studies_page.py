@@ -177,7 +177,7 @@ def declared_in(study: str) -> list[list[str]]:
     return lines
 
 
-@pytest.mark.parametrize("study", ["short_chains", "drift", "recurrence", "transplant"])
+@pytest.mark.parametrize("study", ["short_chains", "crossing", "drift", "recurrence", "transplant"])
 def test_declared_outcomes_of_a_study_with_data_are_those_of_its_card(study: str) -> None:
     rows = cells(section(study), DRIFT)
     assert [[row[0], *row[3:]] for row in rows] == declared_in(study)
@@ -226,6 +226,7 @@ def test_an_interval_of_drift_is_recomputed_from_its_data(arms: tuple[str, str])
     ("study", "depth", "arms"),
     [
         ("short_chains", 3, ("design=EAGLE-3.1", "design=EAGLE-3")),
+        ("crossing", 6, ("design=DSpark steps=200", "design=DFlash steps=200")),
         ("drift", 8, ("fc_norm=on norm_output=on", "fc_norm=off norm_output=off")),
         ("recurrence", 8, ("recurrence=unit_size", "recurrence=norm_output")),
         ("transplant", 8, ("fc_norm=on norm_output=on", "fc_norm=off norm_output=off")),
@@ -268,6 +269,21 @@ def test_seeds_vary_initialization_alone() -> None:
     ]
     assert {fit["data"]["init_args"]["seed"] for fit in fits} == {0}
     assert {fit["seed_everything"] for fit in fits} == {0, 1, 2}
+
+
+def test_figures_of_crossing_are_those_of_its_card() -> None:
+    card = json.loads((STUDIES / "crossing/card.json").read_text())
+    lengths = next(q for q in card["quantities"] if q["name"] == "acceptance length, chain of 6")
+    rows = cells(section("crossing"), "| acceptance length, chain of 6 |")
+    assert len(rows) == 4
+    for design, *shown_lengths in rows:
+        for steps, length in zip((40, 200), shown_lengths, strict=True):
+            arm = lengths["arms"][f"design={design} steps={steps}"]
+            assert length == f"{arm['value']:.2f} [{arm['low']:.2f}, {arm['high']:.2f}]"
+    text = " ".join(section("crossing").split())
+    for number in (1, 3):
+        ratio = card["primary"][number]["ratio"]
+        assert "{value:.2f} [{low:.2f}, {high:.2f}]".format(**ratio) in text
 
 
 def test_ratios_of_short_chains_are_those_of_its_card() -> None:
