@@ -281,6 +281,10 @@ def test_figures_of_crossing_are_those_of_its_card() -> None:
             arm = lengths["arms"][f"design={design} steps={steps}"]
             assert length == f"{arm['value']:.2f} [{arm['low']:.2f}, {arm['high']:.2f}]"
     text = " ".join(section("crossing").split())
+    curve = next(c for c in card["curves"] if c["title"] == "Acceptance by position, chain of 6")
+    for design in ("DSpark", "DFlash"):
+        points = [f"{point['value']:.2f}" for point in curve["arms"][f"design={design} steps=200"]]
+        assert "{}, {}, {} and {}".format(*points[:4]) in text
     for number in (1, 3):
         ratio = card["primary"][number]["ratio"]
         assert "{value:.2f} [{low:.2f}, {high:.2f}]".format(**ratio) in text
