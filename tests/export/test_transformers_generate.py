@@ -135,7 +135,8 @@ def test_dflash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         drafters.append(drafter)
     monkeypatch.chdir(tmp_path)
     export_drafter(drafters[0], target, tmp_path / "exported")
-    (block,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    blocks = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (block,) = (block for block in blocks if "assistant" in block)
     load = block[: block.index("output = ")]
     names = {"model": target.model}
     exec(compile(load, str(PAGE), "exec"), names)

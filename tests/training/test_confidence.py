@@ -6,9 +6,13 @@ Legend: K steps, S slots, R rows, D draft vocabulary.
 """
 
 import dataclasses
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from specdec.drafter import MarkovBlock
 from specdec.training.confidence import (
@@ -23,6 +27,7 @@ from specdec.training.step import ObjectiveConfig, TrainStep
 from tests.tiny import presets, variants
 from tests.training.test_step import learner, make_batch, make_teacher
 
+CONF = Path(__file__).parents[2] / "conf"
 BOTH = WeightedSum([Term(SoftCrossEntropy()), Term(ConfidenceLoss())])
 SPEC = dataclasses.replace(variants()["dspark"], recurrence=MarkovBlock(masks=3, rank=6))
 
@@ -102,3 +107,24 @@ def test_the_head_learns_how_likely_acceptance_is() -> None:
         rows = output.counts.rows_K.sum()
         losses.append(float(output.counts.loss_KN[:, 1].sum() / rows))
     assert losses[-1] < 0.9 * losses[0] and losses[-1] == min(losses)
+
+
+def test_the_recipe_in_python_is_that_of_the_config() -> None:
+    """As docs/python.md has it."""
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    (block,) = (
+        block
+        for block in re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+        if "ConfidenceLoss" in block
+    )
+    names: dict[str, Any] = {"DrafterModule": lambda **arguments: arguments}
+    exec(compile(block, "docs/python.md", "exec"), names)
+    recipe = names["module"]
+    DrafterModule(**recipe | {"target": "embedded"})
+    config = yaml.safe_load((CONF / "train" / "dspark.yaml").read_text())["model"]
+    written = config["loss"]["init_args"]["terms"]
+    assert [(term["loss"], term["weight"]) for term in written] == [
+        (type(term.loss).__name__, term.weight) for term in recipe["loss"].terms
+    ]
+    assert recipe["ttt_steps"] == config["ttt_steps"]
+    assert recipe["step_weights"].base == config["step_weights"]["init_args"]["base"]
