@@ -126,9 +126,8 @@ def _make_loud(module: nn.Module, path: float, generator: torch.Generator) -> No
     elif isinstance(module, SwiGLU):
         _fill(module.gate_up_proj, 1, generator)
         _fill(module.down_proj, path * FEED_FORWARD, generator)
-    elif isinstance(
-        module, MarkovHead
-    ):  # the token before a draft decides as much as the states do
+    elif isinstance(module, MarkovHead):
+        # The token before a draft decides as much as the states do.
         _draw(module.previous.weight, 1, generator)
         _fill(module.transition, LOGITS, generator)
         if module.confidence is not None:

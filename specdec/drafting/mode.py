@@ -146,7 +146,7 @@ class DraftingMode:
     embedding_gathers: ClassVar[int] = 1
     """How often a training step reads the embedding table, which FSDP2 gathers for each."""
     has_confidence: bool = False
-    """Whether the drafter estimates with a head of its own whether its drafts are accepted."""
+    """Whether the drafter has a head that estimates whether its drafts are accepted."""
 
     def check_depth(self, depth: int) -> None:
         """Raise ValueError if a pass cannot draft ``depth`` tokens."""

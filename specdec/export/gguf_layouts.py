@@ -1,5 +1,4 @@
-"""What a GGUF file of a drafter holds for llama.cpp, by the kind of drafter: fields, names of tensors, and the server's
-name for it.
+"""What a GGUF file of a drafter holds for llama.cpp, by the kind of drafter: fields and names of tensors.
 
 Fields and tensors are those that llama.cpp's ``src/models/eagle3.cpp`` and ``dflash.cpp`` read
 (https://github.com/ggml-org/llama.cpp); DSpark is a DFlash file with two more heads.
@@ -19,9 +18,8 @@ class GgufLayout(NamedTuple):
     architecture: str  # prefix of its fields
     neighbors: bool  # whether rope turns neighboring channels; else those half a head apart
     fields: Callable[[DrafterConfig], Fields]  # beyond the sizes, without the prefix
-    names: Callable[
-        [DrafterConfig], dict[str, str]
-    ]  # llama.cpp's name of a tensor of vLLM's format
+    # llama.cpp's name of each tensor of vLLM's format
+    names: Callable[[DrafterConfig], dict[str, str]]
 
 
 LAYER = {
