@@ -1,6 +1,8 @@
 """What is built from a checkout holds all that the package needs, and works where there is no checkout."""
 
+import email
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+REPOSITORY = "https://forge.example/somebody/specdec"
 pytestmark = pytest.mark.slow
 
 
@@ -31,7 +34,8 @@ def tracked() -> list[str]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The checkout's source distribution, and the wheel that is built from it, as for a release."""
     folder = tmp_path_factory.mktemp("dist")
-    output(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    build = (sys.executable, "-m", "build", "--outdir", folder, ROOT)
+    output(*build, cwd=folder, SPECDEC_REPOSITORY=REPOSITORY)
     (source,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     for made in (source, wheel):
         sys.stdout.write(f"{made.name}: {made.stat().st_size / 2**20:.1f} MiB\n")
@@ -55,6 +59,26 @@ def test_every_file_of_the_package_is_in_the_wheel(
     } <= data.keys()
     for name, content in data.items():
         assert content == (ROOT / wanted[name]).read_bytes(), name
+
+
+def test_an_index_shows_the_addresses_and_a_readme_whose_links_work(
+    built: tuple[Path, Path], tracked: list[str]
+) -> None:
+    with zipfile.ZipFile(built[1]) as opened:
+        (name,) = [name for name in opened.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(opened.read(name))
+    addresses = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
+    assert addresses["Repository"] == REPOSITORY
+    assert addresses["Issues"] == f"{REPOSITORY}/issues"
+    readme = metadata.get_payload()
+    links = re.findall(r"\]\(([^)]*)\)", readme)
+    assert len(links) > 30
+    assert [link for link in links if not link.startswith("https://")] == []
+    pages = [link for link in links if link.startswith(REPOSITORY)]
+    paths = {re.sub(r".*/(?:blob|raw)/v[\d.]+/|#.*", "", page) for page in pages}
+    assert paths <= set(tracked)
+    assert "![A completion; tokens proposed" in readme
+    assert f"{REPOSITORY}/raw/v" in readme
 
 
 def test_it_works_in_an_empty_folder(built: tuple[Path, Path], tmp_path: Path) -> None:
