@@ -26,10 +26,10 @@ from specdec.nn.unroll import DENSE
 from specdec.nn.view import View
 from specdec.training.confidence import ConfidenceLoss
 from specdec.training.divergences import LKLambda
-from specdec.training.head_loss import TargetProbs
 from specdec.training.losses import SoftCrossEntropy, Term, WeightedSum, terms
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from specdec.training.step_weights import Decay, PrefixWeights
+from specdec.training.target_head import TargetProbs
 
 STEP = 1e-5  # of a finite difference, as a share of each parameter's size
 EXACT = 1e-4  # by which gradient and finite difference may differ in float64

@@ -28,8 +28,6 @@ from specdec.nn.view import View
 from specdec.target import NotServable
 from specdec.target.loading import load_config
 from specdec.training.building import FromDrafter, check_shapes, early_config
-from specdec.training.confidence import check_confidence_is_trained
-from specdec.training.losses import terms
 from specdec.training.module import DrafterModule
 
 ROWS = 4  # of the loader's first batch
@@ -201,8 +199,7 @@ def set_up(
     module.target.to(device)
     if drafter is not None:
         module.spec = load_drafter(drafter).config.design()
-        module.objective.loss.check(module.spec)
-        check_confidence_is_trained(module.spec, terms(module.objective.loss))
+        module.objective.check(module.spec)
         module.start = FromDrafter(drafter)
         module.train_head = module.train_head and module.spec.head == "own"
     data.prepare(module.tokenizer)

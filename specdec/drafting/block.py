@@ -31,7 +31,7 @@ from specdec.drafting.mode import (
 )
 from specdec.drafting.parallel import MaskToken
 from specdec.drafting.slots import KeptSlots
-from specdec.nn.backend import wide
+from specdec.nn.backend import widened
 from specdec.nn.blocked import kept_bytes
 from specdec.nn.cache import StaticCache
 from specdec.nn.unroll import BlockCache
@@ -247,7 +247,7 @@ class BlockDrafting(DraftingMode):
         drafter = memory.drafter
         step = self.run_at_anchors(memory, task)
         logits_KAD = drafter.logits(step.normed_BTH)
-        logits_KAD = logits_KAD.to(wide(logits_KAD.dtype))
+        logits_KAD = widened(logits_KAD)
         return Chains(
             drafter.vocab.to_target(logits_KAD.argmax(-1)).T,
             logits_KAD.log_softmax(-1).transpose(0, 1),

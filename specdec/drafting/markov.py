@@ -31,7 +31,7 @@ from specdec.drafting.mode import (
     UnrollTask,
     levels_of,
 )
-from specdec.nn.backend import wide
+from specdec.nn.backend import widened
 from specdec.utils.numbers import Count, Depth
 from specdec.utils.text import how_many
 
@@ -115,7 +115,7 @@ class MarkovHead(nn.Module):
         """
         assert self.confidence is not None
         logits = self.confidence(read)
-        return logits[..., 0].to(wide(logits.dtype))
+        return widened(logits[..., 0])
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class MarkovDrafting(BlockDrafting):
     def levels(self, drafter: "Drafter", root_B1: Tensor, step: Step) -> Frontier:
         """Return what the nodes say that draft; only the first one's token before it, the root, is known yet."""
         logits_BKD = drafter.lm_head(step.normed_BTH)
-        unaware = Frontier(step.h_BTH, logits_BKD.to(wide(logits_BKD.dtype)))
+        unaware = Frontier(step.h_BTH, widened(logits_BKD))
         first = _head(drafter).after(unaware.first(), root_B1)
         aware_BKD = torch.cat([first.logits_BKD, unaware.logits_BKD[:, 1:]], 1)
         return Frontier(step.h_BTH, aware_BKD, first.confidence_BK)
@@ -207,7 +207,7 @@ class MarkovDrafting(BlockDrafting):
         head = _head(drafter)
         step = self.run_at_anchors(memory, task)
         logits_KAD = drafter.lm_head(step.normed_BTH)
-        logits_KAD = logits_KAD.to(wide(logits_KAD.dtype))
+        logits_KAD = widened(logits_KAD)
         tokens: list[Tensor] = []
         said: list[Frontier] = []
         previous_A = task.root_1A[0]

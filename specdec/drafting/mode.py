@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from specdec.drafting.branches import Branches, Chains
 from specdec.drafting.slots import KeptSlots
-from specdec.nn.backend import wide
+from specdec.nn.backend import widened
 from specdec.nn.cache import StaticCache
 from specdec.nn.unroll import UnrollKernel
 from specdec.nn.view import View
@@ -52,7 +52,7 @@ class Frontier(NamedTuple):
     def of(cls, drafter: "Drafter", step: Step) -> "Frontier":
         """Return a step's features, with the head's logits."""
         logits_BKD = drafter.logits(step.normed_BTH)
-        return cls(step.h_BTH, logits_BKD.to(wide(logits_BKD.dtype)))
+        return cls(step.h_BTH, widened(logits_BKD))
 
     def confidences(self) -> Tensor:
         """Return the confidence in the draft of every node, (B, K): the confidence head's, if there is one, and else

@@ -66,6 +66,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """A tensor in the dtype of its sums and exponentials: see :func:`wide`."""
+    return x.to(wide(x.dtype))
+
+
 @contextlib.contextmanager
 def matmul_backend(device: torch.device) -> Iterator[str]:
     """Inside, float32 products on a CPU take oneDNN where MKL is slow; yields the library's name, for the log.

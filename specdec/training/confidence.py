@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdec.training.head_loss import Index, TargetProbs
+from specdec.training.head_loss import Index
 from specdec.training.losses import DistributionLoss, Loss, NamedTerm
 from specdec.training.metrics import overlap
+from specdec.training.target_head import TargetProbs
 
 if TYPE_CHECKING:
     from specdec.drafter import DrafterSpec

@@ -12,8 +12,8 @@ import torch
 from specdec.drafter import DrafterConfig
 from specdec.drafter.model import skeleton_of
 from specdec.drafting.mode import linear_inputs
-from specdec.training.head_loss import BLOCK
 from specdec.training.step import ObjectiveConfig
+from specdec.training.target_head import BLOCK
 
 log = logging.getLogger(__name__)
 

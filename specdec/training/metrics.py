@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from specdec.training.head_loss import Index, TargetProbs
+from specdec.training.head_loss import Index
 from specdec.training.losses import NamedTerm
+from specdec.training.target_head import TargetProbs
 
 
 class StepCounts(NamedTuple):

@@ -1,7 +1,7 @@
 """Training a drafter under Lightning.
 
 One training step is read in five files: this one (``training_step``), ``step.py`` (target, unroll and loss),
-``drafting/chained.py`` (the unroll), ``head_loss.py`` (both heads, piece by piece) and ``losses.py``.
+``drafting/chained.py`` (the unroll), ``head_loss.py`` (the head, piece by piece) and ``losses.py``.
 
 Legend: B batch, T tokens, N aux layers, H hidden.
 """
@@ -30,14 +30,13 @@ from specdec.training.building import (
     check_checkpoint,
     drafter_of_checkpoint,
 )
-from specdec.training.confidence import check_confidence_is_trained
 from specdec.training.distributed import local_part
 from specdec.training.learning_rate import (
     run_length,
     scheduler_config,
     use_present_rates,
 )
-from specdec.training.losses import Loss, terms
+from specdec.training.losses import Loss
 from specdec.training.noise import FeatureNoise, NoNoise, generator_of, noisy
 from specdec.training.nonfinite import NonFiniteSteps
 from specdec.training.parts import OBJECTIVE, check_parts, other_objective
@@ -138,8 +137,7 @@ class DrafterModule(BuildsDrafter):
         self._sums = torch.zeros(2)
         # copies of the weights before an optimizer step that is logged, until it is done
         self._weights_before: Weights | None = None
-        loss.check(self.spec)
-        check_confidence_is_trained(self.spec, terms(loss))
+        self.objective.check(self.spec)
         if recompute:
             self.spec.drafting.check_recompute()
         start.check()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.data import Batch
-from specdec.drafter import Concat, Drafter
+from specdec.drafter import Concat, Drafter, DrafterSpec
 from specdec.drafting import DraftingMode, Step
 from specdec.drafting.slots import KeptSlots, reachable, shift, supervised
 from specdec.features import FeatureSource, OnTheFly
@@ -24,8 +24,12 @@ from specdec.nn.backend import wide
 from specdec.nn.unroll import DENSE, UnrollKernel
 from specdec.target import Target
 from specdec.target.proof import remedy
-from specdec.training.confidence import AcceptanceChances, ConfidenceLoss
-from specdec.training.head_loss import HeadTask, TargetHead, TargetProbs, head_loss, pieces
+from specdec.training.confidence import (
+    AcceptanceChances,
+    ConfidenceLoss,
+    check_confidence_is_trained,
+)
+from specdec.training.head_loss import HeadTask, head_loss, pieces
 from specdec.training.losses import (
     DistributionLoss,
     FeatureLoss,
@@ -35,6 +39,7 @@ from specdec.training.losses import (
 )
 from specdec.training.metrics import StepCounter, StepCounts
 from specdec.training.step_weights import Decay, PrefixWeights, StepWeights, slot_weights
+from specdec.training.target_head import TargetHead, TargetProbs
 
 CUDA_PIECE = 2**31  # bytes of logits at a time on a GPU, where each piece costs its launches
 
@@ -63,6 +68,11 @@ class ObjectiveConfig:
     recompute: bool = False
     keep: float = 1.0
     piece_bytes: int = 3 * 2**23
+
+    def check(self, spec: DrafterSpec) -> None:
+        """Raise ValueError for a design that the loss cannot train, or trains in part."""
+        self.loss.check(spec)
+        check_confidence_is_trained(spec, terms(self.loss))
 
     def shares(self, drafting: DraftingMode) -> list[float]:
         """Return the share of the slots that each step learns at, where slots are drawn."""

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from specdec.nn.backend import wide
-from specdec.training.head_loss import HeadTask, Index, TargetProbs, head_loss
+from specdec.training.head_loss import HeadTask, Index, head_loss
 from specdec.training.metrics import overlap
+from specdec.training.target_head import TargetProbs
 from specdec.utils.numbers import PositiveShare, Share, check_numbers
 
 
@@ -89,7 +90,7 @@ class AcceptUntilFail(Decay, PrefixWeights):
         return (logits_RD.argmax(-1) == probs.token_C) & probs.covered_C
 
     def weights(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
-        return torch.cat([torch.ones_like(seen_KS[:1]), seen_KS[:-1]]).cumprod(0)
+        return _chance_before(seen_KS)
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,12 @@ class AcceptedLength(PrefixWeights):
 
     def weights(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
         a_KS = seen_KS * chained_KS
-        before_KS = torch.cat([torch.ones_like(a_KS[:1]), a_KS[:-1]]).cumprod(0)
-        return before_KS * _length_ahead(a_KS)
+        return _chance_before(a_KS) * _length_ahead(a_KS)
+
+
+def _chance_before(chance_KS: Tensor) -> Tensor:
+    """Return the chance that a chain reaches each step, (K, S): ``Π_{i<j} chance_i``."""
+    return torch.cat([torch.ones_like(chance_KS[:1]), chance_KS[:-1]]).cumprod(0)
 
 
 def _length_ahead(chance_KS: Tensor) -> Tensor:

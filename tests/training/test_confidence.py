@@ -20,10 +20,10 @@ from specdec.training.confidence import (
     ConfidenceLoss,
     check_confidence_is_trained,
 )
-from specdec.training.head_loss import TargetProbs
 from specdec.training.losses import SoftCrossEntropy, Term, WeightedSum, terms
 from specdec.training.module import DrafterModule
 from specdec.training.step import ObjectiveConfig, TrainStep
+from specdec.training.target_head import TargetProbs
 from tests.tiny import presets, variants
 from tests.training.test_step import learner, make_batch, make_teacher
 

@@ -14,7 +14,6 @@ from specdec.drafter import Drafter, DrafterSpec
 from specdec.nn.unroll import Dense
 from specdec.nn.view import View
 from specdec.training.divergences import HardCrossEntropy, LKLambda, TotalVariation
-from specdec.training.head_loss import TargetHead
 from specdec.training.losses import Loss, SoftCrossEntropy, Term, WeightedSum
 from specdec.training.metrics import StepCounts
 from specdec.training.step import (
@@ -26,6 +25,7 @@ from specdec.training.step import (
     target_outputs,
 )
 from specdec.training.step_weights import Decay
+from specdec.training.target_head import TargetHead
 from tests.tiny import HIDDEN, LAYERS, VOCAB, presets, tiny_drafter, tiny_target
 
 K, T = 4, 14

@@ -20,7 +20,6 @@ from specdec.drafter import Drafter
 from specdec.drafting.slots import supervised
 from specdec.nn.blocked import Blocked
 from specdec.training.divergences import HardCrossEntropy, TotalVariation
-from specdec.training.head_loss import TargetHead
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum, terms
 from specdec.training.metrics import StepCounts, UnrollMetrics
 from specdec.training.step import ObjectiveConfig, TargetOutputs, TrainStep, target_outputs
@@ -32,9 +31,10 @@ from specdec.training.step_weights import (
     PrefixWeights,
     StepWeights,
 )
+from specdec.training.target_head import TargetHead
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_target, variants
-from tests.training.test_head_loss import Matrix
 from tests.training.test_step import K, T, learner, make_batch, make_teacher
+from tests.training.test_target_head import Matrix
 
 PARTS = [
     AcceptUntilFail(), AcceptUntilFail(1.0), AcceptedLength(), DPACE(), DPACE(0.0), DPACE(1.0),
