@@ -67,6 +67,8 @@ def change_figure(
     if kind == "late_growth":
         return DriftFigure(name, title, series, (at_last, at_second), "ratio", "ratio", 1.0)
     difference = f"difference of {unit.replace('share', 'shares')}"
+    if unit.startswith("difference"):
+        difference = unit
     if kind == "change":
         steps = (at_last, at_first)
         return DriftFigure(name, title, series, steps, difference, "difference", 0.0)

@@ -50,6 +50,7 @@ SERIES = ATTENTION | {
     "kl": ("KL(target || drafter) along the text", "nats"),
     "joint_acceptance": ("Joint acceptance", "share of chains"),
     "conditional_acceptance": ("Conditional acceptance", "share of chains"),
+    "overconfidence": ("Draft's probability less acceptance", "difference of shares of chains"),
 }
 # A block drafter feeds nothing back, and has none of these.
 FED_BACK = {"state_rms", "cosine", "update", "feature_cosine"}
@@ -117,6 +118,9 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> Dr
     probs_AKD = logits_AKD.double().softmax(-1)  # renormalized to the draft vocabulary
     right_AK = chains.tokens_AK[:count] == text.ids_1T[0, places_AK + 1]
     accepted_AK = right_AK.cumprod(1).double()
+    # a chain reaches a step if all drafts before it are accepted
+    reached_AK = F.pad(accepted_AK[:, :-1], (1, 0), value=1)
+    confidence_AK = chains.log_probs_AKD[:count].double().amax(-1).exp()
     values = dict(zip(ATTENTION, attention_AKM[:count].unbind(-1), strict=True))
     values |= {
         "sink_own_mass": values["sink_mass"] + values["own_mass"],
@@ -130,22 +134,31 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> Dr
         "kl": F.kl_div(taught.log_probs_AKD.double(), probs_AKD, reduction="none").sum(-1),
         "joint_acceptance": accepted_AK,
         "conditional_acceptance": accepted_AK,
+        "overconfidence": reached_AK * (confidence_AK - right_AK.double()),
     }
     weights = dict.fromkeys(SERIES, torch.full_like(accepted_AK[0], count))
-    weights["conditional_acceptance"] = F.pad(accepted_AK[:, :-1], (1, 0), value=1).sum(0)
+    weights["conditional_acceptance"] = reached_AK.sum(0)
+    weights["overconfidence"] = reached_AK.sum(0)
     sums = [torch.stack([values[name].sum(0), weights[name]], -1) for name in SERIES]
     if drafter.config.drafting.fixed_drafts:
         sums = [
             0 * sum_K2 if name in FED_BACK else sum_K2
             for name, sum_K2 in zip(SERIES, sums, strict=True)
         ]
-    # a chain sees the text's rows before its anchor's own
-    seen_AR = torch.tensor(counted)[:, None] - 1 > torch.arange(FIRST_ROWS)
-    rows_seen_KR = seen_AR.sum(0).expand(text.depth, -1)
-    rows_RK2 = torch.stack([rows_AKR[:count].sum(0).cpu(), rows_seen_KR], -1).transpose(0, 1)
+    rows_RK2 = _sums_of_rows(counted, rows_AKR[:count])
     head_AK = None if chains.confidence_AK is None else chains.confidence_AK[:count]
     bins_CKR3 = binned(confidences(chains.log_probs_AKD[:count], head_AK), right_AK)
     return Drafted(chains, torch.cat([torch.stack(sums).cpu(), rows_RK2]), bins_CKR3)
+
+
+def _sums_of_rows(anchors: list[int], rows_AKR: Tensor) -> Tensor:
+    """Return the attention on each of the first rows, summed over the chains that see it, and how many do, (R, K, 2).
+
+    A chain sees the text's rows before its anchor's own.
+    """
+    seen_AR = torch.tensor(anchors)[:, None] - 1 > torch.arange(FIRST_ROWS)
+    seen_KR = seen_AR.sum(0).expand(rows_AKR.shape[1], -1)
+    return torch.stack([rows_AKR.sum(0).cpu(), seen_KR], -1).transpose(0, 1)
 
 
 def _observe_chains(

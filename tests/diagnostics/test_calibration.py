@@ -175,6 +175,10 @@ def test_the_bins_add_up_to_the_acceptance_of_the_same_chains(name: str) -> None
         of_kind_KR3 = part.bins_CKR3[KIND[kind]]
         assert of_kind_KR3[..., 2].sum(-1).tolist() == sums[series][:, 0].tolist()
         assert of_kind_KR3[..., 0].sum(-1).tolist() == sums[series][:, 1].tolist()
+    of_top_KR3 = part.bins_CKR3[KIND["top"]].sum(1)
+    overconfidence_K2 = sums["overconfidence"]
+    torch.testing.assert_close(overconfidence_K2[:, 0], of_top_KR3[:, 1] - of_top_KR3[:, 2])
+    assert overconfidence_K2[:, 1].tolist() == of_top_KR3[:, 0].tolist()
     probabilities = part.chains.log_probs_AKD.double().exp().amax(-1)
     wanted = float(probabilities[:, 0].sum())
     assert float(part.bins_CKR3[KIND["top"], 0, :, 1].sum()) == pytest.approx(wanted)
