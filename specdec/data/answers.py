@@ -161,7 +161,7 @@ class AnswerParser:
         Args:
             tools: that the target could call; they tell strings from numbers where the template writes both alike.
         """
-        text = self._decoded(ids, keep_special=True)
+        text = self.decoded(ids, keep_special=True)
         body = self.without_end(text)
         # response templates may trim white space off arguments
         candidates = (
@@ -191,7 +191,7 @@ class AnswerParser:
             written = self._trial(cut_off)
             if written is not None and written.startswith(body):
                 return cut_off
-        return {"role": "assistant", "content": self._decoded(ids, keep_special=False)}
+        return {"role": "assistant", "content": self.decoded(ids, keep_special=False)}
 
     def _is_rendered(self, message: Message) -> bool:
         """Return whether the template takes the message before another question."""
@@ -201,7 +201,8 @@ class AnswerParser:
             return False
         return True
 
-    def _decoded(self, ids: Sequence[int], keep_special: bool) -> str:
+    def decoded(self, ids: Sequence[int], keep_special: bool) -> str:
+        """Return the text of some tokens, with special ones or without."""
         tokenizer = self.template.tokenizer
         text: str = tokenizer.decode(
             list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False

@@ -24,8 +24,8 @@ from specdec.data.layouts import (
     ChatConversation,
     layouts_named,
     recognize,
+    tools_of,
 )
-from specdec.data.messages import parse_json_field
 from specdec.data.rows import DataRow, find_sources, read_rows
 from specdec.data.shapes import Shapes
 from specdec.data.template import Rendered, check_tokenizer, template_of
@@ -100,16 +100,7 @@ def conversation(row: DataRow, layout: str | None = None) -> ChatConversation:
     messages = recognize(row.values, row.place, chosen or TRAINING, chosen).read(
         row.values, row.place
     )
-    tools = (
-        parse_json_field(
-            row.values.get("tools") or row.values.get("functions"), f"{row.place}: 'tools'"
-        )
-        or None
-    )
-    if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise ValueError(f"{row.place}: 'tools' must be a list of JSON schemas")
-    if tools and "tools" not in row.values:  # OpenAI's older column has the functions alone
-        tools = [{"type": "function", "function": function} for function in tools]
+    tools = tools_of(row.values, row.place)
     content = json.dumps([messages, tools], sort_keys=True, default=str)
     row_id = row.own_id or hashlib.sha256(content.encode()).hexdigest()[:16]
     return ChatConversation(row.place, messages, tools, row_id)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specdec.data.messages import Message, as_message, ordered_results
+from specdec.data.messages import Message, as_message, ordered_results, parse_json_field
 from specdec.data.rows import ID_COLUMNS
 
 Values = Mapping[str, Any]
@@ -20,6 +20,8 @@ UNREAD_COLUMNS = (
     "completion",
 )  # beside messages; they change what is said
 SYSTEM = ("system", "system_prompt")  # columns of a system prompt
+# keys of a message that calls tools, or answers a call
+OF_CALLS = {"tool_calls", "tool_call_id", "name", "reasoning_content"}
 
 
 class ChatConversation(NamedTuple):
@@ -38,15 +40,13 @@ class Question(NamedTuple):
     # of a conversation that ends with a user turn, with role and content
     messages: list[Message] | None = None
     text: str | None = None  # raw, used as it is
+    tools: list[dict[str, Any]] | None = None  # that may be called, as JSON schemas
 
     @property
     def blank(self) -> bool:
         """Whether a part is blank: not a fault of the file, but nothing that could be decoded."""
-        texts = (
-            self.turns
-            or [message["content"] for message in self.messages or []]
-            or [self.text or ""]
-        )
+        said = [message for message in self.messages or [] if not message.get("tool_calls")]
+        texts = self.turns or [message["content"] for message in said] or [self.text or ""]
         return not all(text.strip() for text in texts)
 
 
@@ -114,6 +114,21 @@ def recognize(
     return fitting
 
 
+def tools_of(values: Values, place: str) -> list[dict[str, Any]] | None:
+    """Return the tools of a row's columns ``tools`` or, as OpenAI had them once, ``functions``; None without any.
+
+    Raises:
+        ValueError: they are no list of JSON schemas.
+    """
+    column = values.get("tools") or values.get("functions")
+    tools = parse_json_field(column, f"{place}: 'tools'") or None
+    if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise ValueError(f"{place}: 'tools' must be a list of JSON schemas")
+    if tools and "tools" not in values:  # the older column has the functions alone
+        tools = [{"type": "function", "function": function} for function in tools]
+    return tools
+
+
 def _turns(key: str) -> Callable[[Values, str], list[Message]]:
     """Return what reads messages from a column of turns, after the system prompt if that has its own column."""
 
@@ -178,12 +193,14 @@ def _instruction(row: Values, place: str, before: str = "\n\n") -> str:
 def _open_messages(row: Values, place: str) -> Question:
     messages = _turns("messages")(row, place)
     for number, message in enumerate(messages, 1):
-        if message.keys() != {"role", "content"}:
+        calls = OF_CALLS if row.get("tools") else set()
+        if not {"role", "content"} <= message.keys() <= {"role", "content"} | calls:
             more = f"it has {', '.join(sorted(message))}"
             raise ValueError(
                 f"{place}: message {number} must have role and content and nothing else; {more}"
             )
-    if messages[-1]["role"] != "user":
+    ends = ("user", "tool") if row.get("tools") else ("user",)
+    if messages[-1]["role"] not in ends:
         raise ValueError(
             f"{place}: messages must end with a user turn to be answered, not {messages[-1]['role']}"
         )
@@ -238,6 +255,50 @@ def _program(row: Values, place: str) -> Question:
     return _user_turn(row, text, place)
 
 
+def _bfcl(row: Values, place: str) -> Question:
+    """Return the user's turns of the Berkeley Function-Calling Leaderboard. Its ``question`` is a list of turns, each a
+    list of messages; its ``function`` lists the tools in a dialect of JSON Schema."""
+    turns = row["question"]
+    if (
+        not isinstance(turns, list)
+        or not turns
+        or not all(isinstance(turn, list) for turn in turns)
+    ):
+        raise ValueError(f"{place}: 'question' must be a list of turns, each a list of messages")
+    tools = [
+        {"type": "function", "function": _json_schema(function)} for function in row["function"]
+    ]
+    messages = [as_message(message, place) for turn in turns for message in turn]
+    if len(turns) == 1:
+        return Question(messages=messages, tools=tools)
+    if any(message["role"] != "user" for message in messages):
+        raise ValueError(f"{place}: of several turns, each must be the user's alone")
+    return Question(turns=[message["content"] for message in messages], tools=tools)
+
+
+# Names of types in that dialect, which come from Python, Java and JavaScript.
+JSON_TYPES = {
+    "dict": "object", "HashMap": "object", "Hashtable": "object", "float": "number", "double": "number",
+    "list": "array", "tuple": "array", "Array": "array", "ArrayList": "array", "Queue": "array", "Stack": "array",
+    "any": "string", "Any": "string", "String": "string", "char": "string", "bool": "boolean", "Boolean": "boolean",
+    "int": "integer", "byte": "integer", "short": "integer", "long": "integer", "Bigint": "integer",
+}  # fmt: skip
+
+
+def _json_schema(value: Any) -> Any:
+    """Return a schema with JSON Schema's names of types."""
+    if isinstance(value, list):
+        return [_json_schema(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: JSON_TYPES.get(item, item)
+        if key == "type" and isinstance(item, str)
+        else _json_schema(item)
+        for key, item in value.items()
+    }
+
+
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
@@ -259,7 +320,9 @@ PROMPTS: tuple[Layout, ...] = (
     Layout("turns", ("turns",), lambda row, place: Question(turns=_texts(row, "turns", place))),
     # SPEED-Bench (https://arxiv.org/abs/2604.09557), as its own script writes it: messages of the user alone
     Layout("speed_bench", ("messages", "category", "source", "multiturn"), _speed_bench),
-    # a conversation up to the user turn to be answered
+    # Berkeley Function-Calling Leaderboard (https://gorilla.cs.berkeley.edu/leaderboard.html)
+    Layout("bfcl", ("question", "function"), _bfcl, "tool_call"),
+    # a conversation up to the user turn to be answered, or to the result of a tool
     Layout("messages", ("messages",), _open_messages),
     # HumanEval (https://arxiv.org/abs/2107.03374), with EAGLE's instruction right before the code
     Layout("humaneval", ("task_id", "prompt", "entry_point"), _turn_of("prompt", "Complete the code I provided."),

@@ -11,7 +11,7 @@ what the row says must stand in the turn, or the turn is refused with the reason
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 from specdec.data.answers import AnswerParser
@@ -26,6 +26,7 @@ from specdec.data.form import (
 )
 from specdec.data.messages import Message
 from specdec.data.prefix import text_prefix, undoubled
+from specdec.data.regions import spans, token_regions
 from specdec.data.rendering import ChatTemplateError, Renderer, template_digest
 from specdec.data.said import REMEDY, TurnError, check_context, check_turn
 from specdec.data.surroundings import Surroundings, Switches
@@ -169,6 +170,16 @@ class Template:
             tools: that it could call; they tell strings from numbers where the template writes both alike.
         """
         return self._parser.message(ids, tools)
+
+    def regions(self, ids: Sequence[int], thinking: bool | None = None) -> list[str]:
+        """Of every token of a target's answer, which of :data:`specdec.data.regions.REGIONS` it is in.
+
+        Args:
+            thinking: whether the target was to think, as of :meth:`prompt`.
+        """
+        thought = None if thinking is False else self._parser.thought
+        in_text = spans(self._parser.decoded(ids, keep_special=True), thought, self._parser.call)
+        return token_regions(ids, partial(self._parser.decoded, keep_special=True), in_text)
 
     @cached_property
     def _parser(self) -> AnswerParser:

@@ -25,6 +25,7 @@ from specdec.drafter import Drafter
 from specdec.evaluation.metrics import Answer, loops
 from specdec.evaluation.partial import PartialResults
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, check_skipped, next_ids
+from specdec.evaluation.summary import pass_regions
 from specdec.nn.backend import matmul_backend
 from specdec.target import Target
 from specdec.utils.progress import Advance
@@ -205,7 +206,13 @@ def _answers_of(run: PromptRun, plain: bool, comparable: Sequence[bool]) -> list
     """Return, for each turn, the answers of every draft shape and baseline."""
     return [
         [
-            answer_of(run.prompt, generations[column], generations[0] if plain else None, same)
+            answer_of(
+                run.prompt,
+                generations[column],
+                generations[0] if plain else None,
+                same,
+                run.conversation.regions(generations[column].ids),
+            )
             for column, same in enumerate(comparable, start=plain)
         ]
         for generations in run.turns
@@ -256,8 +263,13 @@ def answer_of(
     generation: Generation,
     plain: Generation | None = None,
     comparable: bool = False,
+    token_regions: Sequence[str] = (),
 ) -> Answer:
-    """Return what a decoder's generation says, together with the plain one if there is one."""
+    """Return what a decoder's generation says, together with the plain one if there is one.
+
+    Args:
+        token_regions: of every token of the generation; empty if nothing is known of them.
+    """
     return Answer(
         prompt.prompt_id,
         prompt.category,
@@ -271,6 +283,7 @@ def answer_of(
         draft_ms=generation.draft_ms,
         verify_ms=generation.verify_ms,
         loops=loops(generation.ids),
+        regions=pass_regions(generation.accepted, token_regions),
     )
 
 

@@ -1,4 +1,4 @@
-"""Decoded answers and what they say: every figure of ``metrics.json``, which ``docs/metrics.md`` defines.
+"""Decoded answers and what they say: the figures of ``metrics.json``, which ``docs/metrics.md`` defines.
 
 A figure is a function of answers. Where it has an interval it is a statistic of sums over prompts, in an order that
 depends on the prompts' ids alone; times are summed in whole nanoseconds, so that the order of answers changes nothing.
@@ -42,6 +42,8 @@ class Answer(NamedTuple):
     draft_ms: tuple[float, ...] = ()
     verify_ms: tuple[float, ...] = ()  # of each target pass with its acceptance; likewise
     loops: bool = False  # whether the answer repeats itself, see :func:`loops`
+    # where each target pass begins: in a thought, a tool call, code or other text; empty if all is text
+    regions: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, columns: Mapping[str, Any]) -> "Answer":
@@ -306,81 +308,6 @@ def pass_time(answers: Sequence[Answer]) -> dict[str, Interval | None]:
         "draft_ms": mean(lambda answer: answer.draft_ms),
         "verify_ms": mean(lambda answer: answer.verify_ms),
     }
-
-
-def by_category(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """Acceptance length and speed-up of every category that has an answer, JSON-ready."""
-    out = {}
-    for name in sorted({answer.category for answer in answers if answer.category is not None}):
-        of_category = [answer for answer in answers if answer.category == name]
-        out[name] = {
-            **_counts(of_category),
-            "acceptance_length": interval_to_json(acceptance_length(of_category)),
-            **_speed(of_category),
-        }
-    return out
-
-
-def shape_summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) -> dict[str, Any]:
-    """All figures of a draft shape's answers, JSON-ready; a number that was not measured is None.
-
-    Raises:
-        ValueError: the answers hold no target pass.
-    """
-    if not any(map(target_passes, answers)):
-        raise ValueError(
-            "no target pass to take statistics of: decode at least one prompt, with more new tokens"
-        )
-    return {
-        "shape": name,
-        "shape_config": config,
-        **_counts(answers),
-        "answers": len(answers),
-        "tokens": sum(answer.tokens for answer in answers),
-        "acceptance_length": interval_to_json(acceptance_length(answers)),
-        "draft_acceptance_rate": interval_to_json(draft_acceptance_rate(answers)),
-        "drafts_per_pass": interval_to_json(drafts_per_pass(answers)),
-        "accepted_per_position": accepted_per_position(answers),
-        "accepted_per_position_interval": position_intervals(answers),
-        "histogram": histogram(answers),
-        "tokens_per_second": tokens_per_second(answers),
-        "tokens_per_second_interval": rate_intervals(answers),
-        **_speed(answers),
-        "pass_time": {kind: interval_to_json(times) for kind, times in pass_time(answers).items()},
-        "by_category": by_category(answers),
-        **looping(answers),
-        **_identity(answers),
-    }
-
-
-def baseline_summary(name: str, answers: Sequence[Answer]) -> dict[str, Any]:
-    """The speed of a baseline compared with plain decoding."""
-    rate = tokens_per_second(answers)["speculative"]
-    counts = {
-        "baseline": name,
-        "tokens": sum(answer.tokens for answer in answers),
-        "tokens_per_second": rate,
-        "tokens_per_second_interval": rate_intervals(answers)["speculative"],
-    }
-    return {**counts, **_speed(answers), **_identity(answers)}
-
-
-def _counts(answers: Sequence[Answer]) -> dict[str, int]:
-    return {
-        "prompts": len({answer.prompt_id for answer in answers}),
-        "passes": sum(map(target_passes, answers)),
-    }
-
-
-def _speed(answers: Sequence[Answer]) -> dict[str, Any]:
-    ratio = speedup(answers)
-    low_high = {"low": ratio.low, "high": ratio.high} if ratio else None
-    return {"speedup": ratio.mean if ratio else None, "speedup_interval": low_high}
-
-
-def _identity(answers: Sequence[Answer]) -> dict[str, int]:
-    compared = [answer.identical for answer in answers if answer.identical is not None]
-    return {"identical_outputs": sum(compared), "compared_outputs": len(compared)}
 
 
 def interval_to_json(figure: Interval | None) -> dict[str, Any] | None:

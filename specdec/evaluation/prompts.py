@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.data.layouts import PROMPTS, Layout, Question, layouts_named, recognize
+from specdec.data.layouts import PROMPTS, Layout, Question, layouts_named, recognize, tools_of
 from specdec.data.messages import Message
+from specdec.data.regions import TEXT
 from specdec.data.rendering import template_digest
 from specdec.data.rows import read_rows, stem
 from specdec.data.template import template_of, text_ids
@@ -33,6 +34,8 @@ class Prompt(NamedTuple):
     messages: list[Message] | None
     # raw text, used as it is; empty if the prompt or a part of it is blank, which cannot be asked
     text: str | None
+    # that the target may call, as JSON schemas
+    tools: list[dict[str, Any]] | None = None
 
 
 def load_prompts(
@@ -86,11 +89,11 @@ def _load(source: str, preferred: Sequence[Layout], used: set[str]) -> list[Prom
             raise ValueError(
                 f"{row.place}: category must be a string, not {type(category).__name__}"
             )
-        if row.values.get("tools"):
-            raise ValueError(
-                f"{row.place}: prompts are asked without tools: drop the column 'tools'"
-            )
         question: Question = layout.read(row.values, row.place)
+        if tools := tools_of(row.values, row.place):
+            question = question._replace(tools=tools)
+        if question.tools and question.text is not None:
+            raise ValueError(f"{row.place}: raw text takes no tools: drop the column 'tools'")
         name = row.own_id or row.name
         if name in prompts:
             raise ValueError(f"{row.place}: id {name} is taken already")
@@ -102,7 +105,11 @@ def _load(source: str, preferred: Sequence[Layout], used: set[str]) -> list[Prom
 
 def prompts_sha256(prompts: Sequence[Prompt]) -> str:
     """SHA-256 of what is asked, whatever the files are called."""
-    return hashlib.sha256(json.dumps([prompt._asdict() for prompt in prompts]).encode()).hexdigest()
+    rows = [prompt._asdict() for prompt in prompts]
+    for row in rows:
+        if row["tools"] is None:
+            del row["tools"]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def template_sha256(tokenizer: Any, prompts: Sequence[Prompt]) -> str | None:
@@ -176,7 +183,7 @@ class PromptConversation:
             if self._template is None:
                 ids = text_ids(self.tokenizer, self.prompt.text or "")
             else:
-                ids = self._template.prompt_ids(self._messages, thinking=self.thinking)
+                ids = self._template.prompt_ids(self._messages, self.prompt.tools, self.thinking)
         except ValueError as error:
             raise ValueError(f"prompt {self.prompt.prompt_id}: {error}") from error
         self._done = not self._turns_left
@@ -186,7 +193,13 @@ class PromptConversation:
         """The target's answer, which the next turn builds on: its thought, text and calls as the template has them."""
         if not self._done:
             assert self._template is not None
-            self._messages.append(self._template.answer(ids))
+            self._messages.append(self._template.answer(ids, self.prompt.tools))
+
+    def regions(self, ids: Sequence[int]) -> list[str]:
+        """Of every token of an answer, whether it is thought, tool call, code or text; raw text's answers are text."""
+        if self._template is None:
+            return [TEXT] * len(ids)
+        return self._template.regions(ids, self.thinking)
 
 
 class Skipped(NamedTuple):

@@ -68,6 +68,18 @@ def evaluation_tables(metrics: Json) -> list[ReportTable]:
         for result in results
         for category, part in result["by_category"].items()
     ]
+    regions = [
+        [
+            result["shape"],
+            region,
+            str(part["prompts"]),
+            f"{part['tokens_share']:.0%}",
+            format_length(part),
+        ]
+        for result in results
+        for region, part in result.get("by_region", {}).items()
+    ]
+    of_region = ["Draft shape", "Where a pass begins", "Prompts", "Tokens", "Acceptance length"]
     of_position = ["Draft shape", "Position k", "Joint", "Conditional"]
     of_category = ["Draft shape", "Category", "Prompts", "Acceptance length", "Speed-up"]
     skipped = [[prompt["prompt_id"], prompt["reason"]] for prompt in metrics.get("skipped", [])]
@@ -75,6 +87,7 @@ def evaluation_tables(metrics: Json) -> list[ReportTable]:
         ReportTable("Results", headings, rows),
         ReportTable("Acceptance by position", of_position, positions),
         ReportTable("By category", of_category, categories, left=2),
+        ReportTable("By region of the answer", of_region, regions, left=2),
         skipped_table(skipped),
     ]
 

@@ -26,14 +26,13 @@ from specdec.evaluation.lossless import certify, write_certificate
 from specdec.evaluation.metrics import (
     METRICS,
     answer_warnings,
-    baseline_summary,
-    shape_summary,
     write_answers,
 )
 from specdec.evaluation.partial import PartialResults
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
 from specdec.evaluation.results_page import CAPTION, evaluation_notes, evaluation_tables, plot
 from specdec.evaluation.suites import TEMPERATURES, FoundSuite, find_suites
+from specdec.evaluation.summary import baseline_summary, shape_summary
 from specdec.evaluation.table import write_table
 from specdec.nn.backend import matmul_backend
 from specdec.report.tables import print_report, write_report

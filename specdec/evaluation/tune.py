@@ -9,10 +9,11 @@ from specdec.decoding import Chain, DraftShape, parse_shape
 from specdec.evaluation.adaptive import Costs, adaptive_notes, adaptive_tables, compare_adaptive
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts
-from specdec.evaluation.metrics import Answer, shape_summary
+from specdec.evaluation.metrics import Answer
 from specdec.evaluation.overrides import override_notes
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.evaluation.results_page import format_length, format_speedup, skipped_table
+from specdec.evaluation.summary import shape_summary
 from specdec.evaluation.tune_plots import cost_model, plot_tuning
 from specdec.report.tables import (
     ReportTable,

@@ -72,6 +72,48 @@ ASKED: list[tuple[str, dict[str, Any], Question]] = [
         Question(messages=[*SAID, SAID[0]]),
     ),
     (
+        "bfcl",
+        {
+            "id": "simple_python_0",
+            "question": [[SAID[0]]],
+            "function": [
+                {
+                    "name": "area",
+                    "parameters": {
+                        "type": "dict",
+                        "properties": {
+                            "base": {"type": "float", "description": "type: dict"},
+                            "sides": {"type": "tuple", "items": {"type": "any"}},
+                        },
+                    },
+                }
+            ],
+        },
+        Question(
+            messages=[SAID[0]],
+            tools=[
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "area",
+                        "parameters": {
+                            "type": "object",
+                            "properties": {
+                                "base": {"type": "number", "description": "type: dict"},
+                                "sides": {"type": "array", "items": {"type": "string"}},
+                            },
+                        },
+                    },
+                }
+            ],
+        ),
+    ),
+    (
+        "bfcl",
+        {"question": [[SAID[0]], [{"role": "user", "content": "and?"}]], "function": []},
+        Question(turns=["hi", "and?"], tools=[]),
+    ),
+    (
         "mbpp",
         {"task_id": 2, "prompt": "Add.", "code": "", "test_list": ["assert"]},
         Question(turns=["Add."]),

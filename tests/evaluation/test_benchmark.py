@@ -382,3 +382,23 @@ def test_an_assistant_with_another_tokenizer_is_refused(
 def test_what_is_no_baseline_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected transformers, prompt_lookup"):
         parse_baseline(text)
+
+
+class Halved(PromptConversation):
+    """Calls the first half of every answer a thought."""
+
+    def regions(self, ids: Sequence[int]) -> list[str]:
+        return ["thought" if 2 * n < len(ids) else "text" for n in range(len(ids))]
+
+
+def test_every_pass_has_the_region_of_its_first_draft(pair: Pair) -> None:
+    (answers,) = benchmark(pair.target, pair.drafter, SHAPES[:1], PROMPTS[2:], NEW, converse=Halved)
+    (answer,) = answers
+    starts = [1 + sum(answer.accepted[:n]) + n for n in range(len(answer.accepted))]
+    inside = ["thought" if 2 * min(start, NEW - 1) < NEW else "text" for start in starts]
+    assert list(answer.regions) == inside and set(inside) == {"thought", "text"}
+
+
+def test_ordinary_answers_have_no_regions(pair: Pair) -> None:
+    (answers,) = benchmark(pair.target, pair.drafter, SHAPES[:1], PROMPTS, NEW)
+    assert {answer.regions for answer in answers} == {()}

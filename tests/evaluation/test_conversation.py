@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specdec.evaluation.prompts import Prompt, PromptConversation, template_sha256
+from tests.data.tiny import CHATML, tiny_tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
@@ -151,3 +152,34 @@ def test_the_hash_of_the_template_is_of_its_text(
     several = made(None)
     several.chat_template = {"default": TEMPLATE, "tool_use": THINKS}
     assert len(template_sha256(several, [turns]) or "") == 64
+
+
+def test_tools_stand_in_the_prompt_and_calls_in_regions() -> None:
+    pytest.importorskip("trl")
+    from benchmarks.chat_oracle.tokenizers import tokenizer_of
+
+    tokenizer = tokenizer_of("qwen3")
+    tool = {
+        "type": "function",
+        "function": {"name": "get_forecast", "parameters": {"type": "object", "properties": {}}},
+    }
+    asked = Prompt("a", None, ["How warm is it?", "And now?"], None, None, [tool])
+    conversation = PromptConversation(asked, tokenizer)
+    prompt = tokenizer.decode(conversation.next_ids())
+    assert "get_forecast" in prompt
+    bare = PromptConversation(asked._replace(tools=None), tokenizer).next_ids()
+    assert "get_forecast" not in tokenizer.decode(bare)
+    call = '<tool_call>\n{"name": "get_forecast", "arguments": {}}\n</tool_call>'
+    answer = tokenizer.encode(
+        f"<think>\nLook.\n</think>\n\n{call}<|im_end|>", add_special_tokens=False
+    )
+    regions = conversation.regions(answer)
+    assert set(regions) == {"thought", "text", "tool call"}
+    assert sorted(regions, key=["thought", "text", "tool call"].index) == regions
+    conversation.add_answer(answer)
+    assert '"get_forecast", "arguments"' in tokenizer.decode(conversation.next_ids())
+
+
+def test_answers_to_raw_text_are_text() -> None:
+    conversation = PromptConversation(Prompt("a", None, None, None, "Hi"), tiny_tokenizer(CHATML))
+    assert conversation.regions([1, 2, 3]) == ["text"] * 3

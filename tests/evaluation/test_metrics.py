@@ -157,7 +157,6 @@ def test_nothing_is_made_up_where_nothing_was_measured() -> None:
     assert computed("tokens_per_second", found) == {"speculative": 2.0, "plain": None}
     assert computed("speedup", found) is None
     assert computed("pass_time", found) == {"draft_ms": None, "verify_ms": None}
-    assert computed("by_category", found) == {}
     for name in ("acceptance_length", "draft_acceptance_rate"):
         assert computed(name, []) is computed(name, [answer("b", ())]) is None
     assert computed("tokens_per_second", []) == {"speculative": None, "plain": None}
@@ -173,26 +172,6 @@ def test_times_are_means_over_the_passes_that_have_them() -> None:
     times = computed("pass_time", found)
     assert times["draft_ms"].mean == 3.0 and 0 <= times["draft_ms"].low < 3 < times["draft_ms"].high
     assert times["verify_ms"] == (5.5, None, None)
-
-
-def test_categories_stand_apart() -> None:
-    found = [
-        answer("a", (3, 1), category="math", tokens=10, plain_tokens=10),
-        answer("b", (0,), category="math", tokens=10, plain_tokens=10, plain_seconds=4.0),
-        answer("c", (), category="code", tokens=0, plain_tokens=0),
-        answer("d", (2,)),
-    ]
-    groups = computed("by_category", found)
-    assert (
-        list(groups) == ["code", "math"]
-        and groups["code"]["acceptance_length"] is groups["code"]["speedup"] is None
-    )
-    assert (groups["math"]["prompts"], groups["math"]["passes"], groups["math"]["speedup"]) == (
-        2,
-        3,
-        3.0,
-    )
-    assert groups["math"]["acceptance_length"] == computed("acceptance_length", found[:2])._asdict()
 
 
 def repeats(ids: list[int]) -> bool:

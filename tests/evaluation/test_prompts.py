@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from specdec.evaluation.prompts import Prompt, load_prompts
+from specdec.evaluation.prompts import Prompt, load_prompts, prompts_sha256
+from specdec.evaluation.suites import rows_sha256
 
 
 def rows(path: Path, *items: Any) -> Path:
@@ -158,6 +159,55 @@ def test_ids_and_categories(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+SYSTEM_TURN = {"role": "system", "content": "b"}
+TOOL = {"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}}
+CALL = {"type": "function", "function": {"name": "get", "arguments": "{}"}}
+
+
+def test_prompts_may_bring_tools_and_end_with_a_result(tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "a"}
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    result = {"role": "tool", "content": "3"}
+    path = rows(
+        tmp_path / "agent.jsonl",
+        {"turns": ["a"], "tools": [TOOL]},
+        {"messages": [asked, called, result], "tools": json.dumps([TOOL])},
+        {"turns": ["a"]},
+    )
+    first, second, bare = load_prompts([path])
+    assert first.tools == second.tools == [TOOL] and bare.tools is None
+    assert second.messages is not None and second.messages[-1]["role"] == "tool"
+    # tools are asked too; prompts without any have the hash that they had before there were tools
+    bare_again = first._replace(tools=None, prompt_id=bare.prompt_id)
+    assert prompts_sha256([first]) != prompts_sha256([first._replace(tools=None)])
+    assert prompts_sha256([bare_again]) == prompts_sha256([bare])
+    assert rows_sha256([first]) != rows_sha256([bare])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "a", "tools": [TOOL]}, "raw text takes no tools"),
+        ({"turns": ["a"], "tools": "none"}, "'tools' must be JSON"),
+        ({"turns": ["a"], "tools": ["get"]}, "'tools' must be a list of JSON schemas"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "3"}]},
+            "must end with a user turn",
+        ),
+        ({"question": ["a"], "function": []}, "'question' must be a list of turns"),
+        (
+            {"question": [[{"role": "user", "content": "a"}], [SYSTEM_TURN]], "function": []},
+            "each must be the user's alone",
+        ),
+    ],
+)
+def test_tools_that_cannot_be_asked_are_refused(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_prompts([rows(tmp_path / "a.jsonl", row)])
+
+
 def test_layouts_may_be_chosen(tmp_path: Path) -> None:
     code = rows(tmp_path / "code.jsonl", {"task_id": "a", "prompt": "def f", "entry_point": "f"})
     raw = rows(tmp_path / "raw.jsonl", {"prompt": "Hi"})
@@ -166,7 +216,7 @@ def test_layouts_may_be_chosen(tmp_path: Path) -> None:
 
     def read(*layouts: str) -> list[tuple[Any, ...]]:
         return [
-            prompt[2:]
+            prompt[2:5]
             for prompt in load_prompts([code, raw, tmp_path / "text.txt"], layouts=layouts)
         ]
 
@@ -180,7 +230,7 @@ def test_layouts_may_be_chosen(tmp_path: Path) -> None:
     assert load_prompts([turns], layouts=["turns"])[0].turns == ["x"]
     with pytest.raises(
         ValueError,
-        match=r"there is no layout 'mmlu': choose one of turns, speed_bench, messages, humaneval",
+        match=r"there is no layout 'mmlu': choose one of turns, speed_bench, bfcl, messages, humaneval",
     ):
         read("mmlu")
     with pytest.raises(ValueError, match=r"layouts: no row is read as gsm8k \(question, answer\)"):

@@ -8,9 +8,10 @@ import matplotlib.image
 import pytest
 from rich.console import Console
 
-from specdec.evaluation.metrics import Answer, shape_summary
+from specdec.evaluation.metrics import Answer
 from specdec.evaluation.results_page import evaluation_notes, evaluation_tables, plot
 from specdec.evaluation.run import print_results
+from specdec.evaluation.summary import shape_summary
 from specdec.report.plots import COLORS, GREY
 from specdec.report.tables import write_report
 
@@ -75,6 +76,7 @@ def test_summary_by_hand(result: dict[str, Any]) -> None:
         "acceptance_length_looping": None,
         "identical_outputs": 1,
         "compared_outputs": 2,
+        "by_region": {},
         "by_category": {
             "math": {
                 "prompts": 1,

@@ -12,7 +12,8 @@ import pytest
 from specdec.cli import main
 from specdec.evaluation import run as module
 from specdec.evaluation.benchmark import benchmark
-from specdec.evaluation.metrics import read_answers, shape_summary
+from specdec.evaluation.metrics import read_answers
+from specdec.evaluation.summary import shape_summary
 from specdec.report.plots import figure_files
 from specdec.utils.reading import SUMS
 
