@@ -63,7 +63,8 @@ def nodes_in_order(path_BN: Tensor, length: int) -> Tensor:
     place_BN = (path_BN[:, None] & (order_N < order_N[:, None])).sum(-1)
     # nodes off the path go to a column past the end
     column_BN = torch.where(path_BN, place_BN, length)
-    rest_BW = torch.cat([order_P, order_P[:1]]).clamp_max(N - 1).repeat(B, 1)
+    rest_W = torch.cat([order_P, order_P[:1]])
+    rest_BW = rest_W.clamp_max(N - 1).repeat(B, 1)
     return rest_BW.scatter(1, column_BN, order_N.expand(B, N))[:, :length]
 
 
@@ -109,7 +110,8 @@ class Greedy(Rule):
         # ... and is taken if all its ancestors agree too; the deepest such node ends the path
         taken_BN = (agrees_BN[:, None] | ~ancestors_BNN).all(-1)
         leaf_B1 = (taken_BN * ancestors_BNN.sum(-1)).argmax(-1, keepdim=True)
-        path_BN = ancestors_BNN.gather(1, leaf_B1[..., None].expand_as(ancestors_BNN[:, :1]))[:, 0]
+        leaf_B1N = leaf_B1[..., None].expand_as(ancestors_BNN[:, :1])
+        path_BN = ancestors_BNN.gather(1, leaf_B1N)[:, 0]
         return Accepted(path_BN, choice_BN.gather(1, leaf_B1)[:, 0])
 
 

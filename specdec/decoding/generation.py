@@ -117,7 +117,9 @@ def request_ids(prompt: PromptLike, target: Target) -> list[int]:
 def continuation(tokenizer: Any, before: Sequence[int], ids: Sequence[int]) -> str:
     """The text of tokens behind others; some tokenizers write the first token of a text without its space."""
     clean = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-    head, both, alone = (tokenizer.decode(list(x), **clean) for x in (before, [*before, *ids], ids))
+    head = tokenizer.decode(list(before), **clean)
+    both = tokenizer.decode([*before, *ids], **clean)
+    alone = tokenizer.decode(list(ids), **clean)
     return both[len(head) :] if both.startswith(head) else alone
 
 

@@ -137,7 +137,8 @@ class PlainRound(nn.Module):
         self.length_B.add_(count_B)
         self.count_B.copy_(count_B)
         self.fresh_BP.copy_(fresh_BP)
-        self.root_B.copy_(fresh_BP.take_along_dim((count_B - 1).clamp_min(0)[:, None], 1)[:, 0])
+        last_B1 = (count_B - 1).clamp_min(0)[:, None]
+        self.root_B.copy_(fresh_BP.take_along_dim(last_B1, 1)[:, 0])
         self.aux_BPLH.copy_(out.aux_BTNH.take_along_dim(nodes_BP[..., None, None], 1))
         return torch.cat([count_B[:, None], fresh_BP, depth_BN.amax(1, keepdim=True)], 1)
 

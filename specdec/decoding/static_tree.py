@@ -65,7 +65,8 @@ class StaticTree(DraftShape):
                 "shape: a static tree is a list of paths of child ranks from 0 up, as [[0], [1], [0, 0]]"
             )
         for path in sorted(known):
-            required = (*path[:-1], path[-1] - 1) if path[-1] else path[:-1]
+            parent = path[:-1]
+            required = (*parent, path[-1] - 1) if path[-1] else parent
             if required and required not in known:
                 raise ValueError(
                     f"shape: a static tree with the path {list(path)} has {list(required)} too: add it"

@@ -176,7 +176,8 @@ class _Blocked(torch.autograd.Function):
         # With own columns, the sum over tile and columns is rounded once.
         kind = lse_BgrT.dtype if later else q_BgrTd.dtype
         # Nodes before heads in memory, so that heads flatten for free.
-        out = q_BgrTd.new_zeros(B, T, h, d, dtype=kind).transpose(1, 2).unflatten(1, (g, r))
+        out_BThd = q_BgrTd.new_zeros(B, T, h, d, dtype=kind)
+        out = out_BThd.transpose(1, 2).unflatten(1, (g, r))
         for nodes, parts in tiling.tiles:
             q_tile = q_BgrTd[..., nodes, :].flatten(0, 1).flatten(1, 2)  # (B g, r R, d)
             tile_out: Tensor | None = None
@@ -279,6 +280,7 @@ def _weights_and_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the weights again, and the gradient by the scores: weight * (its gradient - inner)."""
     kind = wide(scores.dtype)
-    weights = torch.exp(torch.add(bias, scores.to(kind), alpha=scale) - lse.unsqueeze(-1))
+    biased = torch.add(bias, scores.to(kind), alpha=scale)
+    weights = torch.exp(biased - lse.unsqueeze(-1))
     by_scores = weights * (by_weights.to(kind) - inner.unsqueeze(-1)) * scale
     return weights.to(scores.dtype), by_scores.to(scores.dtype)

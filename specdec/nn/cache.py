@@ -43,7 +43,8 @@ def attend_few(
     g = k_BgSd.shape[1]
     # the heads of a group share their keys' pass
     grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)
-    scores = (grouped @ k_BgSd.transpose(-1, -2)).view(B, g, h // g, T, -1) + bias_B1TS[:, :, None]
+    products = grouped @ k_BgSd.transpose(-1, -2)
+    scores = products.view(B, g, h // g, T, -1) + bias_B1TS[:, :, None]
     weights = scores.softmax(-1, dtype=wide(scores.dtype)).to(v_BgSd.dtype)
     return (weights.flatten(2, 3) @ v_BgSd).reshape(B, h, T, -1)
 
@@ -163,7 +164,9 @@ def _causal_documents(seen: list[tuple[Tensor, Tensor]]) -> list[_CausalDocument
     (first_T, last_T), *sinks = seen
     T = len(first_T)
     continues_T = torch.zeros(T, dtype=torch.bool)  # sees one key more than the node before
-    continues_T[1:] = (first_T[1:] == first_T[:-1]) & (last_T[1:] == last_T[:-1] + 1)
+    same_first = first_T[1:] == first_T[:-1]
+    next_last = last_T[1:] == last_T[:-1] + 1
+    continues_T[1:] = same_first & next_last
     sees_itself_T = first_T == last_T  # as the first node of a document does
     for first_sink_T, last_sink_T in sinks:
         without_sinks_T = last_sink_T < first_sink_T

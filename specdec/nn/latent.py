@@ -51,7 +51,8 @@ class LatentAttention(Attention):
     def split(self, qkv_BTW: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (B, h, T, d)."""
         q, latent, shared_BTr = qkv_BTW.split(self.sizes, dim=-1)
-        q = self.q_b_proj(self.q_a_layernorm(q)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q = self.q_b_proj(self.q_a_layernorm(q))
+        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         kv = (
             self.kv_b_proj(self.kv_a_layernorm(latent))
             .unflatten(-1, (self.heads, -1))
@@ -59,10 +60,8 @@ class LatentAttention(Attention):
         )
         k, v = kv.split([self.plain, self.value_dim], dim=-1)
         turned_B1Tr = apply_rope(apart(shared_BTr[:, None]), *rope)
-        q = (
-            torch.cat([q[..., : self.plain], apply_rope(apart(q[..., self.plain :]), *rope)], -1)
-            * self.scale
-        )
+        turned_q = apply_rope(apart(q[..., self.plain :]), *rope)
+        q = torch.cat([q[..., : self.plain], turned_q], -1) * self.scale
         k = torch.cat([k, turned_B1Tr.expand(*k.shape[:-1], -1)], -1)
         return q, k, F.pad(v, (0, self.head_dim - self.value_dim))
 

@@ -99,7 +99,9 @@ def _split_heads(
 def _join_heads(
     q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, cos: Tensor, sin: Tensor, h: int, g: int
 ) -> tuple[Tensor, None, None]:
-    heads = torch.cat([apply_rope(q_BhTd, cos, -sin), apply_rope(k_BgTd, cos, -sin), v_BgTd], dim=1)
+    q_BhTd = apply_rope(q_BhTd, cos, -sin)
+    k_BgTd = apply_rope(k_BgTd, cos, -sin)
+    heads = torch.cat([q_BhTd, k_BgTd, v_BgTd], dim=1)
     return heads.transpose(1, 2).contiguous(), None, None
 
 
@@ -242,7 +244,9 @@ def _gate_backward(grad: Tensor, both: Tensor) -> tuple[Tensor]:
     gate, up = both.chunk(2, dim=-1)
     share = torch.sigmoid(gate)
     silu = gate * share
-    return (torch.cat([grad * up * (share + silu * (1 - share)), grad * silu], dim=-1),)
+    by_gate = grad * up * (share + silu * (1 - share))
+    by_up = grad * silu
+    return (torch.cat([by_gate, by_up], dim=-1),)
 
 
 class SwiGLU(nn.Module):

@@ -89,7 +89,9 @@ def contiguous(spans: Spans) -> Spans:
 def _rule(spans: Spans) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Return the rule that flex attention asks of sequence, head, node and key, to make its block mask."""
     if (sinks := spans.sinks) is None:
-        return lambda b, h, t, s: (s >= spans.first_BT[b, t]) & (s <= spans.last_BT[b, t])
+        first_BT = spans.first_BT
+        last_BT = spans.last_BT
+        return lambda b, h, t, s: (s >= first_BT[b, t]) & (s <= last_BT[b, t])
     run = _rule(spans._replace(sinks=None))
     sunk = _rule(sinks)
     return lambda b, h, t, s: run(b, h, t, s) | sunk(b, h, t, s)

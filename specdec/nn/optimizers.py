@@ -75,7 +75,8 @@ def orthogonal(update: Tensor, dtype: torch.dtype) -> Tensor:
     x = x / x.norm().clamp(min=1e-7)  # no singular value above one
     for _ in range(5):
         gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.addmm(x, polynomial, x, beta=a)
     return x.T if tall else x
 
 

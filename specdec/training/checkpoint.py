@@ -136,7 +136,8 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
         raise ValueError(
             f"{path}: damaged, cut off or no checkpoint of specdec ({reason}); {REMEDY}"
         ) from error

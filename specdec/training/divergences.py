@@ -118,7 +118,8 @@ class HardCrossEntropy(DistributionLoss):
     reads: ClassVar[frozenset[str]] = frozenset({"token_R"})
 
     def __call__(self, rows: LossRows) -> Tensor:
-        return -rows.draft_RD.log_softmax(-1).gather(-1, rows.token_R[:, None]).squeeze(-1)
+        log_q_RD = rows.draft_RD.log_softmax(-1)
+        return -log_q_RD.gather(-1, rows.token_R[:, None]).squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ class TopKCrossEntropy(DistributionLoss):
         return loss_R
 
     def _top(self, rows: LossRows) -> tuple[Tensor, Tensor]:
-        return rows.p_RD.topk(min(self.k, rows.p_RD.shape[-1]), dim=-1, sorted=False)
+        count = min(self.k, rows.p_RD.shape[-1])
+        return rows.p_RD.topk(count, dim=-1, sorted=False)
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,8 @@ def _soft_cross_entropy_(draft_RD: Tensor, p_RD: Tensor, weight_R: Tensor) -> Te
     e_RD = below_RD.exp()
     total_R1 = e_RD.sum(-1, keepdim=True)
     # neither term is below zero
-    loss_R = total_R1.log().squeeze(-1) * p_RD.sum(-1) - (p_RD * below_RD).sum(-1)
+    log_total_R = total_R1.log().squeeze(-1)
+    loss_R = log_total_R * p_RD.sum(-1) - (p_RD * below_RD).sum(-1)
     draft_RD.copy_((e_RD * (1 / total_R1) - p_RD) * weight_R[:, None])
     return loss_R
 

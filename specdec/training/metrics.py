@@ -33,7 +33,8 @@ def overlap(logits_RD: Tensor, probs: TargetProbs) -> Tensor:
     """Return ``Σ min(p, q)``, (R,), the chance that a draft sampled from q is accepted
     (https://arxiv.org/abs/2211.17192), with p over the target's whole vocabulary."""
     q_RD = logits_RD.softmax(-1, dtype=probs.p_CD.dtype)
-    return torch.minimum(probs.p_CD * probs.log_mass_C.exp()[:, None], q_RD).sum(-1)
+    p_RD = probs.p_CD * probs.log_mass_C.exp()[:, None]
+    return torch.minimum(p_RD, q_RD).sum(-1)
 
 
 class StepCounter:
