@@ -45,7 +45,11 @@ class Question(NamedTuple):
     @property
     def blank(self) -> bool:
         """Whether a part is blank: not a fault of the file, but nothing that could be decoded."""
-        said = [message for message in self.messages or [] if not message.get("tool_calls")]
+        said = [
+            message
+            for message in self.messages or []
+            if message["role"] != "tool" and not message.get("tool_calls")
+        ]
         texts = self.turns or [message["content"] for message in said] or [self.text or ""]
         return not all(text.strip() for text in texts)
 
@@ -192,14 +196,15 @@ def _instruction(row: Values, place: str, before: str = "\n\n") -> str:
 
 def _open_messages(row: Values, place: str) -> Question:
     messages = _turns("messages")(row, place)
+    has_tools = bool(row.get("tools") or row.get("functions"))
+    required = {"role", "content"}
     for number, message in enumerate(messages, 1):
-        calls = OF_CALLS if row.get("tools") else set()
-        if not {"role", "content"} <= message.keys() <= {"role", "content"} | calls:
+        if not required <= message.keys() <= required | (OF_CALLS if has_tools else set()):
             more = f"it has {', '.join(sorted(message))}"
             raise ValueError(
                 f"{place}: message {number} must have role and content and nothing else; {more}"
             )
-    ends = ("user", "tool") if row.get("tools") else ("user",)
+    ends = ("user", "tool") if has_tools else ("user",)
     if messages[-1]["role"] not in ends:
         raise ValueError(
             f"{place}: messages must end with a user turn to be answered, not {messages[-1]['role']}"
