@@ -14,7 +14,9 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 VARIABLE = "SPECDEC_REPOSITORY"
 # [text](path) and ![text](path), with no scheme and no anchor on the same page
-RELATIVE_LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?!https?://|#|mailto:)(?P<path>[^)\s]+)\)")
+RELATIVE_LINK = re.compile(
+    r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?!https?://|#|mailto:)(?P<path>[^)\s]+)\)"
+)
 
 
 class ReleaseMetadata(MetadataHookInterface):
