@@ -77,7 +77,7 @@ FAMILIES: dict[str, tuple[Callable[[], hf.PreTrainedModel], float, str, tuple[st
     "Mixtral": (lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**SIZES, head_dim=12, **EXPERTS)), 0.4, "eagle3", None),
     "Phi": (lambda: hf.PhiForCausalLM(hf.PhiConfig(**SIZES)), 0.6, "eagle3_1", None),
 }  # fmt: skip
-# with recurrent layers, of which chains alone are decoded, one text at a time; their four layers are kept
+# with recurrent layers, of which chains alone are decoded; their four layers are kept
 HYBRIDS = {
     "Qwen3.5": ("qwen3_5", 0.8), "Falcon-H1": ("falcon_h1", 0.6), "Nemotron-H": ("nemotron_h", 0.6),
     "LFM2": ("lfm2", 0.3),
@@ -86,6 +86,7 @@ SHAPES: dict[str, DraftShape] = {
     "chain": Chain(4), "static tree": StaticTree(), "dynamic tree": DynamicTree(depth=4, top_k=3, nodes=12),
 }  # fmt: skip
 BATCHES = (1, 4, 8)
+HYBRID_BATCHES = (1, 4)
 
 SMALL, LENGTH = 5, 4  # vocabulary and tokens of the sampled texts
 PROMPTS = ([3, 1], [0, 4, 4, 2, 1, 0, 3])  # which they follow in turn,
@@ -384,8 +385,11 @@ def plan(texts: int, new: int, draws: int, fault_draws: int) -> list[dict[str, A
             one = {"greedy": greedily("Llama", "chain", 4, False, 0, min(texts, 8))}
         faults.append({"fault": fault, **one})
     of_hybrids = [
-        {"fault": None, "greedy": greedily(family, "chain", 1, False, 10**4 + n, texts * 5 // 2)}
-        for n, family in enumerate(HYBRIDS)
+        {
+            "fault": None,
+            "greedy": greedily(family, "chain", batch, False, 10**4 + n, texts * 5 // 4),
+        }
+        for n, (family, batch) in enumerate(itertools.product(HYBRIDS, HYBRID_BATCHES))
     ]
     return [*tokens[: len(graphs)], *drawn, *tokens[len(graphs) :], *faults, *of_hybrids]
 

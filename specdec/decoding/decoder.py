@@ -51,11 +51,6 @@ class PlainDecoder:
         compiled: bool = False,
     ) -> None:
         check_numbers(PlainDecoder.__init__, {"batch": batch})
-        if target.recurrent and (compiled or batch > 1):
-            raise ValueError(
-                f"{target.source} has recurrent layers, whose state is put back after refused drafts, text by text and "
-                "in no graph: use --compile off and --batch_size 1"
-            )
         self.target = target
         self.sampling = sampling
         self.batch = batch

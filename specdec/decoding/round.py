@@ -1,4 +1,4 @@
-"""One round of B sequences: draft, verify, accept, commit. Only a shape or a recurrent target waits for the device.
+"""One round of B sequences: draft, verify, accept, commit. Only a shape may wait for the device.
 
 Legend: B sequences, N tree nodes with the root, P path nodes at most, L aux layers (N in drafter and target),
 H hidden, T tokens, V vocabulary.
@@ -45,7 +45,7 @@ class PlainRound(nn.Module):
         self.sampling = sampling
         self.rule = sampling.without_drafts
         self.capacity = longest + self.nodes
-        self.cache = target.new_cache(self.capacity, batch)
+        self.cache = target.new_cache(self.capacity, batch, self.nodes)
         zero_B = torch.zeros(batch, dtype=torch.int64, device=target.device)
         self.live_B = zero_B.bool()
         self.seed_B = zero_B.clone()
@@ -63,10 +63,9 @@ class PlainRound(nn.Module):
         """Start sequence ``b`` on a prompt; returns its first new token, (1,)."""
         ids_1T = torch.tensor([prompt], device=self.target.device)
         zero_1 = ids_1T.new_zeros(1)
-        cache = self.cache.row(b)
-        cache.clear()
-        view = View.chain(zero_1, len(prompt), self.capacity, cache)
-        out = self.target.forward(ids_1T, view, self.aux_layers, self.final_norm)
+        with self.cache.begin(b) as cache:
+            view = View.chain(zero_1, len(prompt), self.capacity, cache)
+            out = self.target.forward(ids_1T, view, self.aux_layers, self.final_norm)
         self.prefill_drafter(b, ids_1T, out.aux_BTNH)
         logits_1V = self.target.logits(out.final_BTH[:, -1:])[:, 0]
         self.live_B[b] = True
@@ -104,7 +103,6 @@ class PlainRound(nn.Module):
         ancestors_BNN = ancestors(tree.parents_BN)
         depth_BN = ancestors_BNN.sum(-1) - 1  # the root's is 0
         view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, self.cache)
-        recurrent_states = self.cache.recurrent_states() if self.nodes > 1 else []
         out = self.target.forward(tokens_BN, view, self.aux_layers, self.final_norm)
         # greedy acceptance needs no probabilities: their argmax is that of the logits
         p_BNV = self.target.logits(out.final_BTH)
@@ -124,16 +122,12 @@ class PlainRound(nn.Module):
         shifted_BP = torch.cat([tokens_BN.gather(1, nodes_BP)[:, 1:], next_B1], 1)
         fresh_BP = torch.where(order_P < taken_B[:, None] - 1, shifted_BP, next_B1)
         count_B = taken_B * self.live_B
-        # commit: the path's keys move to where the next pass looks for them
-        if not self.in_order:
+        # commit: a chain's keys are in place, and recurrent states go back; a path's keys move to where the next pass
+        # looks for them
+        if self.in_order:
+            self.cache.rewind(taken_B)
+        else:
             self.cache.commit(length_B, nodes_BP)
-        # a recurrent state (of one sequence alone) is put back, and then reads the accepted nodes
-        if recurrent_states and (count := int(count_B)) < tokens_BN.shape[1]:
-            self.cache.restore(recurrent_states)
-            if count:
-                self.target.forward(
-                    tokens_BN[:, :count], View.chain(length_B, count, self.capacity, self.cache), ()
-                )
         self.length_B.add_(count_B)
         self.count_B.copy_(count_B)
         self.fresh_BP.copy_(fresh_BP)

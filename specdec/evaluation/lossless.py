@@ -185,8 +185,10 @@ def _unlikely_tokens(
     gap_T = best_T - chosen_T
     allowed_T = TOLERANCE[target.dtype] * best_T.abs().clamp_min(1)
     in_16_bits = target.dtype in (torch.bfloat16, torch.float16)
-    if in_16_bits and target.routed and bool((gap_T > allowed_T).any()):
-        # a tie of two experts moves logits by more than rounding: by what the model itself moves them on this text
+    moves = target.recurrent or (in_16_bits and target.routed)
+    if moves and bool((gap_T > allowed_T).any()):
+        # a tie of two experts moves logits by more than rounding, and so do recurrent layers, which read a text as a
+        # whole in another form than token by token: by what the model itself moves them on this text
         allowed_T = allowed_T.clamp_min(2 * float(moved_logits(target, text_1T).max()))
     for position in gap_T.nonzero()[:, 0].tolist():
         yield {

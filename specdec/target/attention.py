@@ -18,13 +18,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import Cache, LinearAttentionLayer
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from specdec.nn.cache import FEW_QUERIES, Pieces, additive, attend_few, attend_pieces, write
 from specdec.nn.view import View
 from specdec.target.model_parts import OURS, OURS_EAGER, ModelParts
+from specdec.target.recurrence import RecurrentLayer
 
 Mask = Tensor | Pieces | None
 """What a layer gets for a mask."""
@@ -197,17 +198,22 @@ class TargetCache(Cache):
 
     Args:
         capacity: S, slots per layer.
-        batch: B, sequences side by side; one of a target with recurrent layers.
-        recurrent: layers whose state is one for all tokens so far: there are no slots in it to go back to, so that it
-            is kept before a verification and put back (:meth:`recurrent_states`).
+        batch: B, sequences side by side.
+        recurrent: of each layer, whether it carries a state, of which :mod:`specdec.target.recurrence` takes care;
+            empty if none does.
+        nodes: tokens of a verification at most, that recurrent layers can go back in (:meth:`rewind`).
     """
 
-    def __init__(self, capacity: int, batch: int = 1, recurrent: int = 0) -> None:
+    def __init__(
+        self, capacity: int, batch: int = 1, recurrent: Sequence[bool] = (), nodes: int = 1
+    ) -> None:
         if min(capacity, batch) < 1:
             raise ValueError(
                 f"a cache needs at least one slot and one sequence, not {capacity} and {batch}"
             )
-        super().__init__(layers=[LinearAttentionLayer() for _ in range(recurrent)])
+        super().__init__(
+            layers=[RecurrentLayer(nodes) if is_one else DynamicLayer() for is_one in recurrent]
+        )
         self.capacity = capacity
         self.batch = batch
         # of all sequences, also in a row of the cache
@@ -216,34 +222,24 @@ class TargetCache(Cache):
         self._slots_BT = torch.empty(0, dtype=torch.int64)
         self._columns = capacity
 
-    def row(self, b: int) -> Self:
-        """The cache of one sequence, in the same memory."""
-        if self.batch == 1:  # without a slice: compiled code would copy the buffer at every write
-            return self
-        view = copy.copy(self)
-        view._rows = slice(b, b + 1)
-        return view
+    @contextlib.contextmanager
+    def begin(self, b: int) -> Iterator[Self]:
+        """The cache of sequence ``b`` alone, where a text begins: its keys stand in the same memory, its recurrent
+        states are no earlier text's and come to this cache when the block ends."""
+        text = copy.copy(self)
+        text._rows = slice(b, b + 1)
+        text.layers = [type(layer)() for layer in self.layers]
+        yield text
+        for layer, layer_of_text in zip(self.layers, text.layers, strict=True):
+            if isinstance(layer, RecurrentLayer):
+                layer.begin(b, self.batch, layer_of_text)
 
-    def recurrent_states(self) -> list[tuple[dict[int, Tensor], int, Tensor]]:
-        """A copy of every recurrent layer's states; empty if there are none yet, or no such layers."""
-        return [
-            (states, n, states[n].clone())
-            for layer in self.layers
-            for states in (layer.conv_states, layer.recurrent_states)
-            for n in states
-            if states[n] is not None
-        ]
-
-    @staticmethod
-    def restore(kept: list[tuple[dict[int, Tensor], int, Tensor]]) -> None:
-        """Put back what :meth:`recurrent_states` gave."""
-        for states, n, state in kept:
-            states[n].copy_(state)
-
-    def clear(self) -> None:
-        """Forget the recurrent states: a new text begins."""
+    def rewind(self, count_B: Tensor) -> None:
+        """Let recurrent states be those after the first ``count_B`` tokens of the last verification, of each sequence
+        its own number, int64, at least one. What is in slots needs nothing: the next tokens are written over it."""
         for layer in self.layers:
-            layer.reset()
+            if isinstance(layer, RecurrentLayer):
+                layer.rewind(count_B)
 
     def place(self, view: View) -> int:
         """Aim the next forward's keys at ``view.slots_BT``; returns how many key columns it has to look at.
@@ -262,6 +258,9 @@ class TargetCache(Cache):
             )
         self._slots_BT = view.slots_BT
         self._columns = columns
+        for layer in self.layers:
+            if isinstance(layer, RecurrentLayer):
+                layer.forget()
         if view.slots_BT.device.type == "cpu" and not torch.compiler.is_compiling():
             self._columns = int(view.slots_BT.max()) + 1
             if self._columns > columns:

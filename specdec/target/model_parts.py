@@ -36,7 +36,8 @@ class ModelParts(NamedTuple):
     head_name: str
     sliding: tuple[bool, ...]  # per layer
     attends: tuple[bool, ...]  # per layer, whether it takes a mask
-    recurrent: tuple[bool, ...]  # per layer, whether it carries a state from token to token
+    # per layer, the module that carries a state from token to token; None of a layer without
+    mixers: tuple[nn.Module | None, ...]
     mask_argument: int  # place of ``attention_mask`` among a layer's positional arguments
     # the name under which the decoder and the model take and return their cache
     cache_argument: str
@@ -71,13 +72,18 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     heads = [name for name, part in model.named_children() if part is head]
     if len(paths) != 1 or len(heads) != 1:
         raise ValueError(f"{family}: its decoder and output head are not its own direct parts")
-    kinds = _kinds(family, config)
+    sliding, attends, recurrent = _kinds(family, config)
+    mixers = tuple(
+        _mixer(family, layer) if carries else None
+        for layer, carries in zip(layers, recurrent, strict=True)
+    )
     mask_argument = arguments.index("attention_mask")
     # transformers 5.24 calls it so, and warns of the earlier name
     takes_cache = "cache" in inspect.signature(decoder.forward).parameters
     cache_argument = "cache" if takes_cache else "past_key_values"
     return ModelParts(
-        config, decoder, layers, final_norm, head, paths[0], heads[0], *kinds, mask_argument, cache_argument
+        config, decoder, layers, final_norm, head, paths[0], heads[0], sliding, attends, mixers, mask_argument,
+        cache_argument,
     )  # fmt: skip
 
 
@@ -134,6 +140,21 @@ def _final_norm(family: str, decoder: nn.Module) -> nn.Module:
             f"{family}: found {len(norms)} norms outside the decoder layers, not one final norm"
         )
     return norms[0]
+
+
+def _mixer(family: str, layer: nn.Module) -> nn.Module:
+    """Return the layer's only module with a convolution over the text, which all recurrent mixers begin with."""
+    mixers = [
+        part
+        for part in layer.modules()
+        if any(isinstance(child, nn.Conv1d) for child in part.children())
+    ]
+    if len(mixers) != 1:
+        raise ValueError(
+            f"{family} cannot be a target: a recurrent layer has {len(mixers)} modules with a convolution over the "
+            "text, not one, so it is unclear which carries the state"
+        )
+    return mixers[0]
 
 
 def _kinds(family: str, config: Any) -> tuple[tuple[bool, ...], tuple[bool, ...], tuple[bool, ...]]:

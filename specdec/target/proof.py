@@ -52,7 +52,8 @@ def prove(target: "Target") -> None:
         ours = _ours(target, ids_1T, View.packed(torch.zeros_like(ids_1T)))
         _check_close(target, "a plain text", ours, expected, slice(None))
         _check_packed(target, ids_1T, expected)
-        _check_cached(target, ids_1T, expected)
+        check = _check_chains if target.recurrent else _check_cached
+        check(target, ids_1T, expected)
     except (torch.OutOfMemoryError, ValueError):
         raise
     except FAILURES as error:
@@ -139,8 +140,7 @@ def _check_packed(target: "Target", ids_1T: Tensor, own: ReferenceStates) -> Non
 
 
 def _check_cached(target: "Target", ids_1T: Tensor, own: ReferenceStates) -> None:
-    """Prefill, verify a tree whose true path is its even nodes, commit that path, continue; or a chain, half
-    refused."""
+    """Prefill, verify a tree whose true path is its even nodes, commit that path, continue."""
     cache = target.new_cache(LENGTH + 2 * DEPTH)
     device = target.device
 
@@ -149,32 +149,53 @@ def _check_cached(target: "Target", ids_1T: Tensor, own: ReferenceStates) -> Non
         return _ours(target, ids_1T[:, first:last], view)
 
     _check_close(target, "prefill in the cache", chain(0, PREFIX), own, slice(PREFIX))
+    _check_tree(target, ids_1T, own, cache)
     accepted = PREFIX + DEPTH
-    if target.recurrent:
-        recurrent_states = cache.recurrent_states()
-        decoys_1D = (ids_1T[:, accepted : accepted + 2] + 1) % target.vocab_size
-        view = View.chain(torch.tensor(PREFIX, device=device), DEPTH + 2, cache.capacity, cache)
-        chained = _ours(target, torch.cat([ids_1T[:, PREFIX:accepted], decoys_1D], 1), view)
-        _check_close(
-            target,
-            "verifying a chain",
-            [x[:, :DEPTH] for x in chained],
-            own,
-            slice(PREFIX, accepted),
-        )
-        cache.restore(recurrent_states)
-        _check_close(
-            target,
-            "again without what was refused",
-            chain(PREFIX, accepted),
-            own,
-            slice(PREFIX, accepted),
-        )
-    else:
-        _check_tree(target, ids_1T, own, cache)
     pieces = zip(chain(accepted, accepted + 1), chain(accepted + 1, LENGTH), strict=True)
     after = [torch.cat(states, 1) for states in pieces]
     _check_close(target, "continuing after a commit", after, own, slice(accepted, None))
+
+
+def _check_chains(target: "Target", ids_1T: Tensor, own: ReferenceStates) -> None:
+    """Of two sequences side by side: prefill, one of them after another text; verify chains of which each keeps another
+    number; continue with a token, and with more than can be taken back."""
+    cache = target.new_cache(LENGTH, 2, DEPTH)
+    decoys_1T = (ids_1T + 1) % target.vocab_size
+
+    def begin(b: int, prompt_1T: Tensor) -> list[Tensor]:
+        zero = torch.tensor(0, device=target.device)
+        with cache.begin(b) as text:
+            return _ours(target, prompt_1T, View.chain(zero, prompt_1T.shape[1], LENGTH, text))
+
+    def read(first_B: list[int], count: int, true_B: list[int]) -> list[list[Tensor]]:
+        """Read ``count`` tokens, decoys after the true ones; returns the true ones' states of each text."""
+        true = list(zip(first_B, true_B, strict=True))
+        rows = [
+            torch.cat([ids_1T[:, first : first + n], decoys_1T[:, first + n : first + count]], 1)
+            for first, n in true
+        ]
+        view = View.chain(torch.tensor(first_B, device=target.device), count, LENGTH, cache)
+        ours = _ours(target, torch.cat(rows), view)
+        return [[state[b : b + 1, :n] for state in ours] for b, n in enumerate(true_B)]
+
+    def check(where: str, of_both: list[list[Tensor]], first_B: list[int]) -> None:
+        for b, (states, first) in enumerate(zip(of_both, first_B, strict=True)):
+            at = slice(first, first + states[0].shape[1])
+            _check_close(target, f"{where}, text {b + 1} of 2", states, own, at)
+
+    lengths_B = [PREFIX, PREFIX - 5]
+    counts_B = [DEPTH - 2, 2]
+    begin(1, decoys_1T[:, :PREFIX])
+    begun = [begin(b, ids_1T[:, :length]) for b, length in enumerate(lengths_B)]
+    check("prefill in the cache", begun, [0, 0])
+    check("verifying a chain", read(lengths_B, DEPTH, counts_B), lengths_B)
+    cache.rewind(torch.tensor(counts_B, device=target.device))
+    after_B = [length + count for length, count in zip(lengths_B, counts_B, strict=True)]
+    next_B = [first + 1 for first in after_B]
+    rest = LENGTH - max(next_B)
+    pieces = zip(read(after_B, 1, [1, 1]), read(next_B, rest, [rest, rest]), strict=True)
+    after = [[torch.cat(states, 1) for states in zip(*piece, strict=True)] for piece in pieces]
+    check("continuing after refused drafts", after, after_B)
 
 
 def _check_tree(

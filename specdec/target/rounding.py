@@ -205,6 +205,8 @@ def _other_ways(target: "Target", ids_1T: Tensor) -> Iterator[tuple[str, list[Te
         "padded in a batch": padded,
         "in pieces with its cache": cached,
     }
+    if target.recurrent:  # which has another form for a single token, and verifies with it
+        ways["token by token"] = lambda: in_pieces(target, ids_1T, 1)
     if attention == OURS:  # sdpa; a model that runs with eager attention may have no other
         ways = {"with eager attention": eager, **ways}
     for name, way in ways.items():

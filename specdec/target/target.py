@@ -24,6 +24,7 @@ from specdec.target.identity import Digests, model_digests, same_target, target_
 from specdec.target.loading import devices_of_layers, named_parts
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
 from specdec.target.proof import prove
+from specdec.target.recurrence import Steps
 from specdec.target.source import TargetSource
 from specdec.utils.trust import redacted
 
@@ -73,6 +74,7 @@ class Target:
         self._parts = parts = model_parts(model)
         use_own_attention(model)
         self._tape = Tape(parts)
+        Steps(parts.mixers)
         self.config = parts.config  # of the text model, Hugging Face's
         self.final_norm = parts.final_norm
         self.num_layers = len(parts.layers)  # L; boundaries run from 0 to L
@@ -81,10 +83,10 @@ class Target:
         self.vocab_size = int(parts.head.weight.shape[0])
         # of every layer, whether it attends; else it is recurrent, or has no mixer
         self.attends = parts.attends
-        self.recurrent = any(parts.recurrent)  # then its drafts are chains
-        self.most_texts = 1 if self.recurrent else sys.maxsize  # that can be decoded side by side
-        # that a cache of it can have; None for any number
-        self.most_slots = rope_limit(self.config)
+        self.recurrent = any(parts.mixers)  # then its drafts are chains
+        # decoded side by side where nobody says how many: a recurrent text's states are kept after each of its drafts
+        self.most_texts = 8 if self.recurrent else sys.maxsize
+        self.most_slots = rope_limit(self.config)  # of a cache; None for any number
 
     @classmethod
     def load(cls, source: str | Path, device: str = "cpu", **options: Any) -> "Target":
@@ -342,17 +344,15 @@ class Target:
             output = type(self.model).forward(stub, inputs_embeds=final_BTH, use_cache=False)
         return output.logits.to(final_BTH.device)
 
-    def new_cache(self, capacity: int, batch: int = 1) -> TargetCache:
+    def new_cache(self, capacity: int, batch: int = 1, nodes: int = 1) -> TargetCache:
         """An empty cache of ``capacity`` slots for each of ``batch`` sequences.
 
-        Raises:
-            ValueError: sequences side by side, of a target with recurrent layers.
+        Args:
+            nodes: tokens of a verification at most. A target with recurrent layers reads up to this many one by one
+                and can go back to any of them (``TargetCache.rewind``).
         """
-        if self.recurrent and batch > 1:
-            raise ValueError(
-                f"{self.source} has recurrent layers, whose states are kept for one text: use batch 1"
-            )
-        return TargetCache(capacity, batch, self.num_layers if self.recurrent else 0)
+        recurrent = [mixer is not None for mixer in self._parts.mixers] if self.recurrent else ()
+        return TargetCache(capacity, batch, recurrent, nodes)
 
     def prove(self) -> None:
         """Check on a short text that taps, head, packing and tree verification agree with the model itself.

@@ -5,10 +5,14 @@ from collections.abc import Callable
 from transformers import (
     FalconH1Config,
     FalconH1ForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
+    OlmoHybridConfig,
+    OlmoHybridForCausalLM,
     PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
@@ -49,6 +53,16 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
             **SIZES, layers_block_type=["linear_attention", "full_attention", "mlp", "linear_attention"],
             mamba_num_heads=4, mamba_head_dim=8, ssm_state_size=8, n_groups=1, chunk_size=8, head_dim=12,
         )
+    ),
+    "granite_4": lambda: GraniteMoeHybridForCausalLM(
+        GraniteMoeHybridConfig(
+            **SIZES, layer_types=KINDS, mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1,
+            mamba_chunk_size=8, num_local_experts=0, shared_intermediate_size=48, embedding_multiplier=2.0,
+            logits_scaling=1.5, residual_multiplier=0.7,
+        )
+    ),
+    "olmo_hybrid": lambda: OlmoHybridForCausalLM(
+        OlmoHybridConfig(**SIZES, **{**DELTA, "linear_num_key_heads": 4})
     ),
     "lfm2": lambda: Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"] * 2)),
 }  # fmt: skip

@@ -81,7 +81,8 @@ def test_each_sequence_of_a_batch_commits_a_path_of_its_own(
 
 def test_a_row_is_the_same_memory_whoever_writes_first() -> None:
     cache = TargetCache(8, 3)
-    row = cache.row(1)
+    with cache.begin(1) as row:
+        pass
     assert row.capacity == 8
     alone = write(row, 0, 4, 0, 1)
     row.place(View.chain(4, 1, 8, row))

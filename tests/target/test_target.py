@@ -126,7 +126,8 @@ def test_sequences_of_a_batch_are_as_alone(family: str) -> None:
     rest_BR = torch.cat([tokens(3, seed) for seed in (31, 32, 33)])
     cache = target.new_cache(max(prefixes) + 6 + 3, 3)
     for b, ids_1P in enumerate(prompts):
-        target(ids_1P, View.chain(0, ids_1P.shape[1], cache.capacity, cache.row(b)), ())
+        with cache.begin(b) as text:
+            target(ids_1P, View.chain(0, ids_1P.shape[1], cache.capacity, text), ())
     seen_BQQ = torch.stack([ancestors(own) for own in parents])
     depth_BQ, length_B = seen_BQQ.sum(-1) - 1, torch.tensor(prefixes)
     view = View.append(length_B, seen_BQQ, depth_BQ, cache.capacity, cache)
