@@ -20,6 +20,7 @@ from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.loud import check_design, loud_drafter, loud_spec
 from specdec.diagnostics.parity_compare import Compared, compare_drafting
+from specdec.diagnostics.parity_eight_bits import RoundedDrafter, rounded_drafter
 from specdec.diagnostics.parity_files import read_files
 from specdec.diagnostics.parity_gguf import FILE
 from specdec.diagnostics.parity_proposals import compare_proposals
@@ -29,6 +30,7 @@ from specdec.diagnostics.parity_report import (
     parity_verdict,
     proposal_tables,
     report_figures,
+    rounding_sentences,
 )
 from specdec.drafter import load_drafter
 from specdec.engines.llama import (
@@ -131,6 +133,8 @@ def parity(config: ParityConfig) -> int:
     with claim, scratch_folder() as scratch:
         run = _Run(config, launch, scratch)
         compared, texts = run.compare()
+        for sentence in rounding_sentences(compared):
+            console.print(sentence, markup=False, soft_wrap=True)
         console.print(comparison_table(compared, run.dtype))
         if compared.not_compared:
             console.print(f"the export was not compared: {compared.not_compared}", markup=False)
@@ -229,7 +233,6 @@ class _Run:
         if saved is None:
             assert config.design is not None
             saved = loud_drafter(target, loud_spec(target, config.design))
-        self.drafter = saved
         self.dtype = str(target.dtype).removeprefix("torch.")
         block_drafts = saved.config.drafting.fixed_drafts
         self.drafts = drafts_of(block_drafts, config.draft_tokens) if config.engine else 0
@@ -244,15 +247,19 @@ class _Run:
         self.directory = config.exported or scratch / "served"
         self.checkpoint = DrafterCheckpoint.of(self.directory.resolve(), subject)
         self.refused: str | None = None  # why the engine cannot express the drafter
+        self.rounded: RoundedDrafter | None = None  # of a quantized export
         if config.exported is not None:
             warn_unless_made_for(target, saved)
             warn_if_rounded(saved, target, subject)
+            self.rounded = rounded_drafter(config.exported, saved, target, subject)
         else:
             try:
                 export_drafter(saved, target, self.directory, config.format, served=config.target)
             except NotServable as error:
                 self.refused = str(error)
-        check_pair(target, saved.to(target.device, target.dtype))
+        # What a quantized export stands for is compared three ways in place of what it was made of.
+        self.drafter = saved if self.rounded is None else self.rounded.drafter
+        check_pair(target, self.drafter.to(target.device, target.dtype))
 
     def context(self) -> dict[str, Any]:
         """Return what the report says in addition to its figures."""
@@ -274,12 +281,16 @@ class _Run:
             texts = answered_texts(
                 self.target, numbered, self.config.max_new_tokens, to_end=False, advance=done
             )
-        exported = None if self.refused else self.directory
+        faults = None if self.rounded is None else tuple(self.rounded.faults)
+        exported = None if self.refused or faults else self.directory
         with progress("comparing", "text", len(texts)) as done:
             compared = compare_drafting(
                 self.target, self.drafter, texts, self.depth, exported, self.checkpoint.method, done
             )
-        return compared._replace(not_compared=self.refused or compared.not_compared), len(texts)
+        compared = compared._replace(
+            not_compared=self.refused or compared.not_compared, rounding_faults=faults
+        )
+        return compared, len(texts)
 
     def ask_engine(self) -> tuple[str, list[RecordedAnswer]]:
         """Run the engine on the prompts as it would be served; return its name and version, and the recorded answers.

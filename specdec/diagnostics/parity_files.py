@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.diagnostics import parity_gguf
+from specdec.diagnostics.parity_quantized import read_quantized
 from specdec.diagnostics.parity_settings import Misread, Settings, read_settings
 
 MASK = "mask_hidden"
@@ -41,6 +42,10 @@ class ServedDrafter(NamedTuple):
     # by the file's names, with the target's embedding and head if need be
     weights: dict[str, Tensor]
     target_ids_D: Tensor  # int64, the target's token for each of the drafter's
+    # the dtype to which the engine rounds what a module reads, token by token; empty without quantization
+    rounded: Mapping[str, torch.dtype] = {}
+    # the share by which activations are moved before they are rounded, to measure what that changes
+    nudge: float = 0.0
 
 
 def read_files(directory: Path) -> Files:
@@ -72,8 +77,9 @@ def interpret(
     Raises:
         Misread: the engine would not load it, or not as what it was.
     """
-    raw, tensors = files
+    raw, stored = files
     settings = read_settings(raw, method)
+    tensors, rounded = read_quantized(raw, stored, layers)
     sizes = {"vocab_size": settings.vocab_size, "target_hidden_size": settings.target_width}
     for (key, size), wanted in zip(sizes.items(), embedding_VH.shape, strict=True):
         if size != wanted:
@@ -100,7 +106,8 @@ def interpret(
         )
     weights = {name: value.to(embedding_VH) for name, value in weights.items()}
     weights = {EMBEDDING: embedding_VH, HEAD: head_VH} | weights
-    return ServedDrafter(settings, weights, ids_D.to(embedding_VH.device))
+    modules = {name.replace("midlayer.", "layers.0."): dtype for name, dtype in rounded.items()}
+    return ServedDrafter(settings, weights, ids_D.to(embedding_VH.device), modules)
 
 
 def _checked_tensors(tensors: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:

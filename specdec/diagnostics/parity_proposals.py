@@ -21,9 +21,13 @@ from torch import Tensor
 from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.anchors import LOG_PROBS_AT_ONCE
 from specdec.diagnostics.parity_compare import fused_features, reported_states
+from specdec.diagnostics.parity_eight_bits import moved_by_last_bits, plain_files
 from specdec.diagnostics.parity_files import Files, ServedDrafter, interpret
 from specdec.diagnostics.parity_readings import (
+    Margins,
     Readings,
+    TextDrafter,
+    comparable,
     passes_of_text,
     read_passes,
     shortfall,
@@ -66,7 +70,7 @@ class Rounding:
     """Near-ties of two sound implementations, on the proposals that faults were tried on."""
 
     engine: int
-    reference: int  # of the export's reference, on the same passes
+    reference: int  # of the export's reference, on the same passes; of a quantized one, with its activations moved
 
     @property
     def explains(self) -> bool:
@@ -202,6 +206,52 @@ def compare_proposals(
         ValueError: tokens are none of the target's, a recorded token is not the text's, or no pass was recorded.
     """
     allowed = 2 * share  # each of two candidates has an error of its own
+    served = None
+    if files is not None:
+        served = interpret(
+            files, method, target.embedding_weight(), target.head_weight(), target.num_layers
+        )
+    readings, counts = _read_answers(target, comparable(target, drafter, served), answers, allowed)
+    if not readings:
+        raise ValueError(
+            "the engine proposed nothing inside its answers: give more --max_new_tokens"
+        )
+    quantized = served if served is not None and served.rounded else None
+    moved = None
+    if quantized is not None:
+        moved = moved_by_last_bits(
+            target, quantized, [_of_text(reading) for reading in _samples(readings)]
+        )
+        allowed = 2 * max(share, moved.share)
+    margins_NK = torch.cat([reading.margin_AK for reading in readings])
+    near_NK = (margins_NK > 0) & (margins_NK <= allowed)
+    probes: list[Probe] = []
+    rounding = None
+    if files is not None:
+        unrounded = plain_files(files, target.num_layers) if quantized else files
+        probes, rounding = probe_faults(target, readings, unrounded, method, allowed)
+        rounding = rounding if moved is None else Rounding(rounding.engine, moved.changed)
+    return ProposalComparison(
+        positions=_positions(readings, allowed),
+        allowed=allowed,
+        largest_near_tie=float(margins_NK[near_NK].max()) if near_NK.any() else 0.0,
+        differences=_differences(readings, allowed)[:EXAMPLES],
+        probes=probes,
+        rounding=rounding,
+        **counts,
+        apart=sum(int((reading.accepted_A != reading.expected_A).sum()) for reading in readings),
+    )
+
+
+def _read_answers(
+    target: Target, of: tuple[TextDrafter, Margins], answers: Sequence[RecordedAnswer], allowed: float
+) -> tuple[list[Readings], Counter[str]]:  # fmt: skip
+    """Return the readings of all answers with passes inside them, and the counts of tokens and passes.
+
+    Args:
+        of: see :func:`comparable`.
+        allowed: share of a distribution's range that two tokens of equal rank may differ by.
+    """
     readings: list[Readings] = []
     counts = Counter[str]()
     with progress("comparing proposals", "text", len(answers)) as done:
@@ -222,28 +272,9 @@ def compare_proposals(
                 misread=len(answer.passes) - len(passes),
             )
             if inside:
-                readings.append(read_passes(target, drafter, number, answer, inside))
+                readings.append(read_passes(target, of, number, answer, inside))
             done(1)
-    if not readings:
-        raise ValueError(
-            "the engine proposed nothing inside its answers: give more --max_new_tokens"
-        )
-    margins_NK = torch.cat([reading.margin_AK for reading in readings])
-    near_NK = (margins_NK > 0) & (margins_NK <= allowed)
-    probes: list[Probe] = []
-    rounding = None
-    if files is not None:
-        probes, rounding = probe_faults(target, readings, files, method, allowed)
-    return ProposalComparison(
-        positions=_positions(readings, allowed),
-        allowed=allowed,
-        largest_near_tie=float(margins_NK[near_NK].max()) if near_NK.any() else 0.0,
-        differences=_differences(readings, allowed)[:EXAMPLES],
-        probes=probes,
-        rounding=rounding,
-        **counts,
-        apart=sum(int((reading.accepted_A != reading.expected_A).sum()) for reading in readings),
-    )
+    return readings, counts
 
 
 def _positions(readings: Sequence[Readings], allowed: float) -> list[DraftPosition]:
@@ -291,8 +322,7 @@ def probe_faults(
         method: as the export is served.
         allowed: margin of a near-tie, as a share of the range.
     """
-    most = max(1, MOST_PROBED // len(readings))
-    samples = [_sample_passes(reading, most) for reading in readings]
+    samples = _samples(readings)
     states = [reported_states(target, reading.ids_T) for reading in samples]
     head_VH = target.head_weight()
 
@@ -336,6 +366,16 @@ def probe_faults(
     engine_NK = torch.cat([reading.margin_AK for reading in samples])
     likeliest_NK = torch.cat([reading.likeliest_AK for reading in samples])
     return probes, Rounding(int((engine_NK > 0).sum()), int((sound_NK != likeliest_NK).sum()))
+
+
+def _samples(readings: Sequence[Readings]) -> list[Readings]:
+    """Return all answers with at most :data:`MOST_PROBED` of their passes."""
+    most = max(1, MOST_PROBED // len(readings))
+    return [_sample_passes(reading, most) for reading in readings]
+
+
+def _of_text(reading: Readings) -> tuple[Tensor, Tensor, Tensor]:
+    return reading.ids_T, reading.places_A, reading.proposed_AK
 
 
 def _sample_passes(reading: Readings, most: int) -> Readings:

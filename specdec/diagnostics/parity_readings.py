@@ -3,13 +3,16 @@
 Legend: A passes, K drafts, T tokens, V target vocabulary, D draft vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.diagnostics.anchors import AnchoredText
+from specdec.diagnostics.parity_eight_bits import ServedText
+from specdec.diagnostics.parity_files import ServedDrafter
 from specdec.drafter import Drafter
 from specdec.engines.proposals import RecordedAnswer, RecordedPass
 from specdec.target import Target
@@ -57,12 +60,33 @@ def passes_of_text(target: Target, answer: RecordedAnswer) -> list[RecordedPass]
     return passes
 
 
-def read_passes(
-    target: Target, drafter: Drafter, number: int, answer: RecordedAnswer, passes: Sequence[RecordedPass]
-) -> Readings:  # fmt: skip
-    """Run the drafter behind every recorded place, on the engine's drafts and on the text's own tokens.
+# Makes of a text's tokens and a depth what drafts behind its places.
+TextDrafter = Callable[[Sequence[int], int], AnchoredText | ServedText]
+# What proposed tokens lack of the likeliest, by log-probabilities: see :func:`margins`.
+Margins = Callable[[Tensor, Tensor], Tensor]
+
+
+def comparable(
+    target: Target, drafter: Drafter, served: ServedDrafter | None
+) -> tuple[TextDrafter, Margins]:
+    """Return what an engine's proposals are compared with: the drafter itself, or the reference of a quantized export.
 
     Args:
+        served: the export as the engine reads it.
+    """
+    if served is not None and served.rounded:
+        return partial(ServedText, target, served), shortfall_or_unknown
+    return partial(AnchoredText, target, drafter), partial(margins, drafter)
+
+
+def read_passes(
+    target: Target, of: tuple[TextDrafter, Margins], number: int, answer: RecordedAnswer,
+    passes: Sequence[RecordedPass],
+) -> Readings:  # fmt: skip
+    """Draft behind every recorded place, on the engine's drafts and on the text's own tokens.
+
+    Args:
+        of: see :func:`comparable`.
         number: the answer's, from 0.
         passes: passes of the answer.
     """
@@ -79,7 +103,8 @@ def read_passes(
     padded_T = torch.cat([ids_T, ids_T.new_zeros(depth)])
     text_AK = padded_T[places_A[:, None] + torch.arange(1, depth + 1, device=target.device)]
     given_AK = proposed_AK.clamp(0, target.vocab_size - 1)
-    text = AnchoredText(target, drafter, ids_T.tolist(), depth)
+    text_drafter, margins_of = of
+    text = text_drafter(ids_T.tolist(), depth)
     likeliest = []
     margins_of_groups = []
     drafts_on_text = []
@@ -87,7 +112,7 @@ def read_passes(
         places = places_A[rows].tolist()
         chains = text.draft(places, given_AK[rows])
         likeliest.append(chains.tokens_AK)
-        margins_of_groups.append(margins(drafter, chains.log_probs_AKD, proposed_AK[rows]))
+        margins_of_groups.append(margins_of(chains.log_probs_AKD, proposed_AK[rows]))
         drafts_on_text.append(text.draft(places, text_AK[rows]).tokens_AK)
     whole_A = places_A + depth < len(ids_T)
     expected_AK = (torch.cat(drafts_on_text) == text_AK).cumprod(1)
@@ -118,6 +143,14 @@ def margins(drafter: Drafter, log_probs_AKD: Tensor, proposed_AK: Tensor) -> Ten
     draft_AK = drafter.vocab.to_draft(proposed_AK.clamp(0, vocabulary - 1))
     unknown_AK = outside_AK | (draft_AK < 0)
     return shortfall(log_probs_AKD, draft_AK.clamp_min(0)).masked_fill(unknown_AK, float("inf"))
+
+
+def shortfall_or_unknown(log_probs_AKV: Tensor, proposed_AK: Tensor) -> Tensor:
+    """Return the same of log-probabilities over the target's vocabulary, (A, K)."""
+    vocabulary = log_probs_AKV.shape[-1]
+    outside_AK = (proposed_AK < 0) | (proposed_AK >= vocabulary)
+    margin_AK = shortfall(log_probs_AKV, proposed_AK.clamp(0, vocabulary - 1))
+    return margin_AK.masked_fill(outside_AK, float("inf"))
 
 
 def shortfall(scores: Tensor, tokens: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from specdec.diagnostics.parity_files import (
     MASK,
     ServedDrafter,
 )
+from specdec.diagnostics.parity_quantized import moved, round_tokens
 
 
 class Reading(NamedTuple):
@@ -215,7 +216,9 @@ def rms(served: ServedDrafter, name: str, x: Tensor) -> Tensor:
 
 
 def project(served: ServedDrafter, name: str, x: Tensor) -> Tensor:
-    """Multiply by a matrix, and add its bias if it has one."""
+    """Multiply by a matrix, in eight bits as the engine does if the file has them, and add its bias if it has one."""
+    if name in served.rounded:
+        x = round_tokens(moved(x, served.nudge), served.rounded[name])
     return F.linear(x, served.weights[f"{name}.weight"], served.weights.get(f"{name}.bias"))
 
 

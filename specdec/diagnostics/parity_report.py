@@ -34,6 +34,21 @@ def comparison_table(compared: Compared, dtype: str) -> Table:
     return table
 
 
+def rounding_sentences(compared: Compared) -> list[str]:
+    """Return sentences about a quantized export; none about others."""
+    if compared.rounding_faults is None:
+        return []
+    if compared.rounding_faults:
+        return [
+            f"the export is not this drafter's rounding: {fault}"
+            for fault in compared.rounding_faults
+        ]
+    return [
+        "the export is quantized: its matrices are within half a step of the drafter's and the rest is equal; the "
+        "numbers of the file are compared, and an engine's proposals with a reference that rounds activations too"
+    ]
+
+
 def proposal_tables(comparison: ProposalComparison, name: str) -> list[Table]:
     """Return tables of the proposals by place in the pass, of the first differences, and of the faults they show."""
     counts = Table(
@@ -135,6 +150,7 @@ def report_figures(
         "holds": fault is None,
         "verdict": fault,
         "export_not_compared": compared.not_compared,
+        "export_rounding_faults": compared.rounding_faults,
         "rows": rows,
         "engine": engine,
     }

@@ -32,6 +32,7 @@ class Checkpoint(NamedTuple):
     tensors: Weights  # by name, see :func:`specdec.export.tensors.normalize_name`
     ours: Raw | None  # ``specdec.json``, which only our own exports have
     layer: str = ""  # the prefix of the first layer's names in the file
+    eight_bits: str = ""  # the dtype of matrices that are read as the numbers they stand for
 
 
 def fetch_checkpoint(source: str, revision: str | None) -> Path:
@@ -89,6 +90,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
                 tensors[normal] = value
             if normal in (QUERIES, LATENT_DOWN):
                 layer = name.removesuffix(normal.removeprefix("layers.0."))
+    stored = {str(tensors[name].dtype) for name in named.in_eight_bits(tensors)}
     try:
         tensors = named.dequantized(tensors, named.fp8_block(raw))
     except ValueError as error:
@@ -101,7 +103,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
             raise ValueError(
                 f"{files[0]}: its SHA-256 is not that in {OURS}; if you changed the weights on purpose, remove {OURS}"
             )
-    return Checkpoint(str(directory), raw, tensors, ours, layer)
+    eight_bits = " and ".join(sorted(stored)).replace("torch.", "")
+    return Checkpoint(str(directory), raw, tensors, ours, layer, eight_bits)
 
 
 def _read_object(path: Path) -> Raw:

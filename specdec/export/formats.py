@@ -18,6 +18,7 @@ from specdec.export import keys
 from specdec.export import tensors as named
 from specdec.export.checkpoint import CONFIG, WEIGHTS
 from specdec.export.engine_targets import target_flags
+from specdec.export.quantize import FUSION_MATRIX, LAYER_MATRICES, quantization_config
 from specdec.export.subject import EMBEDDING, Subject
 from specdec.export.switches import SGLANG, SWITCHES, VLLM, lint
 from specdec.export.tensors import Raw, Weights
@@ -81,6 +82,8 @@ class Format:
     published: ClassVar[bool] = True
     # The prefix of EAGLE-3's first layer that most versions of the engine know.
     first_layer: ClassVar[str] = "midlayer."
+    # The modules whose matrices the engine reads in eight bits; see specdec.export.quantize.
+    matrices: ClassVar[tuple[str, ...]] = (*LAYER_MATRICES, FUSION_MATRIX)
 
     def check(self, subject: Subject) -> None:
         """Raise NotServable for what the engine cannot express, with each switch and why."""
@@ -111,7 +114,8 @@ class Format:
             weights: see :meth:`tensors`.
         """
         save_file(weights, folder / self.weights_file, metadata={"format": "pt"})
-        write_json(folder / CONFIG, self.config(subject, target.directory(), draft_tokens))
+        config = self.config(subject, target.directory(), draft_tokens)
+        write_json(folder / CONFIG, config | quantization_config(weights))
 
     def verify(self, folder: Path, weights: Weights, subject: Subject) -> None:
         """Read back what ``import`` does not, nothing here; ValueError if it is not what was written."""
@@ -229,6 +233,8 @@ class SglangFormat(Format):
 
     name: ClassVar[str] = "sglang"
     engine: ClassVar[str] = SGLANG
+    # Its classes build fc as a plain layer of torch, which would take eight-bit numbers for weights without a word.
+    matrices: ClassVar[tuple[str, ...]] = LAYER_MATRICES
 
     def architectures(self, subject: Subject) -> list[str]:
         """Return SGLang's class first; vLLM takes the first one that it knows."""

@@ -43,6 +43,7 @@ class GgufFormat(Format):
     engine: ClassVar[str] = LLAMA_CPP
     weights_file: ClassVar[str] = FILE
     published: ClassVar[bool] = False  # others do publish it, but `import` does not read it
+    matrices: ClassVar[tuple[str, ...]] = ()  # llama-quantize makes other files of it
 
     def check(self, subject: Subject) -> None:
         """Raise NotServable for what llama.cpp ignores or refuses, and for what was never compared."""

@@ -71,6 +71,11 @@ def checkpoint_summary(
         f"{how_many(len(tensors), 'tensor')} in {' and '.join(kinds)}",
         f"boundaries: {boundaries} of {config.num_target_layers} ({source})",
     ]
+    if checkpoint.eight_bits:
+        lines.append(
+            f"matrices: in 8 bits ({checkpoint.eight_bits}), read as the numbers that they stand for; an engine also "
+            "rounds what they read, token by token, which specdec does not"
+        )
     if wide:
         written = keys.config_to_keys(config, "eagle3")
         on, off = (

@@ -193,10 +193,11 @@ def _mapping(value: Any) -> Raw:
 
 
 def dequantized(tensors: Weights, block: tuple[int, int] = (128, 128)) -> Weights:
-    """Return FP8 weights times their scales, in bfloat16, and the other tensors as they are.
+    """Return weights of eight bits times their scales, and the other tensors as they are.
 
-    Scales are those of DeepSeek (https://arxiv.org/abs/2412.19437), one for each block, ``weight_scale_inv``, or of
-    compressed-tensors, one for each row or for all, ``weight_scale``.
+    Scales are those of DeepSeek (https://arxiv.org/abs/2412.19437), one for each block, ``weight_scale_inv``, whose
+    products are bfloat16; or of compressed-tensors, one for each row or for all, ``weight_scale``, whose products have
+    the scale's dtype, as that library makes them. Int8 weights have scales of the second kind, and no zero points.
 
     Args:
         block: rows and columns of a block.
@@ -206,22 +207,31 @@ def dequantized(tensors: Weights, block: tuple[int, int] = (128, 128)) -> Weight
     """
     # Scales of activations have no use here.
     plain = {name: value for name, value in tensors.items() if not name.endswith(".input_scale")}
-    for name in [name for name, value in plain.items() if value.dtype in FP8]:
+    for name in in_eight_bits(plain):
         weight = plain[name]
-        scale = plain.pop(f"{name}_scale_inv", None)
-        if scale is None:
-            scale = plain.pop(f"{name}_scale", None)
+        of_blocks = plain.pop(f"{name}_scale_inv", None)
+        scale = plain.pop(f"{name}_scale", None) if of_blocks is None else of_blocks
         if scale is None or weight.ndim != 2:
             kind = str(weight.dtype).removeprefix("torch.")
             raise ValueError(
                 f"{name} is {kind} of shape {list(weight.shape)}, without {name}_scale_inv or {name}_scale"
             )
+        dtype = torch.bfloat16 if of_blocks is not None else scale.dtype
         try:
             scale = _spread_scale(scale.float(), weight, block)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-        plain[name] = (weight.float() * scale).to(torch.bfloat16)
+        plain[name] = (weight.float() * scale).to(dtype)
     return plain
+
+
+def in_eight_bits(tensors: Weights) -> list[str]:
+    """Return the names of the matrices that stand for numbers by a scale; a vocabulary map of int8 is none of them."""
+    return [
+        name
+        for name, value in tensors.items()
+        if value.dtype in FP8 or (value.dtype == torch.int8 and name.endswith(".weight"))
+    ]
 
 
 def _spread_scale(scale: Tensor, weight: Tensor, block: tuple[int, int]) -> Tensor:

@@ -5,27 +5,35 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Drafter, Narrow, load_drafter
 from specdec.drafter.io import check_finite, located, weights_sha256
 from specdec.export import card, keys, mtp
-from specdec.export.checkpoint import FORMAT, OURS, read_checkpoint
+from specdec.export.checkpoint import FORMAT, OURS, Checkpoint, read_checkpoint
 from specdec.export.engine_targets import target_facts
 from specdec.export.formats import DrafterCheckpoint, Format, drafts_of
 from specdec.export.known_formats import FORMATS
 from specdec.export.planned import missing_kernels
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
+from specdec.export.quantize import (
+    check_quantization,
+    quantization_lines,
+    quantization_record,
+    quantized,
+    rounding_faults,
+)
 from specdec.export.read import config_of_checkpoint, contradictions, import_checkpoint
 from specdec.export.subject import EMBEDDING, HEAD, Subject
 from specdec.export.switches import VLLM, dropped
-from specdec.export.tensors import Raw, Weights
+from specdec.export.tensors import Raw, Weights, normalize_name
 from specdec.export.weights import same_numbers
 from specdec.target import NotServable, Target, TargetSource
 from specdec.target.identity import IDENTIFYING, whole_of
@@ -48,6 +56,7 @@ def export(
     out: str,
     target: TargetSource = TargetSource(),  # noqa: B008  frozen
     format: str = "vllm",
+    quantize: Literal["int8", "fp8"] | None = None,
     draft_tokens: Depth | None = None,
     evaluation: list[Path] = [],  # noqa: B006
     push: str | None = None,
@@ -62,6 +71,8 @@ def export(
         target: the model that it drafts for
         format: vllm, speculators, sglang, or gguf for llama.cpp; mtp for a copy of the target with the drafter as its
             own module
+        quantize: int8 or fp8: the matrices in eight bits with a scale per output channel (compressed-tensors W8A8),
+            which vLLM and SGLang run with activations rounded token by token; by default the drafter's own dtype
         draft_tokens: drafts a pass, in the line that serves it; 3, or as many as a block drafter makes, if not given
         evaluation: directories of specdec evaluate that the model card quotes; by default those in the run's folder
         push: put the export on the Hugging Face Hub as well, as USER/NAME; see specdec push
@@ -79,8 +90,8 @@ def export(
             )
     directory = located(drafter)
     exported = export_drafter(
-        load_drafter(directory, dtype=None), target.load(), out, format, draft_tokens=draft_tokens, served=target,
-        evaluation=evaluation, run=directory,
+        load_drafter(directory, dtype=None), target.load(), out, format, quantize=quantize, draft_tokens=draft_tokens,
+        served=target, evaluation=evaluation, run=directory,
     )  # fmt: skip
     log.info("wrote %s; this serves it:", out)
     sys.stdout.write(f"{exported.command}\n")
@@ -98,15 +109,17 @@ class Exported(NamedTuple):
 
 def export_drafter(
     drafter: Drafter, target: Target, directory: Path | str, format: str = "vllm", *,
-    draft_tokens: Depth | None = None, served: TargetSource | None = None, evaluation: Sequence[Path] = (),
-    run: Path | None = None,
+    quantize: str | None = None, draft_tokens: Depth | None = None, served: TargetSource | None = None,
+    evaluation: Sequence[Path] = (), run: Path | None = None,
 ) -> Exported:  # fmt: skip
-    """Write a drafter for a serving engine, in its own dtype.
+    """Write a drafter for a serving engine, in its own dtype or with its matrices in eight bits.
 
     Args:
         target: whose drafter it is; embedding and head that are the target's own are left to it, rounded ones too.
         format: ``vllm``, ``speculators``, ``sglang`` or ``gguf``; or ``mtp``, which writes a copy of the target's
             checkpoint with the drafter in place of the module of multi-token prediction that it had.
+        quantize: ``int8`` or ``fp8``, for the formats ``vllm``, ``speculators`` and ``sglang``; see
+            :mod:`specdec.export.quantize`.
         draft_tokens: drafts a pass, in the line that serves it; see :func:`specdec.export.formats.drafts_of`.
         served: where the engine finds the target, if not at ``target.source``.
         evaluation: directories of ``specdec evaluate``, which the model card quotes.
@@ -114,15 +127,15 @@ def export_drafter(
 
     Raises:
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
-        ValueError: the drafter is of another target, or the directory exists or cannot be written.
+        ValueError: the drafter is of another target, no engine reads the quantization in this format, or the directory
+            exists or cannot be written.
     """
     check_numbers(export_drafter, {"draft_tokens": draft_tokens})
     directory = Path(directory)
-    config = drafter.config
     made_for = warn_unless_made_for(target, drafter)
-    drafts = drafts_of(config.drafting.fixed_drafts, draft_tokens)
+    drafts = drafts_of(drafter.config.drafting.fixed_drafts, draft_tokens)
     subject = subject_of(drafter, target)
-    _check(subject, target, format)
+    _check(subject, target, format, quantize)
     served = served or TargetSource(target.source)
     if format == mtp.FORMAT:
         line = mtp.stitch(drafter, target, subject, served, directory, drafts)
@@ -132,17 +145,15 @@ def export_drafter(
     chosen.check(subject)
     line = chosen.command(str(directory.resolve()), subject, served, drafts)
     record = _record(drafter, subject, chosen, served, drafts, line)
-    identity = target.identity
-    # a target that was put together from parts has none
-    if not identity["fingerprint"] and made_for:
-        identity = identity | whole_of(config.target, str(identity["dtype"]))
-    record["target"] |= {name: identity[name] for name in IDENTIFYING}
+    record["target"] |= _identity(target, drafter, made_for)
     record["training"] = card.trained(run) if run else None
-    look = bool(run or evaluation)
-    record["evaluations"] = card.evaluations(run or directory, record, evaluation) if look else []
+    if run or evaluation:
+        record["evaluations"] = card.evaluations(run or directory, record, evaluation)
     _warn_before_serving(drafter, target, subject, chosen.engine)
-    tensors = chosen.tensors(drafter, subject)
-    check_finite(tensors)
+    plain = chosen.tensors(drafter, subject)
+    check_finite(plain)
+    tensors = quantized(plain, quantize, chosen.matrices) if quantize else plain
+    record["quantization"] = _quantization(plain, tensors)
     number = how_many(len(tensors), "tensor")
     log.info("writing %s for %s, method %s", number, chosen.engine, subject.method)
     with staged_directory(directory) as temporary, _naming(directory):
@@ -153,7 +164,7 @@ def export_drafter(
         log.info("reading it back, to the last bit")
         chosen.verify(temporary, tensors, subject)
         if chosen.published:
-            _verify(temporary, drafter, target, subject)
+            _verify(temporary, drafter, target, subject, chosen)
     return Exported(directory, DrafterCheckpoint.of(directory, subject), line)
 
 
@@ -166,6 +177,23 @@ def _naming(directory: Path) -> Iterator[None]:
         raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
 
 
+def _quantization(plain: Weights, tensors: Weights) -> Raw | None:
+    """Return what an export records of its quantization, and say it; None without one."""
+    record = quantization_record(plain, tensors)
+    for sentence in quantization_lines(record):
+        log.info("%s", sentence)
+    return record
+
+
+def _identity(target: Target, drafter: Drafter, made_for: bool) -> Raw:
+    """Return the target's fields by which it is known again; one that was put together from parts has no whole one, and
+    the drafter's is taken, if it was made for this target."""
+    identity = target.identity
+    if not identity["fingerprint"] and made_for:
+        identity = identity | whole_of(drafter.config.target, str(identity["dtype"]))
+    return {name: identity[name] for name in IDENTIFYING}
+
+
 def _record(
     drafter: Drafter, subject: Subject, chosen: Format, served: TargetSource, drafts: int, line: str
 ) -> Raw:
@@ -173,7 +201,7 @@ def _record(
     return {
         "format": FORMAT, "exported_as": chosen.name, "engine": chosen.engine, "method": subject.method,
         "parallel": subject.parallel,
-        "needs": chosen.needs(subject), "draft_tokens": drafts, "serve": redacted(line),
+        "needs": chosen.needs(subject), "draft_tokens": drafts, "serve": redacted(line), "evaluations": [],
         "drafter": subject.config.to_json(),
         "drafter_sha256": weights_sha256(drafter), "provenance": provenance(),
         "target": {
@@ -198,13 +226,17 @@ def _warn_before_serving(drafter: Drafter, target: Target, subject: Subject, eng
         )
 
 
-def _check(subject: Subject, target: Target, format: str) -> None:
-    """Raise ValueError for a format that there is not, a drafter of another target's sizes, or a rope that is changed.
+def _check(subject: Subject, target: Target, format: str, quantize: str | None) -> None:
+    """Raise ValueError for a format that there is not, a quantization that it does not have, a drafter of another
+    target's sizes, or a rope that is changed.
 
     Engines raise its length to the server's.
     """
     if format not in (known := (*FORMATS, mtp.FORMAT)):
         raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
+    if quantize is not None:
+        matrices = () if format == mtp.FORMAT else FORMATS[format].matrices
+        check_quantization(quantize, format, matrices, subject)
     config = subject.config
     of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
     of_target = target.vocab_size, target.hidden_size, target.num_layers
@@ -238,14 +270,37 @@ def subject_of(drafter: Drafter, target: Target) -> Subject:
     )
 
 
-def _verify(directory: Path, drafter: Drafter, target: Target, subject: Subject) -> None:
-    """Read the checkpoint back as a stranger's, and compare it with the drafter to the last bit."""
+def _check_rounding(
+    checkpoint: Checkpoint, drafter: Drafter, target: Target, subject: Subject, chosen: Format
+) -> None:
+    """Raise ValueError unless a quantized checkpoint's matrices are within half a step of the drafter's, everything
+    else equal to the last bit, and the imported drafter what the file's numbers stand for."""
+    plain = chosen.tensors(drafter, subject)
+    faults = rounding_faults(plain, load_file(Path(checkpoint.where) / chosen.weights_file))
+    imported = chosen.tensors(import_checkpoint(checkpoint, target), subject)
+    faults += [
+        f"{name} is imported otherwise than it stands in the file"
+        for name, value in imported.items()
+        if not same_numbers(value, checkpoint.tensors[str(normalize_name(name))])
+    ]
+    if faults:
+        raise ValueError(f"{checkpoint.where}: {faults[0]}: nothing was exported")
+
+
+def _verify(
+    directory: Path, drafter: Drafter, target: Target, subject: Subject, chosen: Format
+) -> None:
+    """Read the checkpoint back as a stranger's, and compare it with the drafter: to the last bit, or its matrices to
+    half a step if they are quantized."""
     checkpoint = read_checkpoint(directory)
     lost = contradictions(subject.config, config_of_checkpoint(checkpoint, target))
     if lost:
         raise NotServable(
             f"the checkpoint does not say all of the drafter: {', '.join(lost)} read back otherwise"
         )
+    if checkpoint.eight_bits:
+        _check_rounding(checkpoint, drafter, target, subject, chosen)
+        return
     state = drafter.state_dict()
     target_state = _weights(target)
     for name, value in import_checkpoint(checkpoint, target).state_dict().items():

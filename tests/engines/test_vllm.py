@@ -22,6 +22,7 @@ from specdec.drafter import load_drafter
 from specdec.engines.client import Endpoint
 from specdec.engines.proposals import ProposalEngine
 from specdec.engines.server import drafter_checkpoint, free_port
+from specdec.export import export_drafter
 from specdec.target import Target, TargetSource
 from specdec.utils.vllm import VARIABLE
 from tests.engines import inside_vllm
@@ -300,6 +301,37 @@ def test_parity_finds_what_is_planted_in_an_export(
     assert sum(position["different"] for position in engine["positions"]) > 0
     if fault == FEEDBACK:  # the first draft reads the target's states alone
         assert engine["positions"][0]["different"] == 0
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)
+@pytest.mark.usefixtures("one_engine")
+def test_a_quantized_export_is_served_as_its_reference_says(
+    name: str, drafter: Path, target: Target, tmp_path: Path
+) -> None:
+    """vLLM's own eight-bit kernels; a reference that leaves activations alone proposes something else more often."""
+    export_drafter(load_drafter(drafter), target, tmp_path / "exported", quantize=name)
+    status, engine = parity_report(
+        drafter, target, tmp_path, "--exported", str(tmp_path / "exported")
+    )
+    assert status == 0 and engine["holds"], engine
+    assert engine["wrong_tokens"] == 0 and engine["probes"][0]["changed"] >= 10
+    assert sum(position["different"] for position in engine["positions"]) == 0
+    assert engine["rounding"]["engine"] <= 2 * engine["rounding"]["reference"] + 3
+    # and the file of another drafter's rounding is none of this one
+    raw, tensors = read_files(tmp_path / "exported")
+    scale = "midlayer.mlp.down_proj.weight_scale"
+    write_files((raw, tensors | {scale: tensors[scale].roll(1, 0)}), tmp_path / "planted")
+    argv = [
+        "parity",
+        "--target",
+        target.source,
+        "--drafter",
+        str(drafter),
+        "--max_new_tokens",
+        "16",
+    ]
+    assert main([*argv, "--exported", str(tmp_path / "planted")]) == 1
 
 
 @pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)

@@ -1,4 +1,4 @@
-"""FP8 checkpoints, in shards, are read as the bfloat16 numbers that they stand for.
+"""FP8 checkpoints, in shards, are read as the numbers that they stand for, in bfloat16 or the dtype of their scales.
 
 Legend: r rows and c columns of a weight.
 """
@@ -33,13 +33,17 @@ def by_block(weight_rc: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
             scales[i, j] = weight_rc[at].abs().max() / 448
             small[at] = (weight_rc[at] / scales[i, j]).to(FP8)
             stands_for[at] = small[at].float() * scales[i, j]
-    return small, {"_scale_inv": scales}, stands_for
+    return small, {"_scale_inv": scales}, stands_for.bfloat16()
 
 
 def by_row(weight_rc: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     scales = weight_rc.abs().amax(1, keepdim=True) / 448
     small = (weight_rc / scales).to(FP8)
-    return small, {"_scale": scales.bfloat16()}, small.float() * scales.bfloat16().float()
+    return (
+        small,
+        {"_scale": scales.bfloat16()},
+        (small.float() * scales.bfloat16().float()).bfloat16(),
+    )
 
 
 def by_matrix(weight_rc: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
@@ -72,7 +76,7 @@ def test_it_is_the_drafter_of_the_numbers_that_are_meant(
         }
         # in the other file
         shards[1 - number % 2] |= {tensor + end: scale for end, scale in scales.items()}
-        plain[tensor] = stands_for.bfloat16().float()
+        plain[tensor] = stands_for.float()
     for directory in (meant, tmp_path / "small"):
         directory.mkdir()
         block = {"quantization_config": {"quant_method": "fp8", "weight_block_size": BLOCK}}
