@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 AXIS = {"off": {"model.ttt_steps": 1}, "on": {"model.ttt_steps": 2}}
 ARMS = {  # of the shipped studies
     "generations": 4, "drift": 4, "fusion": 8, "losses": 8, "data_scale": 12, "drift_real": 8, "robust_real": 4,
-    "neighbours": 5, "fp8": 2, "first": 2, "recurrence": 5, "transplant": 4, "short_chains": 2, "crossing": 8, "calibration": 2,
+    "neighbours": 5, "fp8": 2, "first": 2, "recurrence": 5, "transplant": 4, "short_chains": 2, "crossing": 8,
+    "calibration": 2,
 }  # fmt: skip
 
 
