@@ -510,8 +510,12 @@ BROKEN: dict[str, tuple[Change, str]] = {
         "on the output alone",
     ),
     "integers": (
-        lambda c, t: t.update({"fc.weight": torch.ones(H, 3 * H, dtype=torch.int8)}),
+        lambda c, t: t.update({"fc.weight": torch.ones(H, 3 * H, dtype=torch.int16)}),
         "only unquantized",
+    ),
+    "int8 without scales": (
+        lambda c, t: t.update({"fc.weight": torch.ones(H, 3 * H, dtype=torch.int8)}),
+        "without fc.weight_scale_inv or fc.weight_scale",
     ),
     "twice": (lambda c, t: t.update({"layers.0.hidden_norm.weight": torch.ones(H)}), "twice"),
     "mixed layers": (lambda c, t: c.update(layer_types=["a", "b"]), "one kind for all layers"),
