@@ -17,6 +17,13 @@ VARIABLE = "SPECDEC_REPOSITORY"
 RELATIVE_LINK = re.compile(
     r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?!https?://|#|mailto:)(?P<path>[^)\s]+)\)"
 )
+# what is still relative then: links with a title, of pictures, by reference, in HTML
+LEFT_RELATIVE = re.compile(
+    r"\]\((?!https://|#|mailto:)[^)]*\)"
+    r"|^\[[^\]]+\]:\s*(?!https://)\S+"
+    r"|(?:src|href)=\"(?!https://)[^\"]*",
+    re.MULTILINE,
+)
 
 
 class ReleaseMetadata(MetadataHookInterface):
@@ -38,11 +45,16 @@ def project_urls(repository: str, tag: str) -> dict[str, str]:
     """Return the addresses that an index lists beside a release.
 
     Raises:
-        ValueError: the repository is no https address.
+        ValueError: the repository is no https address of an owner's repository, or it holds more than that.
     """
     parts = urlsplit(repository)
-    if parts.scheme != "https" or not parts.netloc or not parts.path.strip("/"):
-        raise ValueError(f"{VARIABLE} must be the repository's https address, not {repository!r}")
+    names = parts.path.strip("/").split("/")
+    more = parts.query or parts.fragment or "@" in parts.netloc or parts.path.endswith(".git")
+    if parts.scheme != "https" or not parts.netloc or len(names) < 2 or more:
+        raise ValueError(
+            f"{VARIABLE} must be the address of the repository's page, as https://github.com/OWNER/NAME, without user, "
+            "query or .git"
+        )
     pages = f"{repository}/blob/{tag}"
     return {
         "Repository": repository,
@@ -59,4 +71,7 @@ def with_absolute_links(markdown: str, repository: str, tag: str) -> str:
         view = "raw" if match["picture"] else "blob"
         return f"{match['picture']}[{match['text']}]({repository}/{view}/{tag}/{match['path']})"
 
-    return RELATIVE_LINK.sub(absolute, markdown)
+    page = RELATIVE_LINK.sub(absolute, markdown)
+    if left := LEFT_RELATIVE.search(page):
+        raise ValueError(f"README.md: {left[0]} is a link that this hook does not rewrite")
+    return page

@@ -21,7 +21,7 @@ UNREAD_COLUMNS = (
 )  # beside messages; they change what is said
 SYSTEM = ("system", "system_prompt")  # columns of a system prompt
 # keys of a message that calls tools, or answers a call
-OF_CALLS = {"tool_calls", "tool_call_id", "name", "reasoning_content"}
+CALL_KEYS = {"tool_calls", "tool_call_id", "name", "reasoning_content"}
 
 
 class ChatConversation(NamedTuple):
@@ -37,7 +37,7 @@ class Question(NamedTuple):
     """A prompt: exactly one is set."""
 
     turns: list[str] | None = None  # of a user, whose answers the target gives
-    # of a conversation that ends with a user turn, with role and content
+    # of a conversation that ends with a user turn or a tool's result, with role and content
     messages: list[Message] | None = None
     text: str | None = None  # raw, used as it is
     tools: list[dict[str, Any]] | None = None  # that may be called, as JSON schemas
@@ -128,7 +128,7 @@ def tools_of(values: Values, place: str) -> list[dict[str, Any]] | None:
     tools = parse_json_field(column, f"{place}: 'tools'") or None
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"{place}: 'tools' must be a list of JSON schemas")
-    if tools and "tools" not in values:  # the older column has the functions alone
+    if tools and not values.get("tools"):  # the older column has the functions alone
         tools = [{"type": "function", "function": function} for function in tools]
     return tools
 
@@ -196,10 +196,15 @@ def _instruction(row: Values, place: str, before: str = "\n\n") -> str:
 
 def _open_messages(row: Values, place: str) -> Question:
     messages = _turns("messages")(row, place)
-    has_tools = bool(row.get("tools") or row.get("functions"))
+    has_tools = bool(tools_of(row, place))
     required = {"role", "content"}
     for number, message in enumerate(messages, 1):
-        if not required <= message.keys() <= required | (OF_CALLS if has_tools else set()):
+        if not has_tools and (message["role"] == "tool" or message.get("tool_calls")):
+            raise ValueError(
+                f"{place}: message {number} calls a tool or holds a result, and the row has no tools: add a column "
+                "'tools', a list of JSON schemas"
+            )
+        if not required <= message.keys() <= required | (CALL_KEYS if has_tools else set()):
             more = f"it has {', '.join(sorted(message))}"
             raise ValueError(
                 f"{place}: message {number} must have role and content and nothing else; {more}"
@@ -263,22 +268,31 @@ def _program(row: Values, place: str) -> Question:
 def _bfcl(row: Values, place: str) -> Question:
     """Return the user's turns of the Berkeley Function-Calling Leaderboard. Its ``question`` is a list of turns, each a
     list of messages; its ``function`` lists the tools in a dialect of JSON Schema."""
-    turns = row["question"]
+    turns = parse_json_field(row["question"], f"{place}: 'question'")
     if (
         not isinstance(turns, list)
         or not turns
-        or not all(isinstance(turn, list) for turn in turns)
+        or not all(isinstance(x, list) and x for x in turns)
     ):
         raise ValueError(f"{place}: 'question' must be a list of turns, each a list of messages")
-    tools = [
-        {"type": "function", "function": _json_schema(function)} for function in row["function"]
-    ]
-    messages = [as_message(message, place) for turn in turns for message in turn]
+    functions = parse_json_field(row["function"], f"{place}: 'function'")
+    if not isinstance(functions, list) or not all(map(_is_function, functions)):
+        raise ValueError(f"{place}: 'function' must be a list of functions, each with a name")
+    tools = [{"type": "function", "function": _json_schema(function)} for function in functions]
+    messages_of_turns = [[as_message(message, place) for message in turn] for turn in turns]
+    roles = [[message["role"] for message in messages] for messages in messages_of_turns]
     if len(turns) == 1:
-        return Question(messages=messages, tools=tools)
-    if any(message["role"] != "user" for message in messages):
-        raise ValueError(f"{place}: of several turns, each must be the user's alone")
-    return Question(turns=[message["content"] for message in messages], tools=tools)
+        if roles[0][-1] != "user":
+            raise ValueError(f"{place}: 'question' must end with a user's message")
+        return Question(messages=messages_of_turns[0], tools=tools or None)
+    if any(of_turn != ["user"] for of_turn in roles):
+        raise ValueError(f"{place}: of several turns, each must be one message of the user")
+    texts = [messages[0]["content"] for messages in messages_of_turns]
+    return Question(turns=texts, tools=tools or None)
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str)
 
 
 # Names of types in that dialect, which come from Python, Java and JavaScript.
@@ -296,12 +310,15 @@ def _json_schema(value: Any) -> Any:
         return [_json_schema(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {
-        key: JSON_TYPES.get(item, item)
-        if key == "type" and isinstance(item, str)
-        else _json_schema(item)
-        for key, item in value.items()
-    }
+    schema = {}
+    for key, item in value.items():
+        if key == "type" and isinstance(item, str):
+            schema[key] = JSON_TYPES.get(item, item)
+        elif key in ("default", "const", "examples", "enum"):
+            schema[key] = item  # a value, not a schema
+        else:
+            schema[key] = _json_schema(item)
+    return schema
 
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."

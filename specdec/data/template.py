@@ -26,7 +26,7 @@ from specdec.data.form import (
 )
 from specdec.data.messages import Message
 from specdec.data.prefix import text_prefix, undoubled
-from specdec.data.regions import spans, token_regions
+from specdec.data.regions import Marks, spans, token_regions
 from specdec.data.rendering import ChatTemplateError, Renderer, template_digest
 from specdec.data.said import REMEDY, TurnError, check_context, check_turn
 from specdec.data.surroundings import Surroundings, Switches
@@ -171,15 +171,17 @@ class Template:
         """
         return self._parser.message(ids, tools)
 
-    def regions(self, ids: Sequence[int], thinking: bool | None = None) -> list[str]:
+    def regions(self, ids: Sequence[int], prompt: str, tools: Tools = None) -> list[str]:
         """Of every token of a target's answer, which of :data:`specdec.data.regions.REGIONS` it is in.
 
         Args:
-            thinking: whether the target was to think, as of :meth:`prompt`.
+            prompt: the text that is answered, as of :meth:`prompt`; it may have opened a thought.
+            tools: that the target could call; without any, nothing is a call.
         """
-        thought = None if thinking is False else self._parser.thought
-        in_text = spans(self._parser.decoded(ids, keep_special=True), thought, self._parser.call)
-        return token_regions(ids, partial(self._parser.decoded, keep_special=True), in_text)
+        parser = self._parser
+        marks = Marks.of(parser.thought, parser.call, prompt, parser.before_text, tools)
+        decode = partial(parser.decoded, keep_special=True)
+        return token_regions(ids, decode, spans(decode(ids), marks))
 
     @cached_property
     def _parser(self) -> AnswerParser:

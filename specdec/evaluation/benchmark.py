@@ -87,6 +87,7 @@ class _Decoders:
         runs = []
         for number, prompt in enumerate(prompts):
             conversation = converse(prompt, self.target.tokenizer)
+            conversation.regions([])  # so that a template that cannot be read ends it now
             runs.append(PromptRun(prompt, number, conversation, self.next_turn(conversation)))
         lengths = [len(run.next_turn) for run in runs if isinstance(run.next_turn, list)]
         self.longest = max(lengths, default=0) + self.max_new_tokens

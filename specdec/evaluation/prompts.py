@@ -13,7 +13,8 @@ from specdec.data.messages import Message
 from specdec.data.regions import TEXT
 from specdec.data.rendering import template_digest
 from specdec.data.rows import read_rows, stem
-from specdec.data.template import template_of, text_ids
+from specdec.data.said import check_context
+from specdec.data.template import Template, template_of, text_ids
 from specdec.decoding import check_length
 from specdec.target import Target
 from specdec.utils.text import how_many
@@ -30,7 +31,7 @@ class Prompt(NamedTuple):
     category: str | None
     # user turns of a conversation whose answers the target gives (MT-bench)
     turns: list[str] | None
-    # a conversation that ends with a user turn: role and content of each
+    # a conversation that ends with a user turn or a tool's result: role and content of each
     messages: list[Message] | None
     # raw text, used as it is; empty if the prompt or a part of it is blank, which cannot be asked
     text: str | None
@@ -93,7 +94,9 @@ def _load(source: str, preferred: Sequence[Layout], used: set[str]) -> list[Prom
         if tools := tools_of(row.values, row.place):
             question = question._replace(tools=tools)
         if question.tools and question.text is not None:
-            raise ValueError(f"{row.place}: raw text takes no tools: drop the column 'tools'")
+            raise ValueError(
+                f"{row.place}: raw text takes no tools: drop them, or choose a layout of turns (--layouts)"
+            )
         name = row.own_id or row.name
         if name in prompts:
             raise ValueError(f"{row.place}: id {name} is taken already")
@@ -146,6 +149,8 @@ class PromptConversation:
         self._messages = list(prompt.messages or [])
         self._turns_left = list(prompt.turns or [])
         self._done = False
+        self._template: Template | None = None
+        self._prompt = ""  # the last one, as text
         if prompt.text == "":
             return  # next_ids will say so
         wrong = None
@@ -163,7 +168,6 @@ class PromptConversation:
             self._messages.insert(0, {"role": "system", "content": system})
         if wrong:
             raise ValueError(f"prompt {prompt.prompt_id}: {wrong}")
-        self._template = None
         if prompt.text is None:
             try:
                 self._template = template_of(tokenizer)
@@ -183,11 +187,23 @@ class PromptConversation:
             if self._template is None:
                 ids = text_ids(self.tokenizer, self.prompt.text or "")
             else:
-                ids = self._template.prompt_ids(self._messages, self.prompt.tools, self.thinking)
+                ids = self._template_ids(self._template)
         except ValueError as error:
             raise ValueError(f"prompt {self.prompt.prompt_id}: {error}") from error
         self._done = not self._turns_left
         return ids
+
+    def _template_ids(self, template: Template) -> list[int]:
+        """Return the prompt's ids; ValueError if the template leaves out its tools, a call or a result."""
+        tools = self.prompt.tools
+        self._prompt = template.prompt(self._messages, tools, self.thinking)
+        if tools:
+            if not template.form.tools:
+                raise ValueError(
+                    "the chat template does not write tools: ask without them, or choose a target whose template does"
+                )
+            check_context(self._messages, self._prompt)
+        return template.prompt_ids(self._messages, tools, self.thinking)
 
     def add_answer(self, ids: Sequence[int]) -> None:
         """The target's answer, which the next turn builds on: its thought, text and calls as the template has them."""
@@ -196,10 +212,13 @@ class PromptConversation:
             self._messages.append(self._template.answer(ids, self.prompt.tools))
 
     def regions(self, ids: Sequence[int]) -> list[str]:
-        """Of every token of an answer, whether it is thought, tool call, code or text; raw text's answers are text."""
+        """Of every token of an answer to the last ids, whether it is thought, tool call, code or text.
+
+        Raw text's answers are text.
+        """
         if self._template is None:
             return [TEXT] * len(ids)
-        return self._template.regions(ids, self.thinking)
+        return self._template.regions(ids, self._prompt, self.prompt.tools)
 
 
 class Skipped(NamedTuple):

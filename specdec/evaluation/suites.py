@@ -158,7 +158,9 @@ def suite_notes(facts: Mapping[str, Any]) -> list[str]:
 
 
 def rows_sha256(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 of the texts that are asked, in their order, whatever the file, its ids and its categories are."""
-    asked: list[Any] = [prompt.turns or prompt.messages or prompt.text for prompt in prompts]
-    asked += [prompt.tools for prompt in prompts if prompt.tools]
+    """SHA-256 of the texts and tools that are asked, in their order, whatever the file, its ids and categories are."""
+    asked: list[Any] = []
+    for prompt in prompts:
+        texts = prompt.turns or prompt.messages or prompt.text
+        asked.append([texts, prompt.tools] if prompt.tools else texts)
     return hashlib.sha256(json.dumps(asked, ensure_ascii=False).encode()).hexdigest()

@@ -15,7 +15,7 @@ from specdec.nn.backend import pointwise, wide
 from specdec.target import Target
 
 BLOCK = 8192  # columns of the target's vocabulary that stand in memory at once
-# Numbers of a tile: in float32 half a megabyte, which a core's cache holds with what is computed of it.
+# Numbers of a tile for each core: in float32 half a megabyte, which its cache holds with what is computed of it.
 TILE_NUMBERS = 2**17
 
 
@@ -114,7 +114,7 @@ def row_tiles(x_RD: Tensor) -> list[slice]:
     starting an operation is what costs: there it is one tile.
     """
     R, D = x_RD.shape
-    rows = max(1, TILE_NUMBERS // D)
+    rows = max(1, TILE_NUMBERS * torch.get_num_threads() // D)
     if x_RD.device.type != "cpu" or rows >= R:
         return [slice(None)]
     return [slice(first, first + rows) for first in range(0, R, rows)]

@@ -111,7 +111,7 @@ ASKED: list[tuple[str, dict[str, Any], Question]] = [
     (
         "bfcl",
         {"question": [[SAID[0]], [{"role": "user", "content": "and?"}]], "function": []},
-        Question(turns=["hi", "and?"], tools=[]),
+        Question(turns=["hi", "and?"]),
     ),
     (
         "mbpp",

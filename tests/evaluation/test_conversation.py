@@ -180,6 +180,14 @@ def test_tools_stand_in_the_prompt_and_calls_in_regions() -> None:
     assert '"get_forecast", "arguments"' in tokenizer.decode(conversation.next_ids())
 
 
+def test_tools_that_a_template_does_not_write_are_refused() -> None:
+    tool = {"type": "function", "function": {"name": "get_forecast", "parameters": {}}}
+    asked = Prompt("a", None, ["How warm is it?"], None, None, [tool])
+    conversation = PromptConversation(asked, tiny_tokenizer(CHATML))
+    with pytest.raises(ValueError, match="prompt a: the chat template does not write tools"):
+        conversation.next_ids()
+
+
 def test_answers_to_raw_text_are_text() -> None:
     conversation = PromptConversation(Prompt("a", None, None, None, "Hi"), tiny_tokenizer(CHATML))
     assert conversation.regions([1, 2, 3]) == ["text"] * 3
