@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from typing import Literal
 
 import pytest
 import torch
@@ -146,15 +145,12 @@ def test_drawn_drafts_do_not_hang_on_the_company() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["without_replacement", "block"])
-def test_texts_drawn_side_by_side_have_the_targets_distribution(
-    rule: Literal["without_replacement", "block"],
-) -> None:
+def test_texts_drawn_side_by_side_have_the_targets_distribution() -> None:
     target, drafter, _ = pair("qwen3_5")
-    drawn = Sampling(temperature=1.0, top_k=3, rule=rule)
+    drawn = Sampling(temperature=8.0, top_k=3, rule="without_replacement")
     decoder = SpeculativeDecoder(target, drafter, Chain(2), drawn, batch=8)
-    check = check_sampled(decoder, [5, 6, 7], 600)
-    assert check["fault"] is None and check["degrees"] > 5, check
+    check = check_sampled(decoder, [5, 6, 7], 400)
+    assert check["fault"] is None and check["degrees"] > 20, check
 
 
 def one_more(patch: pytest.MonkeyPatch) -> None:
