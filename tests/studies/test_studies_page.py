@@ -151,6 +151,7 @@ CURVES = {  # row of a table by arm: the card's curve, its digits, the first ste
     "attention on own rows, steps 1 and 8": ("Attention on the chain's own rows", 3, 0),
     "KL, steps 1 and 8": ("KL(target || drafter) along the text", 2, 0),
 }  # fmt: skip
+EAGLES = ("design=EAGLE-3.1", "design=EAGLE-3")
 LEVELS = ("raw", "first_size", "unit_size", "leaky", "norm_output")
 NORMS = [f"fc_norm={fc} norm_output={out}" for fc in ("off", "on") for out in ("off", "on")]
 TABLES = {
@@ -168,7 +169,8 @@ def declared_in(study: str) -> list[list[str]]:
     lines = []
     card = json.loads((STUDIES / study / "card.json").read_text())
     for number, row in enumerate(card["primary"], 1):
-        digits = 3 if "mass" in row["outcome"] else 2
+        shares = ("mass", "overconfidence")
+        digits = 3 if any(word in row["outcome"] for word in shares) else 2
         value, low, high = (f"{row[key]:+.{digits}f}" for key in ("value", "low", "high"))
         p_values = [shown(row["p_value"]), shown(row["p_holm"])]
         lines.append(
@@ -177,7 +179,9 @@ def declared_in(study: str) -> list[list[str]]:
     return lines
 
 
-@pytest.mark.parametrize("study", ["short_chains", "crossing", "drift", "recurrence", "transplant"])
+@pytest.mark.parametrize(
+    "study", ["short_chains", "crossing", "calibration", "drift", "recurrence", "transplant"]
+)
 def test_declared_outcomes_of_a_study_with_data_are_those_of_its_card(study: str) -> None:
     rows = cells(section(study), DRIFT)
     assert [[row[0], *row[3:]] for row in rows] == declared_in(study)
@@ -223,19 +227,36 @@ def test_an_interval_of_drift_is_recomputed_from_its_data(arms: tuple[str, str])
 
 
 @pytest.mark.parametrize(
-    ("study", "depth", "arms"),
+    ("study", "quantity", "arms"),
     [
-        ("short_chains", 3, ("design=EAGLE-3.1", "design=EAGLE-3")),
-        ("crossing", 6, ("design=DSpark steps=200", "design=DFlash steps=200")),
-        ("drift", 8, ("fc_norm=on norm_output=on", "fc_norm=off norm_output=off")),
-        ("recurrence", 8, ("recurrence=unit_size", "recurrence=norm_output")),
-        ("transplant", 8, ("fc_norm=on norm_output=on", "fc_norm=off norm_output=off")),
+        ("short_chains", "acceptance length, chain of 3", EAGLES),
+        (
+            "crossing",
+            "acceptance length, chain of 6",
+            ("design=DSpark steps=200", "design=DFlash steps=200"),
+        ),
+        ("calibration", "Draft's probability less acceptance, step 5-8", EAGLES),
+        (
+            "drift",
+            "acceptance length, chain of 8",
+            ("fc_norm=on norm_output=on", "fc_norm=off norm_output=off"),
+        ),
+        (
+            "recurrence",
+            "acceptance length, chain of 8",
+            ("recurrence=unit_size", "recurrence=norm_output"),
+        ),
+        (
+            "transplant",
+            "acceptance length, chain of 8",
+            ("fc_norm=on norm_output=on", "fc_norm=off norm_output=off"),
+        ),
     ],
 )
 def test_the_command_on_the_page_prints_what_the_page_says(
-    study: str, depth: int, arms: tuple[str, str]
+    study: str, quantity: str, arms: tuple[str, str]
 ) -> None:
-    three = recomputed(str(STUDIES / study), f"acceptance length, chain of {depth}", *arms)
+    three = recomputed(str(STUDIES / study), quantity, *arms)
     assert "{:.4f} [{:.4f}, {:.4f}]".format(*three) in section(study)
 
 
