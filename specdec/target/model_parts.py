@@ -73,9 +73,10 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     if len(paths) != 1 or len(heads) != 1:
         raise ValueError(f"{family}: its decoder and output head are not its own direct parts")
     sliding, attends, recurrent = _kinds(family, config)
+    # a config may list more kinds than the model has layers
     mixers = tuple(
         _mixer(family, layer) if carries else None
-        for layer, carries in zip(layers, recurrent, strict=True)
+        for layer, carries in zip(layers, recurrent, strict=False)
     )
     mask_argument = arguments.index("attention_mask")
     # transformers 5.24 calls it so, and warns of the earlier name

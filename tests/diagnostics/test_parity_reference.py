@@ -9,7 +9,13 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from specdec.diagnostics import parity_files, parity_gguf, parity_reference, parity_settings
+from specdec.diagnostics import (
+    parity_files,
+    parity_gguf,
+    parity_quantized,
+    parity_reference,
+    parity_settings,
+)
 from specdec.diagnostics.parity_reference import rotate
 from specdec.diagnostics.parity_settings import Misread, read_settings, rotary
 from tests.export.test_round_trip import ROPES
@@ -31,7 +37,7 @@ RAW: dict[str, Any] = {
 
 
 def test_it_imports_nothing_of_the_drafter() -> None:
-    files = parity_files, parity_gguf, parity_reference, parity_settings
+    files = parity_files, parity_gguf, parity_quantized, parity_reference, parity_settings
     imported: set[str] = set()
     for module in files:
         for node in ast.walk(ast.parse(Path(module.__file__).read_text())):

@@ -18,7 +18,8 @@ from specdec.engines.server import free_port
 from specdec.engines.watch import QUIET, Watcher
 from specdec.engines.watch_output import text_line
 from specdec.engines.watch_reference import Reference, read_reference, reference_of
-from specdec.evaluation.metrics import Answer, acceptance_length, shape_summary, write_answers
+from specdec.evaluation.metrics import Answer, acceptance_length, write_answers
+from specdec.evaluation.summary import shape_summary
 from specdec.utils.files import write_json, write_sums
 from tests.evaluation.made import clustered
 

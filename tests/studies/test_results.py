@@ -13,7 +13,7 @@ import pytest
 from specdec.diagnostics.drift_figures import sums_of
 from specdec.diagnostics.drift_measure import SERIES
 from specdec.diagnostics.robustness import kept_figures
-from specdec.evaluation.metrics import shape_summary
+from specdec.evaluation.summary import shape_summary
 from specdec.report.contrasts import holm
 from specdec.studies.card import write_card
 from specdec.studies.outcomes import _drift_metric, _parts
