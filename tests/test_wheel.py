@@ -1,6 +1,7 @@
 """What is built from a checkout holds all that the package needs, and works where there is no checkout."""
 
 import email
+import importlib.util
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -79,6 +81,42 @@ def test_an_index_shows_the_addresses_and_a_readme_whose_links_work(
     assert paths <= set(tracked)
     assert "![A completion; tokens proposed" in readme
     assert f"{REPOSITORY}/raw/v" in readme
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://forge.example/a/b",
+        "https://forge.example/a",
+        "https://forge.example/a/b.git",
+        "https://user:token@forge.example/a/b",
+        "https://forge.example/a/b?x=1",
+    ],
+)
+def test_an_address_that_is_no_repository_s_page_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="SPECDEC_REPOSITORY must be") as error:
+        release_hook().project_urls(address, "v1")
+    assert "token" not in str(error.value)
+
+
+def test_a_link_that_stays_relative_ends_the_build() -> None:
+    hook = release_hook()
+    page = "[a](docs/a.md) ![b](b.svg) [c](https://x.example) [d](#d)"
+    assert hook.with_absolute_links(page, "https://f.example/o/n", "v1") == (
+        "[a](https://f.example/o/n/blob/v1/docs/a.md) ![b](https://f.example/o/n/raw/v1/b.svg) "
+        "[c](https://x.example) [d](#d)"
+    )
+    for left in ('[a](b.md "title")', '<img src="a.png">', "[a]: b.md"):
+        with pytest.raises(ValueError, match="does not rewrite"):
+            hook.with_absolute_links(left, "https://f.example/o/n", "v1")
+
+
+def release_hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("release", ROOT / ".ci/release_metadata.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_it_works_in_an_empty_folder(built: tuple[Path, Path], tmp_path: Path) -> None:
