@@ -212,7 +212,7 @@ class TargetCache(Cache):
                 f"a cache needs at least one slot and one sequence, not {capacity} and {batch}"
             )
         super().__init__(
-            layers=[RecurrentLayer(nodes) if is_one else DynamicLayer() for is_one in recurrent]
+            layers=[RecurrentLayer(nodes) if carries else DynamicLayer() for carries in recurrent]
         )
         self.capacity = capacity
         self.batch = batch
