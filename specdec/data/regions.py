@@ -32,14 +32,11 @@ class Span(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """What thoughts and calls of an answer begin and end with.
+    """What thoughts and calls of an answer begin and end with."""
 
-    Args:
-        thought: None where the template has no thoughts, or the prompt has closed its own.
-        call: what a call begins with; None where there are no tools, or the template's calls are not known.
-    """
-
+    # None where the template has no thoughts, or the prompt has closed its own
     thought: ThoughtFrame | None
+    # what a call begins with; None where there are no tools, or the template's calls are not known
     call: re.Pattern[str] | None
 
     @classmethod
