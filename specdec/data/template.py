@@ -135,7 +135,10 @@ class Template:
         self, messages: Sequence[Message], tools: Tools = None, thinking: bool | None = None
     ) -> list[int]:
         """The token ids of :meth:`prompt`; ValueError also if the tokenizer makes none."""
-        text = self.prompt(messages, tools, thinking)
+        return self.ids_of(self.prompt(messages, tools, thinking))
+
+    def ids_of(self, text: str) -> list[int]:
+        """The token ids of a text that :meth:`prompt` gave; ValueError if there are none."""
         with tokenizing():
             # the template writes the special tokens itself: adding them would double the first
             ids = self.tokenizer.encode(text, add_special_tokens=False)

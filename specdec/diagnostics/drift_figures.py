@@ -66,9 +66,8 @@ def change_figure(
         return DriftFigure(name, title, series, (at_last, at_first), "ratio", "ratio", 1.0)
     if kind == "late_growth":
         return DriftFigure(name, title, series, (at_last, at_second), "ratio", "ratio", 1.0)
-    difference = f"difference of {unit.replace('share', 'shares')}"
-    if unit.startswith("difference"):
-        difference = unit
+    is_difference = unit.startswith("difference")
+    difference = unit if is_difference else f"difference of {unit.replace('share', 'shares')}"
     if kind == "change":
         steps = (at_last, at_first)
         return DriftFigure(name, title, series, steps, difference, "difference", 0.0)

@@ -120,7 +120,8 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> Dr
     accepted_AK = right_AK.cumprod(1).double()
     # a chain reaches a step if all drafts before it are accepted
     reached_AK = F.pad(accepted_AK[:, :-1], (1, 0), value=1)
-    confidence_AK = chains.log_probs_AKD[:count].double().amax(-1).exp()
+    confidence_AKC = _confidences(chains, count)
+    top_AK = confidence_AKC[..., list(CONFIDENCES).index("top")]
     values = dict(zip(ATTENTION, attention_AKM[:count].unbind(-1), strict=True))
     values |= {
         "sink_own_mass": values["sink_mass"] + values["own_mass"],
@@ -134,7 +135,7 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> Dr
         "kl": F.kl_div(taught.log_probs_AKD.double(), probs_AKD, reduction="none").sum(-1),
         "joint_acceptance": accepted_AK,
         "conditional_acceptance": accepted_AK,
-        "overconfidence": reached_AK * (confidence_AK - right_AK.double()),
+        "overconfidence": reached_AK * (top_AK - right_AK.double()),
     }
     weights = dict.fromkeys(SERIES, torch.full_like(accepted_AK[0], count))
     weights["conditional_acceptance"] = reached_AK.sum(0)
@@ -146,9 +147,14 @@ def drafted(text: AnchoredText, anchors: list[int], prompt: int, end: int) -> Dr
             for name, sum_K2 in zip(SERIES, sums, strict=True)
         ]
     rows_RK2 = _sums_of_rows(counted, rows_AKR[:count])
-    head_AK = None if chains.confidence_AK is None else chains.confidence_AK[:count]
-    bins_CKR3 = binned(confidences(chains.log_probs_AKD[:count], head_AK), right_AK)
+    bins_CKR3 = binned(confidence_AKC, right_AK)
     return Drafted(chains, torch.cat([torch.stack(sums).cpu(), rows_RK2]), bins_CKR3)
+
+
+def _confidences(chains: Chains, count: int) -> Tensor:
+    """Return every kind of confidence of the first chains, (A, K, C)."""
+    head_AK = None if chains.confidence_AK is None else chains.confidence_AK[:count]
+    return confidences(chains.log_probs_AKD[:count], head_AK)
 
 
 def _sums_of_rows(anchors: list[int], rows_AKR: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from specdec.diagnostics.parity_files import Files, ServedDrafter, read_files
 from specdec.diagnostics.parity_quantized import read_quantized
 from specdec.diagnostics.parity_settings import Misread
 from specdec.drafter import Drafter
-from specdec.export.checkpoint import read_checkpoint
+from specdec.export.checkpoint import OURS, read_checkpoint
 from specdec.export.known_formats import FORMATS
 from specdec.export.quantize import quantization_of, rounding_faults
 from specdec.export.read import import_checkpoint
@@ -31,7 +31,6 @@ from specdec.export.subject import Subject
 from specdec.export.tensors import normalize_name
 from specdec.target import Target
 
-EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
 # Last bits of their dtype by which activations of two sound implementations differ.
 LAST_BITS = 8
 
@@ -57,9 +56,9 @@ def rounded_drafter(
         return None
     if quantization_of(tensors) is None:
         return None
-    ours = directory / "specdec.json"
-    exported_as = read_checkpoint(directory).ours if ours.is_file() else None
-    layout = FORMATS[str((exported_as or {}).get("exported_as", "vllm"))]
+    checkpoint = read_checkpoint(directory) if (directory / OURS).is_file() else None
+    record = (checkpoint.ours if checkpoint else None) or {}
+    layout = FORMATS[str(record.get("exported_as", "vllm"))]
     plain = {
         str(normalize_name(name)): value for name, value in layout.tensors(saved, subject).items()
     }
@@ -71,7 +70,7 @@ def rounded_drafter(
         faults.append(str(error))
     if faults:
         return RoundedDrafter(saved, faults)
-    return RoundedDrafter(import_checkpoint(read_checkpoint(directory), target), [])
+    return RoundedDrafter(import_checkpoint(checkpoint or read_checkpoint(directory), target), [])
 
 
 def plain_files(files: Files, layers: int) -> Files:

@@ -38,6 +38,13 @@ Converse = Callable[[Prompt, Any], PromptConversation]
 WAVE = 4  # prompts of a wave for each sequence of a batch, so that few places stay empty at its end
 
 
+class DecodedTurn(NamedTuple):
+    """What every decoder generated in one turn, and the regions of its tokens."""
+
+    generations: list[Generation]
+    regions: list[list[str]]
+
+
 @dataclass
 class PromptRun:
     """A prompt as it is decoded, turn by turn.
@@ -45,7 +52,7 @@ class PromptRun:
     Args:
         number: the prompt's place among all, on which its seeds depend.
         next_turn: the ids to decode next; None when nothing is left, or why the prompt cannot be decoded.
-        turns: for each turn decoded so far, what every decoder generated.
+        turns: decoded so far.
         answers: the same, as answers of every draft shape and baseline, once all turns are decoded.
     """
 
@@ -53,7 +60,7 @@ class PromptRun:
     number: int
     conversation: PromptConversation
     next_turn: list[int] | Skipped | None
-    turns: list[list[Generation]] = field(default_factory=list)
+    turns: list[DecodedTurn] = field(default_factory=list)
     answers: list[list[Answer]] = field(default_factory=list)
 
 
@@ -108,7 +115,8 @@ class _Decoders:
                 names = ", ".join(run.prompt.prompt_id for run, _ in live)
                 raise ValueError(f"prompt {names}: {error}") from error
             for (run, _), generations in zip(live, zip(*by_decoder, strict=True), strict=True):
-                run.turns.append([*generations])
+                regions = _regions_of(run.conversation, generations)
+                run.turns.append(DecodedTurn([*generations], regions))
                 run.conversation.add_answer(generations[0].ids)
                 run.next_turn = self.next_turn(run.conversation)
         self.advance(len(wave))
@@ -203,6 +211,18 @@ def benchmark(
     return [[answers[column] for answers in turns] for column in range(len(comparable))]
 
 
+def _regions_of(
+    conversation: PromptConversation, generations: Sequence[Generation]
+) -> list[list[str]]:
+    """Return the regions of every decoder's tokens of one turn; most decoders generate the same tokens."""
+    by_ids: dict[tuple[int, ...], list[str]] = {}
+    for generation in generations:
+        ids = tuple(generation.ids)
+        if ids not in by_ids:
+            by_ids[ids] = conversation.regions(ids)
+    return [by_ids[tuple(generation.ids)] for generation in generations]
+
+
 def _answers_of(run: PromptRun, plain: bool, comparable: Sequence[bool]) -> list[list[Answer]]:
     """Return, for each turn, the answers of every draft shape and baseline."""
     return [
@@ -212,11 +232,11 @@ def _answers_of(run: PromptRun, plain: bool, comparable: Sequence[bool]) -> list
                 generations[column],
                 generations[0] if plain else None,
                 same,
-                run.conversation.regions(generations[column].ids),
+                regions[column],
             )
             for column, same in enumerate(comparable, start=plain)
         ]
-        for generations in run.turns
+        for generations, regions in run.turns
     ]
 
 

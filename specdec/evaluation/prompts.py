@@ -203,7 +203,7 @@ class PromptConversation:
                     "the chat template does not write tools: ask without them, or choose a target whose template does"
                 )
             check_context(self._messages, self._prompt)
-        return template.prompt_ids(self._messages, tools, self.thinking)
+        return template.ids_of(self._prompt)
 
     def add_answer(self, ids: Sequence[int]) -> None:
         """The target's answer, which the next turn builds on: its thought, text and calls as the template has them."""

@@ -22,7 +22,7 @@ from specdec.export.tensors import Raw, Weights
 from specdec.target import NotServable
 from specdec.utils.extras import require
 
-# The modules of a drafter's layers that an engine builds as linear layers of its own.
+# The modules of a drafter's layers that an engine builds as its quantizable linear layers.
 LAYER_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FUSION_MATRIX = "fc"
 SCALE = "weight_scale"

@@ -399,6 +399,27 @@ def test_every_pass_has_the_region_of_its_first_draft(pair: Pair) -> None:
     assert list(answer.regions) == inside and set(inside) == {"thought", "text"}
 
 
+class FirstTurnThinks(PromptConversation):
+    """Calls the answer to the first turn a thought, as a prompt may open one in one turn alone."""
+
+    asked = 0
+
+    def next_ids(self) -> list[int] | None:
+        self.asked += 1
+        return super().next_ids()
+
+    def regions(self, ids: Sequence[int]) -> list[str]:
+        return ["thought" if self.asked == 1 else "text"] * len(ids)
+
+
+def test_regions_are_those_of_the_turn_s_own_prompt(pair: Pair) -> None:
+    (answers,) = benchmark(
+        pair.target, pair.drafter, SHAPES[:1], PROMPTS[:1], NEW, converse=FirstTurnThinks
+    )
+    first, second = answers
+    assert set(first.regions) == {"thought"} and second.regions == ()
+
+
 def test_ordinary_answers_have_no_regions(pair: Pair) -> None:
     (answers,) = benchmark(pair.target, pair.drafter, SHAPES[:1], PROMPTS, NEW)
     assert {answer.regions for answer in answers} == {()}
