@@ -8,6 +8,7 @@ from specdec.decoding.generation import Chunk, Generation, Request, continuation
 from specdec.decoding.hugging_face import DraftedGenerate
 from specdec.decoding.parse import parse_shape
 from specdec.decoding.proposal import Proposer
+from specdec.decoding.recording import RecordedText, RecordingDecoder
 from specdec.decoding.shapes import Chain, ChildSampling, DraftShape, DynamicTree
 from specdec.decoding.static_tree import StaticTree
 
@@ -23,6 +24,8 @@ __all__ = [
     "Generation",
     "PlainDecoder",
     "Proposer",
+    "RecordedText",
+    "RecordingDecoder",
     "Request",
     "Sampling",
     "SpeculativeDecoder",

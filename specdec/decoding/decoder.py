@@ -132,7 +132,7 @@ class PlainDecoder:
     @torch.inference_mode()
     def _passes(
         self, requests: Sequence[Request], end: Collection[int] | None
-    ) -> Iterator["_Answer"]:
+    ) -> Iterator["ServedRequest"]:
         """Serve the requests; yields an answer each time that a pass has added to it."""
         for request in requests:
             check_length(self.target, request.prompt, request.max_new_tokens, self.nodes)
@@ -150,28 +150,30 @@ class PlainDecoder:
 
     def _serve(
         self, session: DecodeSession, requests: Sequence[Request], end: Collection[int]
-    ) -> Iterator["_Answer"]:
+    ) -> Iterator["ServedRequest"]:
         for b in range(self.batch):  # the last caller may have left in the middle
             session.round.end(b)
-        waiting = deque(_Answer(number, request, end) for number, request in enumerate(requests))
-        answers: list[_Answer | None] = [None] * self.batch
+        waiting = deque(
+            ServedRequest(number, request, end) for number, request in enumerate(requests)
+        )
+        answers: list[ServedRequest | None] = [None] * self.batch
         device = self.target.device
         last = time.perf_counter()
         while waiting or any(answers):
-            # admit: whatever is free takes the next prompt, whose pass gives the first token
-            for b in range(self.batch):
-                while answers[b] is None and waiting:
-                    answer = waiting.popleft()
-                    request = answer.request
-                    answer.ids = session.round.prefill(b, request.prompt, request.seed).tolist()
-                    answer.fresh = answer.ids
-                    last = _split_time([answer], last)
-                    if answer.done:
-                        session.round.end(b)
-                    else:
-                        answers[b] = answer
-                    yield answer
-                    last = time.perf_counter()
+            # admit: whatever is free takes a prompt, whose pass gives the first token
+            while waiting and (free := [b for b in range(self.batch) if answers[b] is None]):
+                b, answer = self._next(waiting, free, session)
+                request = answer.request
+                answer.sequence = b
+                answer.ids = session.round.prefill(b, request.prompt, request.seed).tolist()
+                answer.fresh = answer.ids
+                last = _split_time([answer], last)
+                if answer.done:
+                    session.round.end(b)
+                else:
+                    answers[b] = answer
+                yield answer
+                last = time.perf_counter()
             running = [answer for answer in answers if answer]
             if not running:
                 continue
@@ -196,6 +198,12 @@ class PlainDecoder:
             last = _split_time(running, last)
             yield from running
             last = time.perf_counter()
+
+    def _next(
+        self, waiting: deque["ServedRequest"], free: Sequence[int], session: DecodeSession
+    ) -> tuple[int, "ServedRequest"]:
+        """Choose a free sequence and the request that it takes, which waits no longer."""
+        return free[0], waiting.popleft()
 
     def graphs_for(self, longest: int) -> int:
         """How many graphs :meth:`prepare` will compile."""
@@ -274,13 +282,14 @@ class SpeculativeDecoder(PlainDecoder):
         )
 
 
-class _Answer:
+class ServedRequest:
     """A request being served."""
 
     def __init__(self, number: int, request: Request, end: Collection[int]) -> None:
         self.number = number
         self.request = request
         self.end = end
+        self.sequence = 0  # of the round, once it is served
         self.ids: list[int] = []
         self.fresh: list[int] = []  # what the last pass added
         self.seconds = 0.0
@@ -308,7 +317,7 @@ class _Answer:
         return Generation(ids, *timed, self.request.prompt, tokenizer)
 
 
-def _split_time(answers: Sequence[_Answer], last: float) -> float:
+def _split_time(answers: Sequence[ServedRequest], last: float) -> float:
     """Share the time since ``last`` among the answers that a pass served, and return the present time."""
     now = time.perf_counter()
     for answer in answers:

@@ -16,7 +16,7 @@ from specdec.decoding.shapes import ChildSampling, DraftShape
 from specdec.drafter import Drafter
 from specdec.drafting.mode import Frontier
 from specdec.nn.view import View
-from specdec.target import Target
+from specdec.target import Target, TargetOutput
 
 
 class PlainRound(nn.Module):
@@ -61,24 +61,33 @@ class PlainRound(nn.Module):
 
     def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
         """Start sequence ``b`` on a prompt; returns its first new token, (1,)."""
-        ids_1T = torch.tensor([prompt], device=self.target.device)
-        zero_1 = ids_1T.new_zeros(1)
-        with self.cache.begin(b) as cache:
-            view = View.chain(zero_1, len(prompt), self.capacity, cache)
-            out = self.target.forward(ids_1T, view, self.aux_layers, self.final_norm)
-        self.prefill_drafter(b, ids_1T, out.aux_BTNH)
+        out = self.read_prompt(b, prompt)
         logits_1V = self.target.logits(out.final_BTH[:, -1:])[:, 0]
         self.live_B[b] = True
         self.length_B[b] = len(prompt)
         self.count_B[b] = 1
         self.seed_B[b] = seed
-        root_1 = self.sampling.draw(logits_1V, self.seed_B[b : b + 1], zero_1 + len(prompt))
+        place_1 = self.length_B[b : b + 1]
+        root_1 = self.sampling.draw(logits_1V, self.seed_B[b : b + 1], place_1)
         self.root_B[b : b + 1] = self.fresh_BP[b, :1] = root_1
         self.aux_BPLH[b, :1] = out.aux_BTNH[0, -1:]
         return root_1
 
-    def prefill_drafter(self, b: int, ids_1T: Tensor, aux_1TLH: Tensor) -> None:
-        """Start the sequence in the drafter's cache too; plain decoding has no drafter."""
+    def read_prompt(self, b: int, prompt: list[int]) -> TargetOutput:
+        """Run the target on a prompt; returns the states of the tokens that were run, the last one's among them."""
+        return self.read_chain(b, prompt, 0)
+
+    def read_chain(self, b: int, ids: list[int], first: int) -> TargetOutput:
+        """Run the target on tokens behind the first ones of sequence ``b``, whose keys are in its slots."""
+        ids_1T = torch.tensor([ids], device=self.target.device)
+        first_1 = torch.full_like(ids_1T[0, :1], first)
+        with self.cache.begin(b) as cache:
+            view = View.chain(first_1, len(ids), self.capacity, cache)
+            return self.run_target(ids_1T, view)
+
+    def run_target(self, ids_BT: Tensor, view: View) -> TargetOutput:
+        """Run the target on nodes, for their last states and those at the boundaries that somebody reads."""
+        return self.target.forward(ids_BT, view, self.aux_layers, self.final_norm)
 
     def end(self, b: int) -> None:
         """Sequence ``b`` is done; its slots are free."""
@@ -103,7 +112,7 @@ class PlainRound(nn.Module):
         ancestors_BNN = ancestors(tree.parents_BN)
         depth_BN = ancestors_BNN.sum(-1) - 1  # the root's is 0
         view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, self.cache)
-        out = self.target.forward(tokens_BN, view, self.aux_layers, self.final_norm)
+        out = self.run_target(tokens_BN, view)
         # greedy acceptance needs no probabilities: their argmax is that of the logits
         p_BNV = self.target.logits(out.final_BTH)
         noise = NO_NOISE
@@ -161,10 +170,13 @@ class SpeculativeRound(PlainRound):
         self.rule = sampling.acceptance
         self.proposer = Proposer(drafter, shape, longest, batch)
 
-    def prefill_drafter(self, b: int, ids_1T: Tensor, aux_1TLH: Tensor) -> None:
+    def read_prompt(self, b: int, prompt: list[int]) -> TargetOutput:
+        out = super().read_prompt(b, prompt)
         # row i pairs feature i with token i + 1, which the last token does not have yet
-        if ids_1T.shape[1] > 1:
-            self.proposer.prefill(b, ids_1T[:, 1:], aux_1TLH[:, :-1])
+        if len(prompt) > 1:
+            ids_1T = torch.tensor([prompt[1:]], device=self.target.device)
+            self.proposer.prefill(b, ids_1T, out.aux_BTNH[:, :-1])
+        return out
 
     def draft(self) -> DraftTree:
         return self.proposer.propose(

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec.answering.dialogue import Dialogue, TurnAnswer
+from specdec.answering.in_process import InProcess
 from specdec.data.chat import read_conversations
-from specdec.engines.answers import InProcess, RegenerateConfig
 from specdec.engines.client import Endpoint
-from specdec.engines.dialogue import Dialogue, TurnAnswer
+from specdec.engines.regenerate_options import RegenerateConfig
 from specdec.engines.remote import Remote
 from specdec.target.identity import IDENTIFYING
 from specdec.utils.files import staged, write_json, write_text
@@ -93,7 +94,7 @@ def _answering(config: RegenerateConfig) -> tuple[InProcess | Remote, dict[str, 
         target = config.target.load(config.device)
         ends = sorted(target.eos_token_ids)
         identity = {"engine": config.engine, **target.identity, "eos_token_ids": ends}
-        return InProcess(target, config), identity
+        return InProcess(target, config, config.batch_size), identity
     endpoint = Endpoint(config.url)
     model = config.model or endpoint.model()
     return Remote(endpoint, model, config), {"engine": config.engine, "model": model}
@@ -136,15 +137,12 @@ def _write(
 ) -> dict[str, int]:
     """Write the data set, in the input's order, and then its record; return the record's counts."""
     due = [row for row in rows if not row.skipped]
-    written = [row for row in due if not row.failed and (truncated == "keep" or not row.truncated)]
+    written = [row for row in due if row.left_out(truncated) is None]
     sums = out.with_name(f"{out.name}.sha256")  # compared by whoever reads the rows
     sums.unlink(missing_ok=True)
     with staged(out) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for row in written:
-            fields = {"id": row.id, "messages": row.messages(ids=True)}
-            if row.tools:
-                fields["tools"] = row.tools
-            stream.write(json.dumps(fields, ensure_ascii=False) + "\n")
+            stream.write(json.dumps(row.fields(), ensure_ascii=False) + "\n")
     answers = [answer for row in due for answer in row.answers if not answer.failed]
     counts = {
         "rows": len(rows),

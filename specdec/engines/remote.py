@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from specdec.answering.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, pack_ids
+from specdec.answering.in_process import QUESTION
 from specdec.data.form import SWITCHES
 from specdec.data.messages import Message
-from specdec.engines.answers import QUESTION, RegenerateConfig
 from specdec.engines.client import Endpoint, RequestError
-from specdec.engines.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, pack_ids
+from specdec.engines.regenerate_options import RegenerateConfig
 from specdec.utils.text import printable
 
 log = logging.getLogger(__name__)

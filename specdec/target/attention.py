@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -233,6 +234,14 @@ class TargetCache(Cache):
         for layer, layer_of_text in zip(self.layers, text.layers, strict=True):
             if isinstance(layer, RecurrentLayer):
                 layer.begin(b, self.batch, layer_of_text)
+
+    def grow(self, capacity: int) -> None:
+        """Have this many slots, no fewer than before; what is in them stays."""
+        more = capacity - self.capacity
+        self.capacity = capacity
+        for layer, buffers in self._buffers.items():
+            keys_BgSd, values_BgSd = (F.pad(buffer, (0, 0, 0, more)) for buffer in buffers)
+            self._buffers[layer] = keys_BgSd, values_BgSd
 
     def rewind(self, count_B: Tensor) -> None:
         """Let recurrent states be those after the first ``count_B`` tokens of the last verification, of each sequence

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from specdec.answering.dialogue import Dialogue, pack_ids
 from specdec.cli import main
 from specdec.data import ChatData
 from specdec.data.chat import encode, read_conversations
 from specdec.data.loader import Batch
-from specdec.engines.dialogue import Dialogue, pack_ids
 from tests.data.families import in_default_run
 from tests.data.tiny import write_jsonl
 from tests.engines.chat_targets import FAMILIES, TALKS, asked_ids, generated, prompts_of

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from specdec.answering.dialogue import LENGTH, STOP, Dialogue, Turn, TurnAnswer, unpack_ids
 from specdec.cli import main
 from specdec.data.chat import read_conversations
 from specdec.data.form import SWITCHES
 from specdec.engines import remote as engine
-from specdec.engines.answers import RegenerateConfig
 from specdec.engines.client import Endpoint
-from specdec.engines.dialogue import LENGTH, STOP, Dialogue, Turn, TurnAnswer, unpack_ids
+from specdec.engines.regenerate_options import RegenerateConfig
 from specdec.engines.remote import Remote, as_sent
 from tests.data.tiny import write_jsonl
 from tests.engines.fake_vllm import FakeVllm

@@ -24,6 +24,8 @@ SILENT = "the target did not call where the row calls a tool"
 SPOKEN = "the target called a tool where the row answers"
 UNREADABLE = "the target named a tool, but its call cannot be read"
 ORPHAN = "a tool's result in the row answers no call"
+# why a row is left out although its answers are there
+TRUNCATED = "an answer ran out of tokens"
 # why a row is skipped
 NOBODY = "no user's turn"
 FIRST = "the assistant speaks before any user does"
@@ -175,6 +177,16 @@ class Dialogue:
             self.done and bool(self.answers) and not (self.failed or self.truncated or self.ended)
         )
 
+    def left_out(self, truncated: str) -> str | None:
+        """Why a row whose answers are there is no row of the data set; None if it is one.
+
+        Args:
+            truncated: what happens to a row whose last answer ran out of tokens: ``drop`` or ``keep``.
+        """
+        if self.truncated and truncated == "drop":
+            return TRUNCATED
+        return self.skipped or self.failed
+
     def departure(self, answer: TurnAnswer) -> str | None:
         """Why what the row says next does not fit behind the answer; None if it does, or if nothing comes next."""
         recorded = self.turns[answer.turn].calls
@@ -229,6 +241,11 @@ class Dialogue:
                 answer = self.answers[number]
                 out.append(self._message(answer, turn) | (self._tokens(answer) if ids else {}))
         return out
+
+    def fields(self) -> dict[str, Any]:
+        """The row of the data set, JSON-ready: its id, its messages with the token ids of every answer, its tools."""
+        fields: dict[str, Any] = {"id": self.id, "messages": self.messages(ids=True)}
+        return fields | ({"tools": self.tools} if self.tools else {})
 
     @staticmethod
     def _message(answer: TurnAnswer, turn: Turn) -> Message:

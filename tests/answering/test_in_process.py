@@ -1,12 +1,12 @@
 """The target in this process; what it answers, tests/engines/test_regenerate.py and test_regenerate_chats.py show."""
 
 import json
-from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.engines.answers import InProcess, RegenerateConfig, is_json
+from specdec.answering.in_process import InProcess, is_json
+from specdec.answering.settings import AnswerSettings
 from specdec.target import Target
 from tests.engines.chat_targets import FAMILIES, chat_tokenizer
 
@@ -32,7 +32,7 @@ def test_a_call_that_no_file_can_hold_is_text() -> None:
         num_key_value_heads=1,
     )  # fmt: skip
     target = Target(LlamaForCausalLM(config), tokenizer)
-    engine = InProcess(target, RegenerateConfig(data=[], out=Path("x.jsonl")))
+    engine = InProcess(target, AnswerSettings(), batch=1)
     for arguments, calls in (('{"a": 1}', 1), ('{"a": NaN}', 0)):
         call = f'{{"name": "add", "arguments": {arguments}}}'
         text = f"<think>\nhm\n</think>\n\n<tool_call>\n{call}\n</tool_call><|im_end|>"

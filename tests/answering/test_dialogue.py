@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdec.data.chat import read_conversations
-from specdec.engines.dialogue import (
+from specdec.answering.dialogue import (
     LENGTH,
     ORPHAN,
     OTHERWISE,
@@ -19,6 +18,7 @@ from specdec.engines.dialogue import (
     same_value,
     unpack_ids,
 )
+from specdec.data.chat import read_conversations
 from tests.data.tiny import write_jsonl
 
 S, U, V = (
