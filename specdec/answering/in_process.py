@@ -11,7 +11,7 @@ from specdec.answering.dialogue import LENGTH, STOP, Dialogue, TurnAnswer, pack_
 from specdec.answering.settings import AnswerSettings
 from specdec.data.messages import Message
 from specdec.data.template import template_of
-from specdec.decoding import PlainDecoder, Request, check_length
+from specdec.decoding import Generation, PlainDecoder, Request, check_length
 from specdec.target import Target
 from specdec.utils.text import how_many
 
@@ -73,7 +73,7 @@ class InProcess:
             for row, ids in prompts
         ]
         try:
-            for number, generation in self.decoder.generate_all(requests, ends):
+            for number, generation in self.generations([row for row, _ in prompts], requests):
                 row, prompt = prompts[number]
                 yield row.add(
                     message=self.message(generation.ids, row.tools),
@@ -86,6 +86,12 @@ class InProcess:
             raise ValueError(
                 f"not enough memory for {how_many(self.batch, 'prompt')} at a time: give a smaller batch_size"
             ) from error
+
+    def generations(
+        self, rows: Sequence[Dialogue], requests: Sequence[Request]
+    ) -> Iterator[tuple[int, Generation]]:
+        """Generate after the prompts of rows; yields numbers of requests and what was made of them."""
+        return self.decoder.generate_all(requests, self.target.eos_token_ids)
 
     def message(self, ids: list[int], tools: list[dict[str, Any]] | None = None) -> Message:
         """What the tokens say; all as text where a call holds what no file can (NaN, half a character)."""
