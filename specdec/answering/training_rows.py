@@ -81,7 +81,7 @@ class TrainingRows:
         self.broken = broken
 
     def rows(self, conversations: Sequence[ChatConversation]) -> list[AnsweredRow]:
-        """Answer conversations, whose ids differ; return what became of each.
+        """Answer conversations; return what became of each.
 
         Raises:
             ValueError: a prompt batch does not fit in memory, or a row cannot be trained on and is not to be left out.
@@ -103,7 +103,7 @@ class TrainingRows:
             if self.broken == "refuse":
                 raise
             return AnsweredRow([], [], str(error))
-        texts = self.answering.texts[dialogue.id]
+        texts = self.answering.texts[id(dialogue)]
         states = [states_of(document, texts) for document in documents]
         return AnsweredRow(documents, states, None if documents else UNSUPERVISED)
 
@@ -128,8 +128,8 @@ class RecordingAnswers(InProcess):
     ) -> None:
         super().__init__(target, settings, batch)
         self.recorder = RecordingDecoder(target, settings.sampling(), batch, layers)
-        # of each row, by its id, the texts that no later text of it begins with
-        self.texts: dict[str, list[RecordedText]] = {}
+        # of each row, by its Python id, the texts that no later text of it begins with
+        self.texts: dict[int, list[RecordedText]] = {}
 
     def forget(self) -> None:
         """Let go of the texts of all rows."""
@@ -141,7 +141,7 @@ class RecordingAnswers(InProcess):
     ) -> Iterator[tuple[int, Generation]]:
         for number, text in self.recorder.record(requests, self.target.eos_token_ids):
             ids = ids_of_text(text)
-            texts = self.texts.setdefault(rows[number].id, [])
+            texts = self.texts.setdefault(id(rows[number]), [])
             texts[:] = [
                 earlier for earlier in texts if not starts_with(ids, ids_of_text(earlier))
             ] + [text]

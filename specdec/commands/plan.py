@@ -28,9 +28,10 @@ from specdec.commands.plan_report import plan_report
 from specdec.data import TokenData
 from specdec.drafter import DrafterConfig
 from specdec.drafter.model import skeleton_of
-from specdec.features import Cached, Streamed
+from specdec.features import Cached
 from specdec.features.contract import DTYPES as STORED
 from specdec.features.contract import SCALED
+from specdec.features.producing import ProducedFeatures
 from specdec.features.source import Features
 from specdec.target import TargetSource
 from specdec.target.loading import DTYPES, named_parts, skeleton
@@ -247,22 +248,22 @@ def _rows_and_batches(
     """Return the packed training rows and a process's batches of an epoch; or why the rows are not known, and None."""
     try:
         data.prepare(source.load_tokenizer())
+        rows = len(data.splits.train.ids_BT)
     except ValueError as error:
         return str(error), None
-    rows = len(data.splits.train.ids_BT)
     return rows, math.ceil(math.ceil(rows / world) / data.batch_size)
 
 
 def _feature_source(features: Features) -> str:
     """Return where features come from, as ``on_devices`` calls it."""
-    if isinstance(features, Streamed):
+    if isinstance(features, ProducedFeatures):
         return "streamed"
     return "cached" if features.made_ahead else "on_the_fly"
 
 
 def _feature_bytes(config: DrafterConfig, features: Features, dtype: torch.dtype) -> int:
     """Return the bytes of a token's stored or streamed states."""
-    if isinstance(features, Streamed):
+    if isinstance(features, ProducedFeatures):
         dtype = STORED.get(features.dtype, dtype)
     states = 1  # the final one
     for boundary in config.aux_layers:

@@ -6,12 +6,22 @@ from specdec.data.loader import Batch, Document
 from specdec.data.mixes import MixSource
 from specdec.utils.lazily import imported_when_asked_for
 
-__all__ = ["Batch", "ChatData", "Document", "MixSource", "TextData", "TokenData", "TokenizedData"]
+__all__ = [
+    "Batch",
+    "ChatData",
+    "Document",
+    "MixSource",
+    "TextData",
+    "TokenData",
+    "TokenizedData",
+    "UnansweredData",
+]
 
 if TYPE_CHECKING:
     from specdec.data.module import ChatData, TextData
     from specdec.data.token_data import TokenData
     from specdec.data.tokenized import TokenizedData
+    from specdec.data.unanswered import UnansweredData
 else:  # they import lightning, which decoding does without
     __getattr__ = imported_when_asked_for(
         __name__,
@@ -20,5 +30,6 @@ else:  # they import lightning, which decoding does without
             "TextData": "specdec.data.module",
             "TokenData": "specdec.data.token_data",
             "TokenizedData": "specdec.data.tokenized",
+            "UnansweredData": "specdec.data.unanswered",
         },
     )

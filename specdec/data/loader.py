@@ -212,8 +212,8 @@ class ResumableLoader:
             for part in rows.split(self.sections)
         ]
 
-    def fetch(self, numbers_B: Tensor) -> Batch:
-        """Rows by their numbers."""
+    def fetch(self, numbers_B: Tensor) -> Any:
+        """Rows by their numbers, a :class:`Batch`."""
         batch = Batch(*(column[numbers_B.clamp(min=0)] for column in self.rows))
         for column, nothing in zip(batch, (0, False, PAD_DOCUMENT), strict=True):
             column[numbers_B == BLANK] = nothing
@@ -233,27 +233,40 @@ class ResumableLoader:
             for numbers_B in share.split(self.batch_size)
         ]
         left = map(self.fetch, batches[self.batches :])
-        prefetched: deque[Batch] = deque()
+        prefetched: deque[Any] = deque()
         try:
             while True:
-                for batch in itertools.islice(
+                for item in itertools.islice(
                     left, 1 + (self.reader.ahead if self.reader else 0) - len(prefetched)
                 ):
-                    prefetched.append(batch)
-                    if self.reader is not None:
-                        self.reader.prefetch(batch)
+                    prefetched.append(item)
+                    self.announce(item)
                 if not prefetched:
                     return
-                batch = prefetched.popleft()
-                if self.reader is not None:
-                    self.reader.wait(batch)
+                batch = self.hand_out(prefetched.popleft())
                 self.batches = self.batches + 1
                 self.moved = True
                 yield batch
         finally:  # also of an epoch that is cut short
-            if self.reader is not None:
-                for batch in prefetched:
-                    self.reader.cancel(batch)
+            for item in prefetched:
+                self.take_back(item)
+
+    def announce(self, batch: Any) -> None:
+        """Tell the reader what :meth:`fetch` returned for a batch that comes."""
+        if self.reader is not None:
+            self.reader.prefetch(batch)
+
+    def hand_out(self, batch: Any) -> Batch:
+        """Return the batch, which comes now."""
+        if self.reader is not None:
+            self.reader.wait(batch)
+        fetched: Batch = batch
+        return fetched
+
+    def take_back(self, batch: Any) -> None:
+        """Tell the reader that a batch does not come."""
+        if self.reader is not None:
+            self.reader.cancel(batch)
 
     @functools.cached_property
     def _content(self) -> str:

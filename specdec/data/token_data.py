@@ -4,7 +4,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import lightning.pytorch as pl
 import torch
@@ -54,6 +54,8 @@ class TokenData(pl.LightningDataModule):
         batch_size: rows of a batch, per process.
         seed: what the order of rows and the validation split depend on.
     """
+
+    unanswered: ClassVar[bool] = False  # whether the target's answers are still to be written
 
     def __init__(self, seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ class WantedRow(NamedTuple):
 
     batch: int
     ticket: int  # a running number
-    row: PackedRow
+    row: Any  # a PackedRow, or what else the producers take
     done: asyncio.Future[Any]
 
 
@@ -92,11 +92,12 @@ class Producer:
                 self._open.close()
                 self._running = None
                 states = list(self._loaded().states(rows))
-        sent: list[Any] = [len(states)]
-        for row, *outputs in states:
-            columns = self.contract.encode(*outputs)
-            sent.append(Sent(row.key, crc32(*columns), list(map(raw, columns))))
-        return sent
+        return [len(states), *(self.sent(row, *outputs) for row, *outputs in states)]
+
+    def sent(self, row: PackedRow, aux_RNH: Tensor, final_RH: Tensor) -> Sent:
+        """A row's states as they are sent."""
+        columns = self.contract.encode(aux_RNH, final_RH)
+        return Sent(row.key, crc32(*columns), list(map(raw, columns)))
 
     def _loaded(self) -> Engine:
         if self._running is None:
@@ -141,10 +142,15 @@ class RowQueue:
         Args:
             batch: its number in the process that asks: those of lower ones are done first.
         """
-        done = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._wanted, WantedRow(batch, next(self._tickets), row, done))
+        done = self._want(batch, row)
         self._hand_out()
         return await done
+
+    def _want(self, batch: int, row: Any) -> asyncio.Future[Any]:
+        """Put a row among those that are wanted; return what becomes its answer."""
+        done = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._wanted, WantedRow(batch, next(self._tickets), row, done))
+        return done
 
     def _hand_out(self) -> None:
         """Hand the first rows to the producer that has least to do, until none has a free place."""
@@ -175,7 +181,7 @@ class RowQueue:
         try:
             rows = [request.row for request in wanted]
             receipt, *sent = producer.features_of.options(num_returns=1 + len(rows)).remote(rows)
-            await receipt
+            self._note(wanted, await receipt)
             # before they are handed out: a slow disk stalls the producers, not the memory
             if self.tee:
                 try:
@@ -195,6 +201,9 @@ class RowQueue:
         finally:
             self._in_flight[name] -= 1
             self._hand_out()
+
+    def _note(self, wanted: Sequence[WantedRow], receipt: Any) -> None:
+        """Keep of a producer's receipt what is needed later."""
 
     @staticmethod
     def _answer(wanted: list[WantedRow], answers: Sequence[Any]) -> None:

@@ -63,6 +63,22 @@ class Features:
     """Base of the ways to features: a frozen spec."""
 
     made_ahead: ClassVar[bool] = False  # then parts of a target are enough
+    answers: ClassVar[bool] = False  # whether the target answers the data's conversations, too
+
+    def check_data(self, data: TokenData) -> None:
+        """Raise ValueError for data whose conversations nobody would answer, or that have nothing to answer."""
+        name = type(data).__name__
+        if data.unanswered and not self.answers:
+            raise ValueError(
+                f"data {name} holds conversations that are still to be answered, and features {type(self).__name__} "
+                "answer none: set model.features=Answered, or run specdec regenerate and train on its file with "
+                "data=ChatData"
+            )
+        if self.answers and not data.unanswered:
+            raise ValueError(
+                f"features {type(self).__name__} answer the conversations of data UnansweredData, not of {name}: set "
+                "data=UnansweredData, or model.features=Streamed to train on the text as it is"
+            )
 
     def open(
         self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool
@@ -225,16 +241,16 @@ class RowSource(FeatureSource):
 
     def prefetch(self, batch: Batch) -> None:
         """Have the thread read it."""
-        if (keys := _keys(batch)) not in self._prefetched:
+        if (keys := row_keys(batch)) not in self._prefetched:
             self._prefetched[keys] = self._thread.submit(self._read, batch)
 
     def wait(self, batch: Batch) -> None:
         """Wait until it is read."""
-        wait([reading] if (reading := self._prefetched.get(_keys(batch))) else [])
+        wait([reading] if (reading := self._prefetched.get(row_keys(batch))) else [])
 
     def cancel(self, batch: Batch) -> None:
         """Do not read it, or not keep it."""
-        if reading := self._prefetched.pop(_keys(batch), None):
+        if reading := self._prefetched.pop(row_keys(batch), None):
             reading.cancel()
 
     def __call__(
@@ -245,7 +261,7 @@ class RowSource(FeatureSource):
             raise ValueError(
                 f"{self.where}: opened for boundaries {list(self.layers)}, not {list(layers)}"
             )
-        ahead = self._prefetched.pop(_keys(batch), None)
+        ahead = self._prefetched.pop(row_keys(batch), None)
         columns = self._read(batch) if ahead is None else ahead.result()
         on_device = [column.to(target.device, non_blocking=True) for column in columns]
         aux_BTNH, final_BTH = self.contract.decode(on_device, self.dtype)
@@ -259,12 +275,16 @@ class RowSource(FeatureSource):
         self._thread = ThreadPoolExecutor(1, "features")  # starts none before it is needed
         self._prefetched.clear()
 
-    def _read(self, batch: Batch) -> list[Tensor]:
+    def empty_columns(self, batch: Batch) -> list[Tensor]:
+        """Columns of a batch's rows, (B, T, ...), yet to be filled."""
         pinned = torch.cuda.is_available()
-        columns = [
+        return [
             torch.zeros(*batch.ids_BT.shape, *column.shape, dtype=column.dtype, pin_memory=pinned)
             for column in self.contract.columns(len(self.layers)).values()
         ]
+
+    def _read(self, batch: Batch) -> list[Tensor]:
+        columns = self.empty_columns(batch)
         for n, row in enumerate(each_row(batch)):
             if row.tokens:
                 self.copy(row, *(column[n] for column in columns))
@@ -327,5 +347,6 @@ def spot_check(
         )
 
 
-def _keys(batch: Batch) -> tuple[bytes, ...]:
+def row_keys(batch: Batch) -> tuple[bytes, ...]:
+    """The keys of a batch's rows, which stand for its tokens and documents."""
     return tuple(row.key for row in each_row(batch))

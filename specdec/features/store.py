@@ -39,6 +39,17 @@ class PackedRow(NamedTuple):
     documents_R: Tensor  # int64
     key: bytes
 
+    @classmethod
+    def of(cls, ids_R: Tensor, documents_R: Tensor) -> Self:
+        """The row of these tokens; its key is a hash of both, int64."""
+        content = ids_R.numpy().tobytes() + documents_R.numpy().tobytes()
+        return cls(ids_R, documents_R, hashlib.blake2b(content, digest_size=16).digest())
+
+    @classmethod
+    def of_document(cls, ids_R: Tensor) -> Self:
+        """The row of one document's tokens, int64."""
+        return cls.of(ids_R.contiguous(), torch.zeros_like(ids_R))
+
     @property
     def tokens(self) -> int:
         """R."""
@@ -56,10 +67,7 @@ def each_row(batch: Batch) -> Iterator[PackedRow]:
         R = int((documents_T >= 0).sum())
         ids_R = ids_T[:R].long().contiguous()
         documents_R = documents_T[:R].long().contiguous()
-        key = hashlib.blake2b(
-            ids_R.numpy().tobytes() + documents_R.numpy().tobytes(), digest_size=16
-        ).digest()
-        yield PackedRow(ids_R, documents_R, key)
+        yield PackedRow.of(ids_R, documents_R)
 
 
 class ShardEntry(NamedTuple):

@@ -16,15 +16,15 @@ import sys
 import threading
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, distributed
 
 from specdec.data import Batch, TokenData
 from specdec.features.actors import TIMEOUT, Actors, agreed, answers_of, rank
-from specdec.features.contract import DTYPES, Contract
+from specdec.features.contract import Contract
 from specdec.features.producers import (
     CALLS,
     MAX_IN_FLIGHT,
@@ -35,9 +35,9 @@ from specdec.features.producers import (
     Tee,
     unpack,
 )
+from specdec.features.producing import ProducedFeatures
 from specdec.features.runners import EngineName, EngineSetup
 from specdec.features.source import (
-    Features,
     FeatureSource,
     RowSource,
     spot_check,
@@ -46,61 +46,50 @@ from specdec.features.source import (
 from specdec.features.store import PackedRow, each_row
 from specdec.target import Target, TargetOutput, TargetSource
 from specdec.utils.cluster import AUTH, join, last_line
-from specdec.utils.numbers import Count, NonNegative, Side, check_numbers
+from specdec.utils.numbers import Side
 from specdec.utils.text import how_many
 from specdec.utils.vllm import VARIABLE
 
 log = logging.getLogger(__name__)
+Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class Streamed(Features):
+@dataclass(frozen=True, kw_only=True)
+class Streamed(ProducedFeatures):
     """The target runs in separate processes, on this machine or on others of a Ray cluster, a few batches ahead.
 
     A row's states are those of ``OnTheFly(rows=1)`` to the last bit where a producer runs on the same hardware with as
     many threads. A producer or the queue that dies is started again, and its rows are made again.
 
     Args:
-        producers: copies of the target.
         engine: what runs it: transformers, or vLLM, of the Python that $SPECDEC_VLLM_PYTHON names.
         vllm_args: more of vLLM's engine, as ``{tensor_parallel_size: 4}``.
-        ahead: batches that a process of training has asked for beyond the one it trains on. They bound the memory of
-            its machine: ``ahead + 1`` batches' states at a time.
         rows: that a producer takes at once; transformers reads them in one forward.
-        dtype: of the states on their way: ``target``, float32, bfloat16, float16, or float8_e4m3fn, which has a scale
-            for every token's state and takes half of bfloat16's bytes.
-        cpus: of each producer, which are its threads too.
-        gpus: of each producer.
-        address: of a Ray cluster that runs (``auto``, ``HOST:6379``); None starts one on this machine.
         tee: a directory where the rows are stored, too, as specdec cache does; that command with this ``--out``, and
             dtype, engine and rows as here, makes the rows that training did not draw.
     """
 
-    made_ahead = True
-    producers: Side = 1
     engine: EngineName = "transformers"
     vllm_args: dict[str, Any] = field(default_factory=dict)
-    ahead: Side = 4
     rows: Side = 1
-    dtype: str = "target"
-    cpus: Count = 1
-    gpus: NonNegative = 0.0
-    address: str | None = None
     tee: str | None = None
 
     def __post_init__(self) -> None:
-        check_numbers(Streamed, vars(self), "model.features.")
-        if self.dtype != "target" and self.dtype not in DTYPES:
-            raise ValueError(
-                f"model.features.dtype={self.dtype}: choose target or one of {', '.join(DTYPES)}"
-            )
+        super().__post_init__()
         if self.vllm_args and self.engine != "vllm":
             raise ValueError("model.features.vllm_args needs model.features.engine=vllm")
-        if self.gpus and not self.address:
-            raise ValueError(
-                "model.features.gpus needs model.features.address: of the GPUs that training leaves free make a "
-                "cluster, CUDA_VISIBLE_DEVICES=4,5,6,7 ray start --head, and name it: auto"
-            )
+
+    @property
+    def stored_in(self) -> str | None:
+        return self.tee
+
+    @property
+    def rows_at_once(self) -> int:
+        return self.rows
+
+    def setup_of(self, source: TargetSource, data: TokenData) -> EngineSetup:
+        """What a producer runs the target with, whatever the data."""
+        return EngineSetup(self.engine, source, self.rows, self.vllm_args)
 
     def open(
         self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool
@@ -116,9 +105,12 @@ class Streamed(Features):
 class StreamedSource(RowSource):
     """Asks the queue for rows ahead, and takes them; ValueError as :class:`RowSource` and :meth:`Streamed.open`."""
 
+    producer_kind: ClassVar[type] = Producer
+    queue_kind: ClassVar[type] = RowQueue
+
     def __init__(
         self,
-        features: Streamed,
+        features: ProducedFeatures,
         target: Target,
         data: TokenData,
         layers: Sequence[int],
@@ -137,21 +129,25 @@ class StreamedSource(RowSource):
             distributed.all_gather_object(machines, socket.gethostname())
             if len(names := sorted(set(machines))) > 1:
                 raise ValueError(
-                    f"training runs on {' and '.join(names)}, and features Streamed without model.features.address "
+                    f"training runs on {' and '.join(names)}, and producers without model.features.address "
                     "on one machine: ray start --head on one, ray start --address HEAD:6379 on the others, and "
                     "model.features.address=auto"
                 )
         stored = stored_boundaries(target, layers, final_norm)
-        contract = Contract.of(target, data, stored, features.dtype, features.engine)
+        contract = Contract.of(target, data, stored, features.dtype, engine="")
         self._start(contract)
         try:
             contract = self._ray.get(self._queue.about.remote())
             super().__init__(contract, "the producers", target, layers, final_norm, features.ahead)
+            self._begin()
             if target.whole:
                 agreed(self._check)
         except BaseException:
             self._end()
             raise
+
+    def _begin(self) -> None:
+        """Do what comes before the first row is compared with the target; of all processes."""
 
     def _start(self, contract: Contract) -> None:
         """Start producers and queue in the first process, and join them from all."""
@@ -176,20 +172,22 @@ class StreamedSource(RowSource):
         """Return where the cluster is, the queue's name in it, and variables that others need to join."""
         features = self.features
         ray = join(features.address, NAMESPACE)
-        self._check_room(ray)
+        features.check_room(ray)
         if self.target.origin is None:
             raise ValueError(
-                "features Streamed need a target that producers can load: give its directory or Hub id"
+                "producers need a target that they can load: give its directory or Hub id"
             )
         actors = Actors(ray, uuid.uuid4().hex[:8])
         longest, keys = self._rows_to_make()
         names = [f"producer-{number}" for number in range(features.producers)]
         source = self._source_of_producers(self.target.origin)
-        setup = EngineSetup(features.engine, source, features.rows, features.vllm_args)
+        setup = features.setup_of(source, self.data)
         options = self._producer_options()
         folder = None if features.address else os.getcwd()
         producers = [
-            actors.start_actor(Producer, name, setup, contract, longest, folder, **options)
+            actors.start_actor(
+                self.producer_kind, name, setup, contract, longest, folder, **options
+            )
             for name in names
         ]
         log.info(
@@ -203,17 +201,17 @@ class StreamedSource(RowSource):
             "scheduling_strategy": actors.on_this_node(),
         }
         tee = None
-        if features.tee is not None:
+        if features.stored_in is not None:
             tee = actors.full_name("tee")
-            place = os.path.abspath(features.tee)
+            place = os.path.abspath(features.stored_in)
             self._tee = actors.start_actor(Tee, "tee", place, contract, **beside)
             self._tee_keys = keys
-            log.info("waiting for %s, which no other process may be writing", features.tee)
+            log.info("waiting for %s, which no other process may be writing", place)
             answers_of([self._tee], "known", "model.features.tee")
         producer_names = list(map(actors.full_name, names))
-        queue_arguments = contract, producer_names, features.rows, tee
+        queue_arguments = contract, producer_names, features.rows_at_once, tee
         queue = actors.start_actor(
-            RowQueue, "queue", *queue_arguments, max_concurrency=CALLS, **beside
+            self.queue_kind, "queue", *queue_arguments, max_concurrency=CALLS, **beside
         )
         ray.get(queue.about.remote())
         self._handles = (*producers, queue)  # they end with their handles
@@ -222,25 +220,13 @@ class StreamedSource(RowSource):
         address = features.address or ray.get_runtime_context().gcs_address
         return address, actors.full_name("queue"), joining
 
-    def _check_room(self, ray: Any) -> None:
-        """Raise ValueError if the cluster is too small for the producers."""
-        features = self.features
-        for kind, amount in (("CPU", features.cpus), ("GPU", features.gpus)):
-            available = ray.cluster_resources().get(kind, 0)
-            if amount * features.producers > available:
-                where = f"the cluster at {features.address}" if features.address else "this machine"
-                raise ValueError(
-                    f"model.features: {how_many(features.producers, 'producer')} of {amount:g} {kind}s each, and "
-                    f"{where} has {available:g}: ask for fewer, or name a larger cluster by model.features.address"
-                )
-
     def _rows_to_make(self) -> tuple[int, set[bytes]]:
         """Return the longest document's tokens, and the keys of the rows that a tee is to have."""
         longest = 0
         keys = set()
         for row in itertools.chain(*map(each_row, self.data.splits)):
             longest = max([longest, *map(len, row.pieces())])
-            if row.tokens and self.features.tee is not None:
+            if row.tokens and self.features.stored_in is not None:
                 keys.add(row.key)
         return longest, keys
 
@@ -317,26 +303,35 @@ class StreamedSource(RowSource):
         return super().__call__(target, batch, layers, final_norm)
 
     def copy(self, row: PackedRow, *columns_T: Tensor) -> None:
-        errors = self._ray.exceptions
         with self._lock:
             asked = self._asked.get(row.key)
             number, call = asked.popleft() if asked else (next(self._batches), None)
             if not asked:
                 self._asked.pop(row.key, None)
+
+        def write(answer: list[Any]) -> None:
+            unpack(self.contract, self._wait(answer[0]), row, columns_T)
+
+        self._result(call, lambda: self._ask(row, number), write)
+
+    def _result(self, call: Any, ask: Callable[[], Any], fetch: Callable[[Any], Value]) -> Value:
+        """Return what ``fetch`` makes of a call's answer; where who made or kept it has died, ask again.
+
+        Args:
+            call: to the queue; None to ask first.
+        """
+        errors = self._ray.exceptions
         while True:
-            call = self._ask(row, number) if call is None else call
+            call = ask() if call is None else call
             try:
                 answer = self._wait(call)
                 if isinstance(answer, str):
                     raise ValueError(f"a producer of features failed: {answer}")
-                unpack(self.contract, self._wait(answer[0]), row, columns_T)
-                return
+                return fetch(answer)
             except errors.RayTaskError:
                 raise
-            except errors.RayError as error:  # who made it or kept it has died
-                log.warning(
-                    "a row's features are lost, and are made again: %s", type(error).__name__
-                )
+            except errors.RayError as error:
+                log.warning("features are lost, and are made again: %s", type(error).__name__)
                 call = None  # at the place that it had
 
     def _ask(self, row: PackedRow, batch: int) -> Any:
@@ -385,10 +380,10 @@ class StreamedSource(RowSource):
         log.info(
             "streamed %s, %d of them begun again", how_many(counts["done"], "row"), counts["again"]
         )
-        if self.features.tee is not None:
+        if self.features.stored_in is not None:
             missing = self._ray.get(self._tee.finish.remote(self._tee_keys))
             self._ray.kill(self._tee)  # which lets go of the folder
             state = "complete"
             if missing:
                 state = f"{how_many(missing, 'row')} missing, which specdec cache makes"
-            log.info("%s: %s", self.features.tee, state)
+            log.info("%s: %s", self.features.stored_in, state)

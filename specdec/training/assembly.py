@@ -90,7 +90,7 @@ class BuildsDrafter(pl.LightningModule):
             elif not self.features.made_ahead:
                 raise ValueError(
                     f"model.target.parts: features {type(self.features).__name__} run the target's layers: use "
-                    "features Cached or Streamed, or set parts to false"
+                    "features Cached, Streamed or Answered, or set parts to false"
                 )
             self._proved = True
         return self._target
@@ -141,6 +141,7 @@ class BuildsDrafter(pl.LightningModule):
                 "trainer.fit(module, datamodule=ChatData(train=FILE)); wrap your own DataLoader or "
                 "LightningDataModule: datamodule=TokenizedData(YOURS)"
             )
+        self.features.check_data(trainer.datamodule)  # type: ignore[attr-defined]
         if trainer.state.fn == "fit":
             check_has_length(trainer, self.schedule)
         self._check_design(self._data.seq_len)

@@ -205,6 +205,9 @@ def build(
     )
     log.info("building the drafter")
     counts_V = data.supervised_counts(config.vocab_size)
+    is_counted = bool(counts_V.any())
+    if not is_counted and not isinstance(start, FromDrafter):
+        check_needs_no_counts(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch.initial_seed())  # the run's, whatever was drawn since
         drafter = start.drafter(config, target, counts_V)
@@ -216,7 +219,8 @@ def build(
     drafter.embed_tokens.requires_grad_(train_embed)
     drafter.lm_head.requires_grad_(train_head)
     ids_D = drafter.vocab.target_ids_D
-    covered = float(counts_V[ids_D].sum() / counts_V.sum().clamp(min=1))
+    # nothing says that a token is missing where no answer is written yet
+    covered = float(counts_V[ids_D].sum() / counts_V.sum()) if is_counted else 1.0
     trainable = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     log.info(
         "drafter: %s trainable parameters, boundaries %s of %d, draft vocabulary %d covering %.2f %% of the text",
@@ -234,6 +238,16 @@ def build(
             "raise model.drafter.draft_vocab_size", 100 * covered,
         )  # fmt: skip
     return drafter
+
+
+def check_needs_no_counts(config: DrafterConfig) -> None:
+    """Raise ValueError for a draft vocabulary that has to be chosen before the target has written an answer."""
+    if config.draft_vocab_size < config.vocab_size:
+        raise ValueError(
+            f"a draft vocabulary of {config.draft_vocab_size} of {config.vocab_size} tokens is chosen by how often the "
+            "answers have each, and they are not written yet: set model.drafter.draft_vocab_size=all, or start from a "
+            "drafter that has its vocabulary (model.start=FromDrafter)"
+        )
 
 
 def check_early(

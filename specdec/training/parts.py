@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec.features import Features, OnTheFly
+from specdec.features.producing import ProducedFeatures
 from specdec.training.building import FromTarget, Start
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss
 from specdec.training.noise import FeatureNoise, NoNoise
@@ -26,6 +27,7 @@ BASES = (
     StepWeights,
     PrefixWeights,
     Features,
+    ProducedFeatures,
     FeatureNoise,
     Start,
 )
