@@ -15,11 +15,11 @@ _NAMES = {
         "Drafter DrafterConfig DrafterSpec load_drafter save_drafter Concat LastLayer ScalarMix Narrow Wide Norms "
         "PostNorm PreNorm FixedSize Leaky MarkovBlock MaskConstant GQA MLA"
     ),
-    "specdec.data": "Batch ChatData TextData TokenData TokenizedData",
+    "specdec.data": "Batch ChatData TextData TokenData TokenizedData UnansweredData",
     "specdec.embedded.corpus": "EmbeddedData held_out_prompts",
     "specdec.nn.view": "View",
     "specdec.nn.optimizers": "MuonAdamW",
-    "specdec.features": "Cached OnTheFly",
+    "specdec.features": "Answered Cached OnTheFly",
     "specdec.training.building": "FromDrafter FromTarget new_drafter",
     "specdec.training.transplant": "FromTargetLayer",
     "specdec.training.confidence": "ConfidenceLoss",
@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.data import TextData as TextData
     from specdec.data import TokenData as TokenData
     from specdec.data import TokenizedData as TokenizedData
+    from specdec.data import UnansweredData as UnansweredData
     from specdec.decoding import AdaptiveChain as AdaptiveChain
     from specdec.decoding import Chain as Chain
     from specdec.decoding import Chunk as Chunk
@@ -89,6 +90,7 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.evaluation.run import evaluate as evaluate
     from specdec.export import export_drafter as export_drafter
     from specdec.export import import_drafter as import_drafter
+    from specdec.features import Answered as Answered
     from specdec.features import Cached as Cached
     from specdec.features import OnTheFly as OnTheFly
     from specdec.nn.optimizers import MuonAdamW as MuonAdamW

@@ -98,7 +98,7 @@ class UnansweredLoader(ResumableLoader):
 class UnansweredData(TokenData):
     """Conversations that the target answers during training; model.features=Answered has it do so.
 
-    A conversation's own answers are not read, but for the calls of tools that recorded results belong to: they are
+    A conversation's own answers are not read, except for the calls of tools that recorded results belong to: they are
     replaced as ``specdec regenerate`` replaces them.
 
     Args:

@@ -159,7 +159,7 @@ class AnswerQueue(RowQueue):
                 done.cancel()
 
     def _answer_due(self, batch: int, row: DueRow) -> asyncio.Future[Any]:
-        """Want a conversation's answers, once for all that ask for them at a time."""
+        """Put a conversation among those that are wanted, once for all calls that ask for it at a time."""
         under_way = self._due.get(row.key)
         if under_way is not None and not under_way.done():
             return asyncio.shield(under_way)

@@ -66,7 +66,7 @@ class Features:
     answers: ClassVar[bool] = False  # whether the target answers the data's conversations, too
 
     def check_data(self, data: TokenData) -> None:
-        """Raise ValueError for data whose conversations nobody would answer, or that have nothing to answer."""
+        """Raise ValueError for data whose conversations would have no answers, or that have nothing to answer."""
         name = type(data).__name__
         if data.unanswered and not self.answers:
             raise ValueError(

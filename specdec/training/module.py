@@ -80,8 +80,8 @@ class DrafterModule(BuildsDrafter):
             https://arxiv.org/abs/2504.18583; P-EAGLE: 0.7); never less than a fifth of all, or than this share if that
             is less; 1 keeps all.
         in_vocab: train only where the draft vocabulary has the target's most likely token, as EAGLE-3 does.
-        features: where the target's features come from: ``OnTheFly``, ``Cached`` by ``specdec cache``, or ``Streamed``
-            from separate processes.
+        features: where the target's features come from: ``OnTheFly``, ``Cached`` by ``specdec cache``, ``Streamed``
+            from separate processes, or ``Answered`` by those, which write the data's answers, too.
         noise: on the target's features as they enter the drafter, in training only.
         train_embed: train the token embedding too, which else stays as it starts: the target's.
         train_head: train the head, which starts from the target's rows; always off with ``head: target``.
