@@ -1,6 +1,7 @@
 """Answers that producers write during training: the numbers of regenerate, and of training on its file."""
 
 import os
+import pickle
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,10 @@ from specdec.data import Batch, ChatData, UnansweredData
 from specdec.data.loader import content_of
 from specdec.features import Answered, Cached, Features, OnTheFly, Streamed
 from specdec.features.answered import AnsweredSource
+from specdec.features.answering_actors import AnsweringProducer, DueRow
+from specdec.features.contract import Contract
+from specdec.features.producers import unpack
+from specdec.features.store import PackedRow
 from specdec.target import Target, TargetOutput, TargetSource
 from specdec.training.module import DrafterModule
 from specdec.training.schedule import WarmupCosine
@@ -49,7 +54,7 @@ def kill_producer() -> None:
 
 
 def faults(states: TargetOutput) -> Iterator[TargetOutput]:
-    """States a token late, of the boundary beside, of another row, and a final state before its norm."""
+    """States a token late, of the next boundary, of another row, and a final state before its norm."""
     aux_BTNH, final_BTH = states
     yield TargetOutput(aux_BTNH.roll(1, 1), final_BTH)
     yield TargetOutput(aux_BTNH, final_BTH.roll(1, 1))
@@ -58,6 +63,7 @@ def faults(states: TargetOutput) -> Iterator[TargetOutput]:
     yield TargetOutput(aux_BTNH, aux_BTNH[:, :, -1])
 
 
+@pytest.mark.slow
 def test_tokens_and_states_whatever_dies(chat_target: Path, tmp_path: Path) -> None:
     """Two epochs, of which the second answers nothing again; a producer gets SIGKILL in each."""
     train, val = write_conversations(tmp_path)
@@ -99,7 +105,10 @@ def test_tokens_and_states_whatever_dies(chat_target: Path, tmp_path: Path) -> N
         assert planted
         rows, tokens, reasons = source._ray.get(source._queue.written.remote())
         assert rows + sum(reasons.values()) == len(data.conversations) + 5 and tokens
-        assert reasons["no user's turn"] == 1 + 1  # of training and of validation
+        assert (
+            reasons["the assistant speaks before any user does"] == 2
+        )  # of training, of validation
+        assert reasons["an answer ran out of tokens"] >= 2
         # the answers of another seed are others
         other = regenerate(
             chat_target,
@@ -112,6 +121,32 @@ def test_tokens_and_states_whatever_dies(chat_target: Path, tmp_path: Path) -> N
         assert documents_of_batch(changed.splits.train) != documents_of_batch(ordinary.splits.train)
     finally:
         source.close()
+
+
+def test_a_producer_writes_the_same_whatever_it_is_handed(
+    chat_target: Path, tmp_path: Path
+) -> None:
+    """Conversations together or one by one; states of another document are refused."""
+    train, val = write_conversations(tmp_path, copies=1)
+    target = Target.load(chat_target)
+    data = UnansweredData(str(train), str(val), seq_len=ROW)
+    data.prepare(target.tokenizer)
+    source = TargetSource(str(chat_target))
+    contract = Contract.of(target, data, LAYERS, "target", "tests")
+    producer = AnsweringProducer(answered().setup_of(source, data), contract, ROW)
+    rows = list(map(DueRow.of, data.conversations))
+    written, *sent = producer.features_of(rows)
+    documents = [document for row in written for document in row.documents()]
+    assert len(documents) > 2 and len(written) == len(rows)
+    assert [row.left_out for row in written].count("the assistant speaks before any user does") == 1
+    for row, together in zip(rows, written, strict=True):
+        ((alone,), _) = producer.features_of([row])
+        assert pickle.dumps(alone) == pickle.dumps(together)
+    first, second = [states for row in sent for states in row][:2]
+    document = PackedRow.of_document(documents[0].ids_T)
+    unpack(contract, first, document, contract.empty(document.tokens))
+    with pytest.raises(ValueError, match="was changed on its way"):
+        unpack(contract, second, document, contract.empty(document.tokens))
 
 
 def losses_of(target: Path, features: Features, data: Any, steps: int = 12) -> list[float]:
