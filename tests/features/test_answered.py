@@ -3,6 +3,8 @@
 import os
 import pickle
 import signal
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,8 @@ from tests.features.answered_runs import (
     write_conversations,
 )
 from tests.features.test_source import Losses
-from tests.features.test_streamed import below
+from tests.features.test_streamed import below, ran, started
+from tests.short_run import short_run
 from tests.tiny import presets
 from tests.training.test_module import trainer
 
@@ -175,6 +178,47 @@ def test_losses_are_those_of_regenerate_and_fit(chat_target: Path, tmp_path: Pat
     assert expected[0] != expected[-1]
     assert losses == pytest.approx(expected, rel=1e-4)
     assert other != pytest.approx(expected, rel=1e-2)
+
+
+def command_of(out: Path, target: Path, train: Path, val: Path) -> list[str]:
+    """The command of a run of two processes that share one producer."""
+    given = short_run(
+        target, train, model__drafter__draft_vocab_size="all", model__drafter__aux_layers="[1, 2]", data="UnansweredData",
+        data__val=val, data__seq_len=ROW, trainer__max_steps=12, trainer__devices=2, trainer__strategy="ddp",
+        trainer__limit_val_batches=0, trainer__log_every_n_steps=1, checkpoint__every_n_train_steps=3,
+        acceptance__every_n_validations=0, out=out,
+    )  # fmt: skip
+    features = ["--model.features=Answered", "--model.features.batch_size=4"]
+    features += [
+        f"--model.features.{name}={str(value).lower()}"
+        for name, value in vars(SETTINGS).items()
+        if value is not None
+    ]
+    return [sys.executable, "-m", "specdec", "fit", *given, *features]
+
+
+def losses_in(out: Path) -> list[float]:
+    return [float(line.split()[1]) for line in (out / "losses.txt").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_two_processes_resume_with_the_same_answers(chat_target: Path, tmp_path: Path) -> None:
+    """The first trainer gets SIGKILL; the resumed run has the losses of one that was not disturbed, up to rounding."""
+    train, val = write_conversations(tmp_path, copies=2)
+    ran(command_of(tmp_path / "whole", chat_target, train, val), tmp_path)
+    out = tmp_path / "killed"
+    command = command_of(out, chat_target, train, val)
+    with started(command, tmp_path) as process:
+        assert process.stderr is not None
+        while process.poll() is None and not (out / "checkpoints" / "last.ckpt").exists():
+            time.sleep(0.005)
+        assert process.poll() is None, process.stderr.read()[-3000:]
+        process.kill()
+        assert process.wait(timeout=60) == -signal.SIGKILL
+    ran([*command, "--ckpt_path=auto"], tmp_path)
+    losses = losses_in(out)
+    assert len(losses) == 12
+    assert losses == pytest.approx(losses_in(tmp_path / "whole"), rel=1e-4)
 
 
 @pytest.mark.parametrize(
