@@ -184,7 +184,8 @@ def command_of(out: Path, target: Path, train: Path, val: Path) -> list[str]:
     """The command of a run of two processes that share one producer."""
     given = short_run(
         target, train, model__drafter__draft_vocab_size="all", model__drafter__aux_layers="[1, 2]",
-        data="UnansweredData", data__val=val, data__seq_len=ROW, trainer__max_steps=12, trainer__devices=2, trainer__strategy="ddp",
+        data="UnansweredData", data__val=val, data__seq_len=ROW, trainer__max_steps=12,
+        trainer__devices=2, trainer__strategy="ddp",
         trainer__limit_val_batches=0, trainer__log_every_n_steps=1, checkpoint__every_n_train_steps=3,
         acceptance__every_n_validations=0, out=out,
     )  # fmt: skip
