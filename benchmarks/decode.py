@@ -1,19 +1,22 @@
-"""Greedy decoding of one text at a time: specdec beside vLLM and transformers, prompt by prompt in turns.
+"""Greedy decoding of one text at a time: specdec, vLLM, llama.cpp and transformers, prompt by prompt in turns.
 
-All systems hold the same target and drafter, each in a process of its own; all wait on a pipe, and one at a time
-answers a prompt, so that a slow minute slows all alike. Every text is compared with specdec's own plain decoding.
+All systems hold the same target and drafter, each in a separate process; all wait on a pipe, and one at a time
+answers a prompt, so that a slow minute slows all alike. Every text is compared with specdec's own plain decoding. Every
+rate is also told as a share of the machine's: the bytes of weights, keys and values that the passes have to read, by
+the bytes per second that the machine can read.
 
 ``python benchmarks/decode.py --drafter DIR --vllm PYTHON --out benchmarks/results/decode_<hardware>_<yyyymm>.md``
 
-The drafter is one of the embedded target's; ``benchmarks/README.md`` has the recipe. Another target's prompts are
-random tokens. Without ``--vllm`` (Python of an
-environment with vLLM) specdec and transformers are measured alone. Linux only: it reads ``/proc``.
+``benchmarks/README.md`` has recipes for the embedded target and for SmolLM2. Prompts of a target without a tokenizer
+are random tokens. vLLM takes part with ``--vllm`` (Python of an environment with vLLM), llama.cpp with ``--llama``
+(a folder with its converter; the server is found as ``specdec serve`` finds it). Linux only: it reads ``/proc``.
 """
 
 import argparse
 import contextlib
 import os
 import random
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -24,32 +27,39 @@ from typing import Any, NamedTuple
 # the folder of `benchmarks`, which is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import harness
+from benchmarks import harness, limits
 
 DRAFT_TOKENS = 3  # of the chain and of vLLM's EAGLE-3
 CHAIN = f"chain:depth={DRAFT_TOKENS}"
 PROMPT = 128  # tokens of a prompt
 RESAMPLES = 5000
-# bytes of keys and values; one short text takes a tenth of it on a small target
-VLLM_CACHE = 64 << 20
-VLLM_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
+LLAMA_TYPES = {"float32": "f32", "bfloat16": "bf16"}
+NOTE = (
+    "Acceptance length: tokens committed per pass of the target, the bonus token included. Share of reading: bytes of "
+    "weights, keys and values that the passes after the prompt's have to read, by the whole time, as a share of the "
+    "bytes per second that this machine reads of an array as large as the target."
+)
+COLUMNS = (
+    "system",
+    "how",
+    "tokens/s",
+    "/ specdec plain",
+    "share of reading",
+    "acceptance length",
+    "texts equal",
+)
 
 
 class Entry(NamedTuple):
     """A line of the table."""
 
     key: str
-    system: str  # specdec, vllm or transformers
+    system: str  # of benchmarks.decoding.systems
     how: str
     compiled: bool = True
     shape: str | None = None  # specdec's draft shape
-    draft_tokens: int = 0  # vLLM's
+    draft_tokens: int = 0  # vLLM's and llama.cpp's
+    quantized: str = ""  # llama.cpp's type of the target's matrices, where it is not the dtype
 
 
 def entries(shapes: Sequence[str]) -> list[Entry]:
@@ -77,105 +87,32 @@ def entries(shapes: Sequence[str]) -> list[Entry]:
             "vllm-eagle3", "vllm", "EAGLE-3 of 3, its own compilation", draft_tokens=DRAFT_TOKENS
         ),
     ]
-    return [*ours, *vllm, Entry("transformers", "transformers", "generate", compiled=False)]
+    llama = [
+        Entry("llama.cpp", "llama.cpp", "plain"),
+        Entry("llama.cpp-eagle3", "llama.cpp", "EAGLE-3 of 3", draft_tokens=DRAFT_TOKENS),
+        Entry("llama.cpp-q8_0", "llama.cpp", "plain, Q8_0", quantized="q8_0"),
+    ]
+    transformers = Entry("transformers", "transformers", "generate", compiled=False)
+    return [*ours, *vllm, *llama, transformers]
 
 
-# --- the workers: each gives what answers a prompt, (ids, passes of the target after the prompt's) --------------------
-
-Answer = Callable[[list[int], int], tuple[list[int], int]]
-
-
-def of_specdec(job: dict[str, Any]) -> Answer:
-    """specdec's decoders."""
-    from specdec.decoding import PlainDecoder, SpeculativeDecoder, parse_shape
-    from specdec.drafter import load_drafter
-    from specdec.target import Target
-
-    target = Target.load(job["target"], job["device"], dtype=job["dtype"])
-    if job["shape"] is None:
-        decoder = PlainDecoder(target, compiled=job["compiled"])
-    else:
-        drafter = load_drafter(job["drafter"], dtype=target.dtype).to(job["device"])
-        decoder = SpeculativeDecoder(
-            target, drafter, parse_shape(job["shape"]), compiled=job["compiled"]
-        )
-
-    def answer(prompt: list[int], tokens: int) -> tuple[list[int], int]:
-        made = decoder.generate(prompt, tokens, ())
-        return made.ids, len(made.accepted)
-
-    return answer
-
-
-def of_vllm(job: dict[str, Any]) -> Answer:
-    """vLLM's offline engine, in this process."""
-    os.environ.update(VLLM_ENVIRONMENT)
-    from vllm import LLM, SamplingParams
-
-    more = {}
-    if job["draft_tokens"]:
-        more["speculative_config"] = {
-            "method": job["method"], "model": job["served"], "num_speculative_tokens": job["draft_tokens"],
-        }  # fmt: skip
-    llm = LLM(
-        model=job["target"], dtype=job["dtype"], max_model_len=job["longest"] + 16, max_num_seqs=1,
-        enforce_eager=not job["compiled"], enable_prefix_caching=False, skip_tokenizer_init=True,
-        disable_log_stats=False, kv_cache_memory_bytes=VLLM_CACHE, seed=0, **more,
-    )  # fmt: skip
-
-    def passes() -> int:
-        found = {
-            metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")
-        }
-        return int(found.get("vllm:spec_decode_num_drafts", 0))
-
-    def answer(prompt: list[int], tokens: int) -> tuple[list[int], int]:
-        sampling = SamplingParams(
-            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False
-        )
-        before = passes() if job["draft_tokens"] else 0
-        (out,) = llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
-        ids = list(out.outputs[0].token_ids)
-        return ids, passes() - before if job["draft_tokens"] else len(ids) - 1
-
-    return answer
-
-
-def of_transformers(job: dict[str, Any]) -> Answer:
-    """transformers' ``generate``."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        job["target"], dtype=getattr(torch, job["dtype"])
-    ).eval()
-    model.to(job["device"])
-    model.generation_config.eos_token_id = model.config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-
-    @torch.inference_mode()
-    def answer(prompt: list[int], tokens: int) -> tuple[list[int], int]:
-        ids = torch.tensor([prompt], device=job["device"])
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens
-        )
-        return out[0, len(prompt) :].tolist(), tokens - 1
-
-    return answer
+# --- the worker ------------------------------------------------------------------------------------------------------
 
 
 def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
     """Load a system; what answers prompts."""
     import torch
 
+    from benchmarks.decoding.systems import SYSTEMS
+
     torch.set_num_threads(job["threads"])
-    answer = {"specdec": of_specdec, "vllm": of_vllm, "transformers": of_transformers}[
-        job["system"]
-    ](job)
-    vllm = "vllm-cpu" if job["device"] == "cpu" else "vllm"
-    package = {"specdec": "specdec-lightning", "vllm": vllm, "transformers": "transformers"}[
-        job["system"]
-    ]
+    answer = SYSTEMS[job["system"]](job)
+    package = {
+        "specdec": "specdec-lightning",
+        "vllm": "vllm-cpu" if job["device"] == "cpu" else "vllm",
+        "llama.cpp": "xllamacpp",
+        "transformers": "transformers",
+    }[job["system"]]
 
     def ask(question: Any) -> dict[str, Any]:
         (ids, passes), spent = harness.timed(lambda: answer(question["prompt"], question["tokens"]))
@@ -190,8 +127,12 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
 # --- the parent ------------------------------------------------------------------------------------------------------
 
 
-def held_out(a: argparse.Namespace, target: Any) -> list[list[int]]:
-    """Token ids of ``--count`` prompts that the embedded target was not trained on, and one more to warm up with."""
+def prompt_ids(a: argparse.Namespace, target: Any) -> list[list[int]]:
+    """Token ids of ``--count`` prompts, and one more to warm up with."""
+    if a.prompts:
+        from specdec.evaluation.prompts import first_turns, load_prompts
+
+        return first_turns(target, load_prompts(a.prompts, a.count + 1), a.tokens + 16)[0]
     if not target.has_tokenizer:
         draw = random.Random(0)
         return [
@@ -199,43 +140,102 @@ def held_out(a: argparse.Namespace, target: Any) -> list[list[int]]:
         ]
     from specdec.embedded import SEED, held_out_prompts
 
+    # of the embedded target: text that it was not trained on
     rows = held_out_prompts(a.count + 1, PROMPT, SEED, target.tokenizer)
     return [target.tokenizer.encode(row["prompt"]) for row in rows]
 
 
 def on_disk(a: argparse.Namespace, dtype: str, folder: Path) -> dict[str, Any]:
-    """The target and the drafter in one dtype, as each system reads them."""
+    """The target and the drafter in one dtype, as each system reads them, and the bytes that a pass of each reads."""
     from specdec.drafter import load_drafter
     from specdec.export import export_drafter
     from specdec.target import Target, TargetSource
 
-    target, place = TargetSource(a.target, dtype=dtype).load(), folder / f"target-{dtype}"
+    target = TargetSource(a.target, dtype=dtype).load()
+    place = folder / f"target-{dtype}"
     target.model.set_attn_implementation("sdpa")  # every system chooses its own anew
     target.model.save_pretrained(place)
-    out = {
+    if target.has_tokenizer:
+        target.tokenizer.save_pretrained(place)
+    drafter = load_drafter(a.drafter, dtype=target.dtype)
+    made: dict[str, Any] = {
         "target": str(place),
         "drafter": os.path.abspath(a.drafter),
         "served": None,
         "method": None,
+        "pass_bytes": pass_bytes(target.model),
+        "token_bytes": token_bytes(target.config, target.dtype.itemsize),
+        "draft_bytes": pass_bytes(drafter),
     }
+    saved = Target.load(place, dtype=dtype)
     if a.vllm:
         exported = export_drafter(
-            load_drafter(a.drafter, dtype=target.dtype), Target.load(place, dtype=dtype), folder / f"drafter-{dtype}",
-            draft_tokens=DRAFT_TOKENS,
-        )  # fmt: skip
-        out |= {"served": str(exported.directory), "method": exported.checkpoint.method}
-    return out
+            drafter, saved, folder / f"drafter-{dtype}", draft_tokens=DRAFT_TOKENS
+        )
+        made |= {"served": str(exported.directory), "method": exported.checkpoint.method}
+    if a.llama:
+        types = {dtype: LLAMA_TYPES[dtype], "q8_0": "q8_0"}
+        files = {
+            name: convert(a.llama, place, folder / f"target-{kind}.gguf", kind)
+            for name, kind in types.items()
+        }
+        exported = export_drafter(drafter, saved, folder / f"gguf-{dtype}", "gguf")
+        checkpoint = exported.checkpoint
+        made["gguf"] = files
+        made["gguf_drafter"] = [
+            str(checkpoint.directory), checkpoint.method, checkpoint.architecture,
+        ]  # fmt: skip
+    return made
+
+
+def convert(converter: Path, target: Path, file: Path, kind: str) -> str:
+    """Write a target as a GGUF file with llama.cpp's own converter; returns its path."""
+    harness.tell(f"converting the target to {kind}")
+    script = converter / "convert_hf_to_gguf.py"
+    command = [sys.executable, str(script), str(target), "--outfile", str(file), "--outtype", kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ValueError(
+            f"{script} cannot convert the target: {words[-1] if words else 'no reason'}"
+        )
+    return str(file)
+
+
+def pass_bytes(model: Any) -> int:
+    """Bytes of weights that a pass of a few tokens has to read: all but the rows of an embedding without a head."""
+    embeddings = [name for name, _ in model.named_parameters() if "embed_tokens" in name]
+    shared = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
+    left_out = [] if shared else embeddings
+    weights = [weight for name, weight in model.named_parameters() if name not in left_out]
+    return sum(weight.nbytes for weight in weights)
+
+
+def token_bytes(config: Any, itemsize: int) -> int:
+    """Bytes of the keys and values of one token in all layers."""
+    heads = config.num_key_value_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * width * itemsize
 
 
 def measure(
-    a: argparse.Namespace, dtype: str, prompts: list[list[int]], folder: Path
+    a: argparse.Namespace,
+    dtype: str,
+    prompts: list[list[int]],
+    made: dict[str, Any],
+    folder: Path,
 ) -> dict[str, list[dict]]:
     """Every system's answers to every prompt, by its key; the order of systems moves on from prompt to prompt."""
-    made = on_disk(a, dtype, folder)
+    available = {"specdec", "transformers"}
+    if a.vllm:
+        available.add("vllm")
+    if a.llama:
+        available.add("llama.cpp")
     chosen = [
-        entry for entry in entries(a.shape)
-        if (entry.system != "vllm" or a.vllm) and (not a.systems or entry.key in a.systems)
-    ]  # fmt: skip
+        entry
+        for entry in entries(a.shape)
+        if entry.system in available and (not a.systems or entry.key in a.systems)
+    ]
     answers: dict[str, list[dict]] = {entry.key: [] for entry in chosen}
     with contextlib.ExitStack() as alive:
         workers = []
@@ -245,7 +245,7 @@ def measure(
             job |= {
                 "dtype": dtype,
                 "threads": a.threads,
-                "longest": PROMPT + a.tokens,
+                "longest": max(map(len, prompts)) + a.tokens,
                 "device": a.device,
             }
             python = a.vllm if entry.system == "vllm" else sys.executable
@@ -267,6 +267,23 @@ def measure(
     return answers
 
 
+def bytes_read(
+    entry: Entry, answers: Sequence[dict], made: dict[str, Any], context: float
+) -> float:
+    """Bytes of weights, keys and values that all passes of these answers have to read at least.
+
+    Args:
+        context: tokens whose keys a pass reads, in the mean.
+    """
+    drafts = entry.draft_tokens
+    if entry.shape:
+        from specdec.decoding import parse_shape
+
+        drafts = parse_shape(entry.shape).depth
+    of_pass = made["pass_bytes"] + drafts * made["draft_bytes"] + context * made["token_bytes"]
+    return float(of_pass * sum(answer["passes"] for answer in answers))
+
+
 def ratio(ours: Sequence[dict], theirs: Sequence[dict]) -> tuple[float, float, float]:
     """How many times as fast ours is, pooled over prompts, with its 95 % bootstrap interval over prompts."""
     import numpy as np
@@ -280,42 +297,52 @@ def ratio(ours: Sequence[dict], theirs: Sequence[dict]) -> tuple[float, float, f
 
 
 def report(
-    a: argparse.Namespace, answers: dict[str, list[dict]]
+    a: argparse.Namespace,
+    answers: dict[str, list[dict]],
+    made: dict[str, Any],
+    context: float,
+    read_rate: float | None,
 ) -> tuple[list[str], dict[str, Any]]:
-    """A table of one dtype, and what it says beside vLLM."""
-    rate = {
-        key: a.tokens * len(each) / sum(one["seconds"] for one in each)
-        for key, each in answers.items()
+    """A table of one dtype, and specdec's rate by the peers'.
+
+    Args:
+        made: what :func:`on_disk` has returned.
+        context: tokens whose keys a pass reads, in the mean.
+        read_rate: bytes per second that the machine can read; None where it was not measured.
+    """
+    seconds = {
+        key: sum(answer["seconds"] for answer in of_system) for key, of_system in answers.items()
     }
+    rate = {key: a.tokens * len(answers[key]) / seconds[key] for key in answers}
     reference = next(key for key in ("specdec-eager", "specdec", *answers) if key in answers)
-    lines = []
+    rows = []
+    shares = {}
     for entry in entries(a.shape):
         if entry.key not in answers:
             continue
-        each = answers[entry.key]
-        length = (a.tokens - 1) * len(each) / sum(one["passes"] for one in each)
+        of_system = answers[entry.key]
+        length = (a.tokens - 1) * len(of_system) / sum(answer["passes"] for answer in of_system)
         equal = sum(
-            one["ids"] == other["ids"] for one, other in zip(each, answers[reference], strict=True)
+            answer["ids"] == expected["ids"]
+            for answer, expected in zip(of_system, answers[reference], strict=True)
         )
+        if read_rate is not None and not entry.quantized:
+            read = bytes_read(entry, of_system, made, context)
+            shares[entry.key] = read / seconds[entry.key] / read_rate
+        share = f"{shares[entry.key]:.0%}" if entry.key in shares else "-"
         plain = f"{rate[entry.key] / rate['specdec']:.2f}" if "specdec" in rate else "-"
-        lines.append(
-            [
-                entry.key,
-                entry.how,
-                f"{rate[entry.key]:.0f}",
-                plain,
-                f"{length:.2f}",
-                f"{equal} of {len(each)}",
-            ]
+        speeds = [f"{rate[entry.key]:.1f}", plain, share]
+        rows.append(
+            [entry.key, entry.how, *speeds, f"{length:.2f}", f"{equal} of {len(of_system)}"]
         )
-    columns = ["system", "how", "tokens/s", "/ specdec plain", "acceptance length", "texts equal"]
-    out, ratios = (
-        [*harness.table(columns, lines, 2), "", f"Texts are equal to those of {reference}."],
-        {},
-    )
+    lines = harness.table(COLUMNS, rows, 2)
+    lines += ["", f"Texts are equal to those of {reference}."]
+    ratios = {}
     for what, ours, theirs in (
         ("plain decoding", "specdec", ("vllm", "vllm-eager")),
+        ("plain decoding", "specdec", ("llama.cpp",)),
         ("the chain of 3", "specdec-chain3", ("vllm-eagle3", "vllm-eagle3-eager")),
+        ("the chain of 3", "specdec-chain3", ("llama.cpp-eagle3",)),
         ("the chain of 3", "specdec-chain3", ("specdec",)),
         *((shape, f"specdec-{shape}", ("specdec",)) for shape in a.shape),
     ):
@@ -323,8 +350,12 @@ def report(
         if ours in answers and peers:
             peer = max(peers, key=lambda key: rate[key])
             value, low, high = ratios[f"{ours} / {peer}"] = ratio(answers[ours], answers[peer])
-            out += ["", f"{what}: {value:.2f} [{low:.2f}, {high:.2f}] times as fast as {peer}."]
-    return out + harness.disturbances(answers), {"tokens_per_second": rate, "ratios": ratios}
+            lines += [
+                "",
+                f"{what}: {value:.2f} [{low:.2f}, {high:.2f}] times as fast as {peer}.",
+            ]
+    figures = {"tokens_per_second": rate, "ratios": ratios, "shares_of_reading": shares}
+    return lines + harness.disturbances(answers), figures
 
 
 def main() -> int:
@@ -343,11 +374,15 @@ def main() -> int:
         help="draft shapes beside the chain of 3, such as chain:depth=5",
     )
     p.add_argument("--vllm", metavar="PYTHON", help="python of vLLM's environment")
+    p.add_argument(
+        "--llama", type=Path, metavar="DIR", help="folder of llama.cpp's convert_hf_to_gguf.py"
+    )
+    p.add_argument("--prompts", nargs="+", help="files in the formats of specdec evaluate")
     p.add_argument("--systems", nargs="+", default=[], help="these alone")
     p.add_argument(
         "--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
     )
-    p.add_argument("--count", type=int, default=16, help="held-out prompts")
+    p.add_argument("--count", type=int, default=16, help="prompts")
     p.add_argument("--tokens", type=int, default=256, help="new tokens of each")
     p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--threads", type=int, default=2)
@@ -359,14 +394,23 @@ def main() -> int:
     harness.check_out(a.out, a.force)
     from specdec.target import TargetSource
 
-    prompts = held_out(a, TargetSource(a.target).load())
+    prompts = prompt_ids(a, TargetSource(a.target).load())
+    context = sum(map(len, prompts[:-1])) / len(prompts[:-1]) + a.tokens / 2
     about = harness.machine(a.threads)
     lines: list[str] = []
     raw: dict[str, Any] = {"run": about}
+    reading: dict[str, float] = {}
     for dtype in a.dtypes:
-        with tempfile.TemporaryDirectory(prefix="decode-") as folder:
-            answers = measure(a, dtype, prompts, Path(folder))
-        shown, figures = report(a, answers)
+        with tempfile.TemporaryDirectory(prefix="decode-") as scratch:
+            folder = Path(scratch)
+            made = on_disk(a, dtype, folder)
+            read_rate = None
+            if a.device == "cpu":
+                size = str(made["pass_bytes"])
+                reading |= limits.ask(a.threads, [], [int(size)], folder / "limits.log")["read"]
+                read_rate = reading[size]
+            answers = measure(a, dtype, prompts, made, folder)
+        shown, figures = report(a, answers, made, context, read_rate)
         raw[dtype] = figures | {
             "systems": {
                 k: [{n: v for n, v in o.items() if n != "ids"} for o in each]
@@ -374,14 +418,15 @@ def main() -> int:
             }
         }
         lines += [f"\n## {dtype}\n", *shown]
-        note = (
-            f"{a.count} prompts, held out or random, of {PROMPT} tokens, {a.tokens} new tokens each, greedy. "
-            "Acceptance length: tokens committed per pass of the target, the bonus token included."
-        )
+        lengths = list(map(len, prompts[:-1]))
+        of_tokens = f"{min(lengths)} to {max(lengths)} tokens, {a.tokens} new tokens each"
+        note = f"{len(lengths)} prompts of {of_tokens}, greedy. {NOTE}"
         head = [
             f"# Decoding one text at a time, {about['date'][:10]}\n",
             *harness.conditions(about, a.versions),
         ]
+        if reading:
+            head += limits.lines({"flops": {}, "read": reading})
         harness.keep(a.out, [*head, "", note, *lines], raw)
     return 0
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 # the folder of `benchmarks`, which is not installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import harness
+from benchmarks import harness, limits
 from benchmarks.training import recipe
 
 IN_VOCAB, EVERY = "in-vocab rows", "every row"
@@ -68,6 +68,8 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
     """Build a system; what takes its steps."""
     import torch
 
+    from benchmarks.training import pieces
+
     torch.set_num_threads(job["threads"])
     torch.set_default_device(job["device"])
     gpu = job["device"] == "cuda"
@@ -80,7 +82,15 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
     versions = {name: version(name) for name in (*system.packages, "torch")}
     before: list[float] = []
 
-    def step(_: Any) -> dict[str, Any]:
+    def answer(question: str) -> dict[str, Any]:
+        if question == "flops":
+            return {"flops": pieces.flops(system.step)}
+        if question == "pieces":
+            dtype = getattr(torch, job["dtype"])
+            return {name: list(piece) for name, piece in pieces.pieces(system.step, dtype).items()}
+        return step()
+
+    def step() -> dict[str, Any]:
         first = not before
         if first:
             before.append(torch.cuda.memory_allocated() / 1e6 if gpu else resident("VmRSS"))
@@ -100,7 +110,7 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
         reply: dict[str, Any] = {"before_mb": before[0], "peak_mb": peak, **spent}
         return reply | ({"losses": system.losses()} if first else {})
 
-    return {"trainable": system.trainable, "versions": versions}, step
+    return {"trainable": system.trainable, "versions": versions}, answer
 
 
 # --- the parent ------------------------------------------------------------------------------------------------------
@@ -113,6 +123,8 @@ class Measured(NamedTuple):
     about: dict[str, Any]
     warm_up: list[dict[str, Any]]
     steps: list[dict[str, Any]]
+    counted: dict[str, int]  # floating-point operations of a step's products
+    pieces: dict[str, list[float]]  # of specdec's own step on a CPU: see benchmarks.training.pieces
 
     @property
     def losses(self) -> list[float]:
@@ -123,6 +135,10 @@ class Measured(NamedTuple):
     def median(self) -> float:
         """Seconds of a step."""
         return statistics.median(step["seconds"] for step in self.steps)
+
+    def share(self, peak: float) -> float:
+        """Its rate of floating-point operations as a share of the machine's, in FLOP/s."""
+        return self.counted["flops"] / self.median / peak
 
     @property
     def growth(self) -> float:
@@ -159,15 +175,19 @@ def measure(
             worker = alive.enter_context(
                 harness.Worker(python, entry.key, Path(__file__).resolve(), job._asdict(), log)
             )
-            out.append(
-                Measured(entry, worker.about, [worker.ask("step") for _ in range(a.warm_up)], [])
-            )
+            warm_up = [worker.ask("step") for _ in range(a.warm_up)]
+            out.append(Measured(entry, worker.about, warm_up, [], {}, {}))
             workers.append(worker)
         for n in range(a.steps):
             harness.tell(f"{workload} {dtype} {mask}: step {n + 1} of {a.steps}")
             for turn in range(len(workers)):
                 i = (turn + n) % len(workers)
                 out[i].steps.append(workers[i].ask("step"))
+        for measured, worker in zip(out, workers, strict=True):
+            measured.counted.update(worker.ask("flops"))
+        if a.device == "cpu":
+            harness.tell(f"{workload} {dtype} {mask}: profiling {out[0].entry.key}")
+            out[0].pieces.update(workers[0].ask("pieces"))
     return out
 
 
@@ -186,8 +206,14 @@ def objections(measured: Sequence[Measured], dtype: str) -> list[str]:
     return found
 
 
-def report(measured: Sequence[Measured], dtype: str) -> tuple[list[str], dict[str, float]]:
-    """A table and its headline; the ratios of specdec to the faster peer."""
+def report(
+    measured: Sequence[Measured], dtype: str, peak: float | None
+) -> tuple[list[str], dict[str, float]]:
+    """A table and its headline; the ratios of specdec to the faster peer.
+
+    Args:
+        peak: FLOP/s of this machine in this dtype; None where it was not measured.
+    """
     peers = [m for m in measured if m.entry.peer]
     peer = min(peers, key=lambda m: m.median, default=None)
     odd = objections(measured, dtype)
@@ -199,14 +225,25 @@ def report(measured: Sequence[Measured], dtype: str) -> tuple[list[str], dict[st
             times = "refused" if odd else f"{m.median / peer.median:.2f}"
             growth = "refused" if odd else f"{m.growth / peer.growth:.2f}"
         spread = f"{m.median:.3f} [{min(seconds):.3f}, {max(seconds):.3f}]"
+        share = "-" if peak is None else f"{m.share(peak):.0%}"
         lines.append(
-            [m.entry.key, m.entry.variant, m.entry.rows, spread, f"{m.growth:.0f}", times, growth]
+            [
+                m.entry.key,
+                m.entry.variant,
+                m.entry.rows,
+                spread,
+                share,
+                f"{m.growth:.0f}",
+                times,
+                growth,
+            ]
         )
     columns = [
         "system",
         "variant",
         "trains",
         "median s [min, max]",
+        "share of the peak",
         "growth MB",
         "time / faster peer",
         "growth / its",
@@ -224,7 +261,27 @@ def report(measured: Sequence[Measured], dtype: str) -> tuple[list[str], dict[st
             "",
             f"{measured[0].median / full.median:.2f} of the time of its step with all rows supervised.",
         ]
-    return out + harness.disturbances({m.entry.key: m.steps for m in measured}), ratios
+    if peak is not None:
+        ratios["share_of_peak"] = measured[0].share(peak)
+    out += harness.disturbances({m.entry.key: m.steps for m in measured})
+    if measured[0].pieces:
+        out += [
+            "",
+            "Where specdec's step goes, in a profile:",
+            "",
+            *pieces_table(measured[0].pieces),
+        ]
+    return out, ratios
+
+
+def pieces_table(pieces_of_step: dict[str, list[float]]) -> list[str]:
+    """Lines of Markdown: milliseconds of a step by piece, and of the matrix products in it."""
+    total = sum(milliseconds for milliseconds, *_ in pieces_of_step.values())
+    rows = []
+    for name, (milliseconds, products, alone) in pieces_of_step.items():
+        shown = [f"{products:.1f}", f"{alone:.1f}"] if products else ["-", "-"]
+        rows.append([name, f"{milliseconds:.1f}", f"{milliseconds / total:.0%}", *shown])
+    return harness.table(("piece", "ms", "share", "its products, ms", "the same alone, ms"), rows)
 
 
 NOTES = """\
@@ -265,23 +322,34 @@ def main() -> int:
     harness.check_out(a.out, a.force)
     about = harness.machine(a.threads) | {"warm_up": a.warm_up, "steps": a.steps}
     lines, raw, versions = [], [], {}
+    peaks: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="train_step-") as logs:
         for workload in a.workloads:
             for dtype in a.dtypes:
                 for mask in a.masks:
+                    if a.device == "cpu":
+                        limit = limits.ask(a.threads, [dtype], [], Path(logs) / "limits.log")
+                        peaks[dtype] = max(limit["flops"][dtype], peaks.get(dtype, 0.0))
                     measured = measure(a, workload, dtype, mask, Path(logs))
-                    shown, ratios = report(measured, dtype)
+                    shown, ratios = report(measured, dtype, peaks.get(dtype))
                     lines += [f"\n## {workload}, {dtype}, {mask} rows supervised\n", *shown]
                     versions |= {k: v for m in measured for k, v in m.about["versions"].items()}
                     raw.append({"workload": workload, "dtype": dtype, "mask": mask, "ratios": ratios, "systems": [
                         m.entry._asdict() | {"median_seconds": m.median, "growth_mb": m.growth, "losses": m.losses,
+                                             "flops": m.counted["flops"], "pieces_ms": m.pieces,
                                              "steps": m.steps} for m in measured]})  # fmt: skip
                     head = [
                         f"# One training step, {about['date'][:10]}\n",
                         *harness.conditions(about, versions),
                     ]
                     head[-1] += f"; {a.warm_up} warm-up and {a.steps} measured steps"
-                    harness.keep(a.out, [*head, "", NOTES, *lines], {"run": about, "groups": raw})
+                    if peaks:
+                        head += limits.lines({"flops": peaks, "read": {}})
+                    harness.keep(
+                        a.out,
+                        [*head, "", NOTES, *lines],
+                        {"run": about, "peaks": peaks, "groups": raw},
+                    )
     return 0
 
 
