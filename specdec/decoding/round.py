@@ -59,6 +59,11 @@ class PlainRound(nn.Module):
             batch, self.longest_path, len(self.aux_layers), target.hidden_size, dtype=target.dtype
         )
 
+    @property
+    def models(self) -> list[nn.Module]:
+        """The models that a round calls."""
+        return [self.target.model]
+
     def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
         """Start sequence ``b`` on a prompt; returns its first new token, (1,)."""
         out = self.read_prompt(b, prompt)
@@ -169,6 +174,10 @@ class SpeculativeRound(PlainRound):
         super().__init__(target, sampling, longest, batch)
         self.rule = sampling.acceptance
         self.proposer = Proposer(drafter, shape, longest, batch)
+
+    @property
+    def models(self) -> list[nn.Module]:
+        return [self.target.model, self.proposer.drafter]
 
     def read_prompt(self, b: int, prompt: list[int]) -> TargetOutput:
         out = super().read_prompt(b, prompt)

@@ -14,6 +14,7 @@ from specdec.decoding.round import PlainRound, SpeculativeRound
 from specdec.decoding.shapes import Chain, DraftShape
 from specdec.drafting.mode import Frontier
 from specdec.nn.backend import own_graphs
+from specdec.nn.few_rows import sum_few_rows
 from specdec.target import Target
 from specdec.utils.text import duration, how_many
 
@@ -90,9 +91,6 @@ class DecodeSession:
             # nothing a graph relies on changes in a session but numbers in place, and checking takes a tenth of a round
             "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
         }
-        if device.type == "cpu" and round_.target.dtype.itemsize == 2:
-            # products of a single row as fused sums: a library's 16-bit products take twice as long for it
-            options["post_grad_fusion_options"] = {"decompose_mm_pass": {}}
 
         def graph(function: Callable[..., Any]) -> Any:
             # no other session's graph of the same function is taken for it
@@ -101,6 +99,7 @@ class DecodeSession:
         # makes the target's key buffers; of two tokens, so that the drafter reads one too
         round_.prefill(0, [0, 0], 0)
         round_.end(0)
+        sum_few_rows(*round_.models)
         what = round_.name
         verify = {nodes: graph(round_.verify) for nodes in round_.sizes}
         try:
