@@ -1,10 +1,11 @@
 """Shared test settings."""
 
+import gc
 import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,18 @@ torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the fir
 
 SAFE_PATH = os.environ.get("PYTHONSAFEPATH")
 TEXT = "".join(f"def add_{n}(a, b):\n    return a + b + {n}\n\n\n" for n in range(40))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imported modules and collected tests, a million objects, stay until the end: no garbage collection looks at them,
+    neither while they are made nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import resource
 from collections.abc import Iterator
@@ -60,11 +61,17 @@ def tiny_target(seed: int = 0, dtype: torch.dtype = torch.float64, **overrides: 
     return Target(model)
 
 
+@functools.cache
+def plain_llama_config() -> LlamaConfig:
+    """The config without overrides, only to be read: hundreds of drafters' configs are made of it."""
+    return llama_config()
+
+
 def tiny_config(spec: DrafterSpec, **overrides: object) -> DrafterConfig:
     """A drafter's config for the tiny Llama."""
     return DrafterConfig.for_target(
         spec,
-        llama_config(**overrides),
+        llama_config(**overrides) if overrides else plain_llama_config(),
         vocab_size=VOCAB,
         num_target_layers=LAYERS,
         identity={"source": "tiny"},

@@ -6,11 +6,13 @@ token and a natural attention sink; ``</s>`` ends it, so that a model of them en
 
 import ast
 import hashlib
+import os
 import random
+import string
 import sysconfig
 import textwrap
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +49,8 @@ _SKIPPED_FOLDERS = frozenset(
     }
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-")  # written by the build of this interpreter
+# Deletes most of a text's prose at the speed of str.translate.
+_WITHOUT_ASCII_PROSE = str.maketrans("", "", string.ascii_letters + string.whitespace)
 
 
 class CorpusFile(NamedTuple):
@@ -78,10 +82,7 @@ def corpus(seed: int) -> Corpus:
         ValueError: this Python comes without the sources of its standard library.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    sources = [
-        source for path in sorted(root.rglob("*.py")) if (source := _read(root, path)) is not None
-    ]
-    sources.sort()
+    sources = sorted(source for path in _python_files(root) if (source := _read(root, path)))
     train = [source for source in sources if not _held_out(seed, source.path)]
     held_out = [source for source in sources if _held_out(seed, source.path)]
     if not train or not held_out:
@@ -92,20 +93,32 @@ def corpus(seed: int) -> Corpus:
     return Corpus(train, held_out)
 
 
+def _python_files(root: Path) -> Iterator[Path]:
+    """Yield the files that end in ``.py``, in no order; no folder that is left out is entered."""
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if not _is_skipped(name)]
+        for name in names:
+            if name.endswith(".py") and not _is_skipped(name):
+                yield Path(folder, name)
+
+
+def _is_skipped(name: str) -> bool:
+    return name in _SKIPPED_FOLDERS or name.startswith(_SKIPPED_PREFIXES)
+
+
 def _read(root: Path, path: Path) -> CorpusFile | None:
-    relative = path.relative_to(root)
-    if any(
-        part in _SKIPPED_FOLDERS or part.startswith(_SKIPPED_PREFIXES) for part in relative.parts
-    ):
-        return None
+    """Return the file, or None if it is in another encoding, a dangling link, tiny, vast or a table."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError):  # a file in another encoding, or a dangling link
+    except (UnicodeDecodeError, OSError):
         return None
     if not LEAST_CHARACTERS <= len(text) <= MOST_CHARACTERS:
         return None
-    prose = sum(character.isalpha() or character.isspace() for character in text)
-    return CorpusFile(relative.as_posix(), text) if prose >= LEAST_PROSE * len(text) else None
+    rest = text.translate(_WITHOUT_ASCII_PROSE)
+    others = sum(not (character.isalpha() or character.isspace()) for character in rest)
+    if len(text) - others < LEAST_PROSE * len(text):
+        return None
+    return CorpusFile(path.relative_to(root).as_posix(), text)
 
 
 def _held_out(seed: int, name: str) -> bool:

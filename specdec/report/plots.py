@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -281,11 +282,12 @@ def save_figure(figure: PaperFigure, path: Path) -> None:
         path: of the PNG; the other files have the same name and their own suffix.
     """
     with paper_style():
-        figure.figure.draw_without_rendering()
+        layout = figure.figure.get_layout_engine()
+        assert layout is not None, "a figure of panels is laid out"
+        layout.execute(figure.figure)
         figure.figure.set_layout_engine("none")  # the same in all formats
         with staged(path) as temporary:
-            FigureCanvasAgg(figure.figure).print_png(temporary, metadata={"Software": None})
-            _reduce_colors(temporary)
+            _write_png(figure.figure, temporary)
         with staged(path.with_suffix(".pdf")) as temporary:
             FigureCanvasPdf(figure.figure).print_pdf(temporary, metadata=TIMELESS)
         with staged(path.with_suffix(".svg")) as temporary:
@@ -299,12 +301,13 @@ def save_figure(figure: PaperFigure, path: Path) -> None:
         writer.writerows(figure.rows)
 
 
-def _reduce_colors(png: Path) -> None:
-    """Write a PNG again with a palette of its colors, which makes a drawing of lines a third as large."""
-    with Image.open(png) as image:
-        resolution = image.info["dpi"]
-        reduced = image.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE)
-    reduced.save(png, format="PNG", dpi=resolution, optimize=True)
+def _write_png(figure: Figure, path: Path) -> None:
+    """Write a PNG with a palette of its colors, which makes a drawing of lines a third as large."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    drawn = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    reduced = drawn.quantize(PALETTE, dither=Image.Dither.NONE)
+    reduced.save(path, format="PNG", dpi=(figure.dpi, figure.dpi), optimize=True)
 
 
 def figure_files(name: str) -> list[str]:

@@ -23,8 +23,9 @@ from specdec.utils.journal import Journal
 from specdec.utils.reading import explained
 
 TIMES = {"seconds", "plain_seconds", "draft_ms", "verify_ms"}
-PROMPTS = 22
-TOO_LONG = (3, 17)  # of the prompts, for the target
+PROMPTS = 11
+TOO_LONG = (3, 9)  # of the prompts, for the target
+WAVE = 2  # prompts decoded together, for each sequence of a batch
 
 
 class Killed(BaseException):
@@ -35,6 +36,7 @@ class Killed(BaseException):
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(run, "plot", lambda metrics, path: path.touch())
+    monkeypatch.setattr(module, "WAVE", WAVE)
     return tmp_path / "cache"
 
 
@@ -77,71 +79,75 @@ def untimed(folder: Path) -> list[list[dict[str, Any]]]:
     ]
 
 
-@pytest.mark.parametrize(("batch", "ends_after"), [(1, 1), (1, 9), (2, 8), (2, 16)])
+@pytest.mark.parametrize(("batch", "ends"), [(1, [1, 7]), (2, [4, 8])])
 def test_the_same_command_decodes_the_rest_and_all_answers_are_the_same(
     arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture, batch: int, ends_after: int,
+    caplog: pytest.LogCaptureFixture, batch: int, ends: list[int],
 ) -> None:  # fmt: skip
     arguments = [*arguments, "--batch_size", str(batch)]
     whole = tmp_path / "whole"
     assert main([*arguments, "--out", str(whole)]) == 0
-    killed = [*arguments, "--out", str(tmp_path / "killed")]
-    with monkeypatch.context() as patch:
-        before = decoded(patch, ends_after)
-        with pytest.raises(Killed):
-            main(killed)
-    assert "the same command continues" in caplog.text
-    (journal,) = cache.glob("evaluations/*.journal")
-    assert not (tmp_path / "killed").exists()
-    with monkeypatch.context() as patch:
-        rest = decoded(patch)
-        assert main(killed) == 0
-    assert before + rest == [f"{n}" for n in range(PROMPTS)]
-    assert untimed(tmp_path / "killed") == untimed(whole) and not journal.exists()
-    metrics = json.loads((tmp_path / "killed/metrics.json").read_text())
     expected = json.loads((whole / "metrics.json").read_text())
-    assert metrics["skipped"] == expected["skipped"] and len(metrics["skipped"]) == len(TOO_LONG)
-    assert metrics["provenance"]["continued_after_prompts"] == [len(before)]
     assert "continued_after_prompts" not in expected["provenance"]
-    assert f"Interrupted after {len(before)} prompts" in (tmp_path / "killed/report.md").read_text()
+    for ends_after in ends:
+        out = tmp_path / f"killed-{ends_after}"
+        killed = [*arguments, "--out", str(out)]
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            before = decoded(patch, ends_after)
+            with pytest.raises(Killed):
+                main(killed)
+        assert "the same command continues" in caplog.text and len(before) == ends_after
+        (journal,) = cache.glob("evaluations/*.journal")
+        assert not out.exists()
+        with monkeypatch.context() as patch:
+            rest = decoded(patch)
+            assert main(killed) == 0
+        assert before + rest == [f"{n}" for n in range(PROMPTS)]
+        assert untimed(out) == untimed(whole) and not journal.exists()
+        metrics = json.loads((out / "metrics.json").read_text())
+        assert metrics["skipped"] == expected["skipped"] and len(metrics["skipped"]) == 2
+        assert metrics["provenance"]["continued_after_prompts"] == [ends_after]
+        assert f"Interrupted after {ends_after} prompts" in (out / "report.md").read_text()
 
 
 def test_an_evaluation_may_be_interrupted_twice(
     arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = [*arguments, "--out", str(tmp_path / "out")]
-    for ends_after in (4, 7):
+    for ends_after in (2, 4):
         with monkeypatch.context() as patch:
             decoded(patch, ends_after)
             with pytest.raises(Killed):
                 main(arguments)
     assert main(arguments) == 0
     metrics = json.loads((tmp_path / "out/metrics.json").read_text())
-    assert metrics["provenance"]["continued_after_prompts"] == [4, 11]
+    assert metrics["provenance"]["continued_after_prompts"] == [2, 6]
     assert metrics["results"][0]["prompts"] == PROMPTS - len(TOO_LONG)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_another_evaluation_begins_at_the_first_prompt(
+    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*arguments, "--out", str(tmp_path / "out")]
+
+    def begin(words: list[str], ends_after: int) -> list[str]:
+        with monkeypatch.context() as patch:
+            prompts = decoded(patch, ends_after)
+            with pytest.raises(Killed):
+                main([*arguments, *words])
+        return prompts
+
+    begin([], 5)
+    changes = [
         ["--sampling.seed", "1"],
         ["--max_new_tokens", "7"],
         ["--shape", "chain:depth=2", "chain:depth=3"],
-        ["--limit", "20"],
-    ],
-)
-def test_another_evaluation_begins_at_the_first_prompt(
-    arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, change: list[str]
-) -> None:  # fmt: skip
-    arguments = [*arguments, "--out", str(tmp_path / "out")]
-    with monkeypatch.context() as patch:
-        decoded(patch, 5)
-        with pytest.raises(Killed):
-            main(arguments)
-    with monkeypatch.context() as patch:
-        prompts = decoded(patch)
-        assert main([*arguments, *change]) == 0
-    assert prompts[0] == "0"
+        ["--limit", "10"],
+    ]
+    for change in changes:
+        assert begin(change, 1) == ["0"], change
+    assert begin([], 1) == ["5"], "the first evaluation is kept meanwhile"
 
 
 def test_a_changed_bit_in_what_was_decoded_is_named(
@@ -247,7 +253,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(
 ) -> None:  # fmt: skip
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECDEC_CACHE", place.replace("FILE", str(tmp_path / "file")))
-    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert main([*arguments, "--limit", "2", "--out", str(tmp_path / "out")]) == 0
     assert "if this evaluation is interrupted, it starts again" in caplog.text
 
 

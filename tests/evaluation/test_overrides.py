@@ -9,16 +9,19 @@ import pytest
 
 from specdec.cli import main
 from specdec.decoding import Chain, DraftShape, DynamicTree, Proposer, SpeculativeDecoder
+from specdec.diagnostics import drift_plots, robustness
 from specdec.diagnostics.loud import loud_drafter
 from specdec.drafter import Drafter, DrafterSpec, load_drafter, save_drafter
+from specdec.evaluation import results_page
 from specdec.evaluation.config import load_pair
 from specdec.evaluation.overrides import Override, override_notes
+from specdec.report.plots import SUFFIXES, PaperFigure
 from specdec.target import Target, TargetSource
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets, tiny_drafter, variants
 
 WINDOW, SINKS = 16, 2
-NEW = 24  # tokens, of a text that is longer than the window from its start
+NEW = 12  # tokens, of a text that is longer than the window from its start
 SHAPES: dict[str, DraftShape] = {"chain": Chain(4), "tree": DynamicTree(depth=4, top_k=3, nodes=9)}
 DESIGNS = presets() | {name: variants()[name] for name in ("two_layer", "mla", "peagle_3_1", "mtp")}
 Decoded = tuple[list[int], tuple[int, ...], list[list[int]]]
@@ -46,7 +49,7 @@ def replaced(drafter: Drafter, directory: Path, **changes: Any) -> Drafter:
     return load_drafter(save_drafter(other, directory), dtype=None)
 
 
-def decoded(target: Target, drafter: Drafter, shape: DraftShape) -> Decoded:
+def decoded(target: Target, drafter: Drafter, shape: DraftShape, new: int = NEW) -> Decoded:
     """Tokens, accepted counts and the tokens of all proposals, operator by operator, in a cache."""
     proposals: list[list[int]] = []
 
@@ -59,7 +62,7 @@ def decoded(target: Target, drafter: Drafter, shape: DraftShape) -> Decoded:
     prompt = [(7 * place) % 61 for place in range(2 * WINDOW)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Proposer, "propose", propose)
-        made = SpeculativeDecoder(target, drafter, shape).generate(prompt, NEW)
+        made = SpeculativeDecoder(target, drafter, shape).generate(prompt, new)
     return made.ids, made.accepted, proposals
 
 
@@ -85,14 +88,14 @@ def test_accepted_counts_are_those_of_the_window(
     spec = dataclasses.replace(presets()["eagle3_1"], draft_vocab_size="all")
     full = disturb(perfect_drafter(target, spec, sharpness=1.0), 0.3)
     ids, accepted, _ = wanted = decoded(
-        target, replaced(full, tmp_path / "windowed", attention_window=WINDOW), shape
+        target, replaced(full, tmp_path / "windowed", attention_window=WINDOW), shape, 2 * NEW
     )
     overridden = load_drafter(save_drafter(full, tmp_path / "full"), dtype=None)
     overridden.set_window(WINDOW, None)
-    assert decoded(target, overridden, shape) == wanted
-    plain = decoded(target, full, shape)
+    assert decoded(target, overridden, shape, 2 * NEW) == wanted
+    plain = decoded(target, full, shape, 2 * NEW)
     overridden.set_window("full", None)
-    assert decoded(target, overridden, shape) == plain
+    assert decoded(target, overridden, shape, 2 * NEW) == plain
     assert plain[0] == ids and plain[1] != accepted and sum(accepted) > 0
 
 
@@ -174,11 +177,21 @@ COMMANDS = {
 
 
 @pytest.fixture
-def arguments(target_directory: Path, loud_directory: Path, tmp_path: Path) -> list[str]:
+def arguments(
+    target_directory: Path, loud_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Options of a command whose figures are laid out but not drawn: each command's own tests draw them."""
+
+    def save(figure: PaperFigure, path: Path) -> None:
+        for suffix in SUFFIXES:
+            path.with_suffix(suffix).touch()
+
+    for module in (drift_plots, results_page, robustness):
+        monkeypatch.setattr(module, "save_figure", save)
     (tmp_path / "p.txt").write_text("def add_1(a, b):\n    return a + b + 1\ndef add_3(a, b): #\n")
     return [
         "--target", str(target_directory), "--drafter", str(loud_directory), "--prompts", str(tmp_path / "p.txt"),
-        "--max_new_tokens", "24",
+        "--max_new_tokens", "12",
     ]  # fmt: skip
 
 
