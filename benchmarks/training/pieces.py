@@ -14,7 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.limits import best_seconds
 
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm")
+# what these add comes before the factors
+ADDING = ("aten::addmm", "aten::addmm_", "aten::baddbmm")
+PRODUCTS = ("aten::mm", "aten::bmm", *ADDING)
 # the piece of an operator is that of its outermost ancestor whose name begins so
 PIECES = {
     "Optimizer.step": "optimizer",
@@ -106,8 +108,6 @@ def _piece(event: Any) -> str:
 
 def _alone(name: str, shapes: list[list[int]], dtype: torch.dtype) -> float:
     """Seconds of a product of contiguous operands of these shapes by itself."""
-    first = (
-        1 if name in ("aten::addmm", "aten::baddbmm") else 0
-    )  # what is added comes before the factors
+    first = 1 if name in ADDING else 0
     left, right = (torch.randn(shape).to(dtype) for shape in shapes[first : first + 2])
     return best_seconds(lambda: left @ right, ALONE_SECONDS)

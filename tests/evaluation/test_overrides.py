@@ -9,13 +9,10 @@ import pytest
 
 from specdec.cli import main
 from specdec.decoding import Chain, DraftShape, DynamicTree, Proposer, SpeculativeDecoder
-from specdec.diagnostics import drift_plots, robustness
 from specdec.diagnostics.loud import loud_drafter
 from specdec.drafter import Drafter, DrafterSpec, load_drafter, save_drafter
-from specdec.evaluation import results_page
 from specdec.evaluation.config import load_pair
 from specdec.evaluation.overrides import Override, override_notes
-from specdec.report.plots import SUFFIXES, PaperFigure
 from specdec.target import Target, TargetSource
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets, tiny_drafter, variants
@@ -177,17 +174,7 @@ COMMANDS = {
 
 
 @pytest.fixture
-def arguments(
-    target_directory: Path, loud_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[str]:
-    """Options of a command whose figures are laid out but not drawn: each command's own tests draw them."""
-
-    def save(figure: PaperFigure, path: Path) -> None:
-        for suffix in SUFFIXES:
-            path.with_suffix(suffix).touch()
-
-    for module in (drift_plots, results_page, robustness):
-        monkeypatch.setattr(module, "save_figure", save)
+def arguments(target_directory: Path, loud_directory: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "p.txt").write_text("def add_1(a, b):\n    return a + b + 1\ndef add_3(a, b): #\n")
     return [
         "--target", str(target_directory), "--drafter", str(loud_directory), "--prompts", str(tmp_path / "p.txt"),
