@@ -8,7 +8,7 @@ import pytest
 
 from specdec.report import plots
 from specdec.report.plots import DOUBLE, SINGLE, PaperFigure, Point
-from tests.report.drawn import assert_whiskers_inside
+from tests.report.drawn import assert_whiskers_inside, texts_in
 
 POINTS = {1: Point(0.5, 0.25, 0.75), 2: Point(0.4, None, None), 3: Point(0.3, 0.0, 0.9)}
 LOOK = plots.style(0)
@@ -64,6 +64,17 @@ def test_a_figure_becomes_four_files_with_the_same_bytes_each_time(
         assert {path.name for path in folder.iterdir()} == {*plots.figure_files("x.png")}
     for file in plots.figure_files("x.png"):
         assert (saved / file).read_bytes() == (tmp_path / file).read_bytes(), file
+
+
+def test_a_figure_is_laid_out_before_its_files_are_drawn(tmp_path: Path) -> None:
+    paper = drawn(SINGLE)
+    plots.save_figure(paper, tmp_path / "x.png")
+    page = paper.figure.bbox
+    boxes = [box for text, box in texts_in(paper.figure) if text.strip()]
+    for number, box in enumerate(boxes):
+        assert page.x0 <= box.x0 <= box.x1 <= page.x1
+        assert page.y0 <= box.y0 <= box.y1 <= page.y1
+        assert not any(box.overlaps(other) for other in boxes[:number])
 
 
 def test_text_in_svg_and_pdf_stays_text(saved: Path) -> None:
