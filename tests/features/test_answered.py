@@ -225,7 +225,7 @@ def test_two_processes_resume_with_the_same_answers(chat_target: Path, tmp_path:
         assert process.wait(timeout=60) == -signal.SIGKILL
     ran([*command, "--ckpt_path=auto"], tmp_path)
     losses = losses_in(out)
-    assert len(losses) == 12 and len(set(losses)) == 12
+    assert len(losses) == 12 and len(set(losses)) > 8  # a batch without an answer has none
     assert losses == pytest.approx(losses_in(tmp_path / "whole"), rel=1e-4)
 
 
