@@ -60,15 +60,20 @@ def test_rows_of_both_definitions_are_the_same(mask: str) -> None:
 def measured(key: str, seconds: float, losses: list[float]) -> train_step.Measured:
     entry = next(entry for entry in train_step.ENTRIES if entry.key == key)
     step = {"seconds": seconds, "others": 0.0, "peak_mb": 200.0, "before_mb": 100.0}
-    return train_step.Measured(entry, {"trainable": 5}, [step | {"losses": losses}], [step, step])
+    first = step | {"losses": losses}
+    return train_step.Measured(entry, {"trainable": 5}, [first], [step, step], {"flops": 40}, {})
 
 
 def test_training_ratio_and_its_refusal() -> None:
     ours, every = measured("specdec", 1.0, [2.0]), measured("specdec-every", 1.0, [3.0])
-    lines, ratios = train_step.report([ours, every, measured("speculators", 2.0, [3.0])], "float32")
-    assert ratios == {"time": 0.5, "growth": 1.0}
-    assert "0.50 of the time" in "\n".join(lines)
-    lines, ratios = train_step.report([ours, every, measured("speculators", 2.0, [3.1])], "float32")
+    peer = measured("speculators", 2.0, [3.0])
+    lines, ratios = train_step.report([ours, every, peer], "float32", peak=100.0)
+    assert ratios == {"time": 0.5, "growth": 1.0, "share_of_peak": 0.4}
+    text = "\n".join(lines)
+    assert "0.50 of the time" in text
+    assert "| 40% |" in text and "| 20% |" in text  # 40 operations in one second, and in two
+    other = measured("speculators", 2.0, [3.1])
+    lines, ratios = train_step.report([ours, every, other], "float32", peak=None)
     assert ratios == {}
     assert "do not agree" in "\n".join(lines)
 
@@ -80,10 +85,14 @@ def test_decoding_ratio_has_its_interval_and_texts_are_compared() -> None:
         ]
 
     found = {"specdec": answers(1.0), "specdec-chain3": answers(0.5), "vllm": answers(2.0, last=4)}
-    lines, figures = decode.report(argparse.Namespace(shape=[], tokens=3), found)
+    made = {"pass_bytes": 90, "draft_bytes": 20, "token_bytes": 1}
+    options = argparse.Namespace(shape=[], tokens=3)
+    lines, figures = decode.report(options, found, made, context=10.0, read_rate=400.0)
     assert figures["ratios"]["specdec / vllm"] == (2.0, 2.0, 2.0)
     text = "\n".join(lines)
-    assert "| specdec-chain3 | chain:depth=3, compiled | 6 | 2.00 | 2.00 | 4 of 4 |" in text
+    # a pass reads 90 + 3 * 20 + 10 bytes in half a second
+    assert "| specdec-chain3 | chain:depth=3, compiled | 6.0 | 2.00 | 80% | 2.00 | 4 of 4 |" in text
+    assert figures["shares_of_reading"]["specdec"] == 0.25
     assert "0 of 4" in text
 
 
