@@ -43,30 +43,25 @@ def best_seconds(act: Callable[[], Any], trial_seconds: float = TRIAL_SECONDS) -
     return min(trials)
 
 
-def product_rates(dtype: str, shapes: Sequence[tuple[int, int, int]]) -> dict[str, float]:
-    """FLOP/s of the products ``(M, K) @ (K, N)``, by ``M x K x N``, with the fastest library of torch."""
+def product_rate(dtype: str) -> float:
+    """FLOP/s of square products, at the best size and with the faster of torch's libraries."""
     import torch
 
-    kind = getattr(torch, dtype)
-    # "medium" lets oneDNN multiply float32; it rounds to bfloat16 only where the processor multiplies that
-    settings = ["highest"] if dtype != "float32" or not _rounds_nothing() else ["highest", "medium"]
-    rates = {}
-    for M, K, N in shapes:
-        left = torch.randn(M, K).to(kind)
-        right = torch.randn(N, K).to(kind)
-        seconds = []
-        for setting in settings:
-            torch.set_float32_matmul_precision(setting)
-            seconds.append(best_seconds(lambda a=left, b=right: torch.nn.functional.linear(a, b)))
-        torch.set_float32_matmul_precision("highest")
-        rates[f"{M} x {K} x {N}"] = 2 * M * K * N / min(seconds)
-    return rates
-
-
-def _rounds_nothing() -> bool:
     from specdec.utils.machine import multiplies_bfloat16
 
-    return not multiplies_bfloat16()
+    settings = ["highest"]
+    # lets oneDNN multiply float32, which it rounds only where the processor multiplies bfloat16
+    if dtype == "float32" and not multiplies_bfloat16():
+        settings.append("medium")
+    rates = []
+    for size in SIZES:
+        left, right = (torch.randn(size, size).to(getattr(torch, dtype)) for _ in range(2))
+        for setting in settings:
+            torch.set_float32_matmul_precision(setting)
+            seconds = best_seconds(lambda a=left, b=right: torch.nn.functional.linear(a, b))
+            rates.append(2 * size**3 / seconds)
+    torch.set_float32_matmul_precision("highest")
+    return max(rates)
 
 
 def read_rate(number_bytes: int) -> float:
@@ -87,11 +82,8 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
     torch.set_num_threads(job["threads"])
 
     def answer(question: Mapping[str, Any]) -> dict[str, Any]:
-        shapes = [(n, n, n) for n in SIZES]
         return {
-            "flops": {
-                dtype: max(product_rates(dtype, shapes).values()) for dtype in question["dtypes"]
-            },
+            "flops": {dtype: product_rate(dtype) for dtype in question["dtypes"]},
             "read": {str(size): read_rate(size) for size in question["read"]},
         }
 
@@ -115,14 +107,6 @@ def ask(threads: int, dtypes: Sequence[str], read: Sequence[int], log: Path) -> 
     with harness.Worker(sys.executable, "limits", Path(__file__).resolve(), job, log) as worker:
         limits: dict[str, Any] = worker.ask({"dtypes": list(dtypes), "read": list(read)})
     return limits
-
-
-def better(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The higher of two measurements of each limit: one before and one after what is compared with them."""
-    return {
-        kind: {name: max(rate, second[kind][name]) for name, rate in first[kind].items()}
-        for kind in first
-    }
 
 
 def lines(limits: Mapping[str, Any]) -> list[str]:

@@ -17,15 +17,13 @@ from benchmarks.limits import best_seconds
 # what these add comes before the factors
 ADDING = ("aten::addmm", "aten::addmm_", "aten::baddbmm")
 PRODUCTS = ("aten::mm", "aten::bmm", *ADDING)
-# the piece of an operator is that of its outermost ancestor whose name begins so
+# the piece of an operator is that of its outermost ancestor whose name begins so; a backward pass has the name of its
+# function and "Backward"
 PIECES = {
     "Optimizer.step": "optimizer",
-    "_BlockedBackward": "attention",
     "_Blocked": "attention",
-    "_HeadLossBackward": "loss",
     "_HeadLoss": "loss",
     "_Lean": "norms, rope, gate",
-    "_LeanBackward": "norms, rope, gate",
 }
 LAYERS = "matrices of the layer"
 OTHER = "other operators"

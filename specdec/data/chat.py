@@ -64,6 +64,12 @@ def read_conversations(
     return conversations
 
 
+def warn_of_broken(left_out: Sequence[str]) -> None:
+    """Log how many broken rows were left out, and what is wrong with the first."""
+    if left_out:
+        log.warning("left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0])
+
+
 def iter_conversations(
     patterns: str | Sequence[str], layout: str | None = None, left_out: list[str] | None = None
 ) -> Iterator[ChatConversation]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from specdec.data.chat import read_conversations
+from specdec.data.chat import read_conversations, warn_of_broken
 from specdec.data.layouts import TRAINING, ChatConversation, layouts_named
 from specdec.data.loader import (
     BLANK,
@@ -160,9 +160,7 @@ class UnansweredData(TokenData):
     def _read(self, patterns: str | list[str]) -> list[ChatConversation]:
         left_out: list[str] | None = [] if self.broken == "drop" else None
         conversations = read_conversations(patterns, self.layout, left_out)
-        if left_out:
-            rows = how_many(len(left_out), "broken row")
-            log.warning("left out %s, as: %s", rows, left_out[0])
+        warn_of_broken(left_out or ())
         return conversations
 
     def answered_validation(self, documents: Sequence[Document]) -> None:

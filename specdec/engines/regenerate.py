@@ -11,7 +11,7 @@ from typing import Any
 
 from specdec.answering.dialogue import Dialogue, TurnAnswer
 from specdec.answering.in_process import InProcess
-from specdec.data.chat import read_conversations
+from specdec.data.chat import read_conversations, warn_of_broken
 from specdec.engines.client import Endpoint
 from specdec.engines.regenerate_options import RegenerateConfig
 from specdec.engines.remote import Remote
@@ -112,8 +112,7 @@ def _read_rows(config: RegenerateConfig) -> tuple[list[Dialogue], list[str]]:
     left_out: list[str] | None = [] if config.broken == "drop" else None
     conversations = read_conversations(config.data, config.layout, left_out)[: config.limit]
     rows = list(map(Dialogue.of, conversations))
-    if left_out:
-        log.warning("left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0])
+    warn_of_broken(left_out or ())
     return rows, left_out or []
 
 

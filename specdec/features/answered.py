@@ -126,17 +126,26 @@ class AnsweredSource(StreamedSource):
 
     def answered(self, rows: Sequence[ChatConversation]) -> Batch:
         """Wait for the batch of these conversations that was asked for first, and return it."""
-        packing, _ = self._coming[keys_of(map(DueRow.of, rows))].popleft()
+        keys = keys_of(map(DueRow.of, rows))
+        packing, _ = self._coming[keys].popleft()
+        self._forget(keys)
         batch, columns = packing.result()
         self._prefetched[row_keys(batch)] = ready(columns)
         return batch
 
     def drop(self, rows: Sequence[ChatConversation]) -> None:
         """The batch of these conversations that was asked for last does not come."""
-        packing, call = self._coming[keys_of(map(DueRow.of, rows))].pop()
+        keys = keys_of(map(DueRow.of, rows))
+        packing, call = self._coming[keys].pop()
+        self._forget(keys)
         packing.cancel()
         if call is not None:
             self._ray.cancel(call, recursive=False)
+
+    def _forget(self, keys: tuple[bytes, ...]) -> None:
+        """Keep nothing of a batch that is asked for no more: each epoch has other batches."""
+        if not self._coming[keys]:
+            del self._coming[keys]
 
     def _ask_for_answers(self, number: int, due: Sequence[DueRow], states: bool = True) -> Any:
         return self._queue.answers_of.remote(number, due, states)

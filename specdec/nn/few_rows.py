@@ -17,9 +17,7 @@ from specdec.nn.backend import widened
 
 # rows up to which the sums of all fit in the registers of a processor with AVX2
 MOST_ROWS = 8
-
-
-# layers that have the hook: it stays, for a graph is made anew when the hooks of its modules have changed
+# Layers that have the hook. It is never removed: torch compiles a graph again when a module's hooks have changed.
 _prepared: WeakSet[nn.Module] = WeakSet()
 
 

@@ -10,13 +10,6 @@ from benchmarks.training import pieces
 from tests.tiny import llama_config
 
 
-def test_the_better_of_two_measurements_counts() -> None:
-    first = {"flops": {"float32": 2.0, "bfloat16": 5.0}, "read": {"64": 1.0}}
-    second = {"flops": {"float32": 3.0, "bfloat16": 4.0}, "read": {"64": 0.5}}
-    expected = {"flops": {"float32": 3.0, "bfloat16": 5.0}, "read": {"64": 1.0}}
-    assert limits.better(first, second) == expected
-
-
 def test_limits_are_told_in_their_units() -> None:
     (line,) = limits.lines({"flops": {"float32": 157e9}, "read": {"64000000": 20.5e9}})
     assert "157 GFLOP/s in float32" in line
