@@ -10,10 +10,11 @@ Legend: A passes, K drafts, T tokens, V vocabulary.
 import contextlib
 import logging
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import torch
 from rich.console import Console
 
 from specdec.decoding import check_pair, warn_unless_made_for
@@ -45,6 +46,7 @@ from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.checkpoint import check_unchanged
 from specdec.export.formats import DrafterCheckpoint, drafts_of, vllm_arguments
+from specdec.export.quantize import quantization_of
 from specdec.export.write import warn_if_rounded
 from specdec.target import TargetSource
 from specdec.utils.files import claimed, scratch_folder, staged_directory, write_json
@@ -141,12 +143,13 @@ def parity(config: ParityConfig) -> int:
         proposals = name = None
         if config.engine is not None and compared.not_compared is None:
             try:
-                name, answers = run.ask_engine()
+                name, answers, int8_error = run.ask_engine()
             except StopRequested as stop:
                 return stop.status
             proposals = compare_proposals(
                 run.target, run.drafter, answers, compared.allowed, read_files(run.directory), run.checkpoint.method
             )  # fmt: skip
+            proposals = replace(proposals, int8_error=int8_error)
             for table in proposal_tables(proposals, name):
                 console.print(table)
         fault = parity_verdict(compared, proposals)
@@ -215,6 +218,16 @@ def _checked_engine(config: ParityConfig) -> LlamaLaunch | None:
     if config.engine is not None and config.target.dtype == "float64":
         raise ValueError(f"--engine {config.engine} has no float64: give --target.dtype float32")
     return launch
+
+
+class EngineAnswers(NamedTuple):
+    """What an engine said."""
+
+    name: str  # the engine's, and its version
+    answers: list[RecordedAnswer]
+    int8_error: (
+        float | None
+    )  # see ProposalEngine.int8_error; None of exports without 8-bit integers
 
 
 class _Run:
@@ -292,8 +305,8 @@ class _Run:
         )
         return compared, len(texts)
 
-    def ask_engine(self) -> tuple[str, list[RecordedAnswer]]:
-        """Run the engine on the prompts as it would be served; return its name and version, and the recorded answers.
+    def ask_engine(self) -> EngineAnswers:
+        """Run the engine on the prompts as it would be served.
 
         Raises:
             ValueError: it does not run.
@@ -306,10 +319,22 @@ class _Run:
             prompts = how_many(len(self.prompts), "prompt")
             log.info("llama.cpp loads target and drafter and answers %s", prompts)
             with stop_on_signals():
-                return ask_llama_cpp(self.launch, self.checkpoint, self.prompts, tokens, exact)
+                name, answers = ask_llama_cpp(
+                    self.launch, self.checkpoint, self.prompts, tokens, exact
+                )
+            return EngineAnswers(name, answers, None)
         serve = vllm_arguments(config.target, self.checkpoint, self.drafts)[1:]
         arguments = [*serve, "--dtype", self.dtype, *config.engine_args]
         with stop_on_signals(), ProposalEngine.started() as engine:
             name = f"vLLM {engine.version} ({RUNNER})"
             log.info("%s loads target and drafter and answers %d prompts", name, len(self.prompts))
-            return name, engine.ask(arguments, self.prompts, tokens)
+            answers = engine.ask(arguments, self.prompts, tokens)
+            int8_error = engine.int8_error() if self.is_int8 else None
+        return EngineAnswers(name, answers, int8_error)
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether the exported matrices are 8-bit integers."""
+        _, tensors = read_files(self.directory)
+        quantization = quantization_of(tensors)
+        return quantization is not None and quantization.dtype is torch.int8

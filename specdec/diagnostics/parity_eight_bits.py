@@ -33,6 +33,8 @@ from specdec.target import Target
 
 # Last bits of their dtype by which activations of two sound implementations differ.
 LAST_BITS = 8
+# Beyond this share of the largest result, an engine's products of 8-bit integers are wrong, not rounded.
+MOST_INT8_ERROR = 1e-3
 
 
 class RoundedDrafter(NamedTuple):
@@ -156,3 +158,17 @@ def moved_by_last_bits(
         share = max(share, float(shares_AK.max()))
         changed += int((sound.tokens_AK != moved.tokens_AK).sum())
     return Moved(share, changed)
+
+
+def of_overflow(int8_error: float | None) -> str:
+    """Return the end of a sentence about differing proposals: what the engine's own products have to do with it.
+
+    Args:
+        int8_error: see :meth:`specdec.engines.proposals.ProposalEngine.int8_error`.
+    """
+    if int8_error is None or int8_error <= MOST_INT8_ERROR:
+        return ""
+    return (
+        f"; on this processor the engine's products of 8-bit integers are wrong by up to {int8_error:.0%}, since oneDNN "
+        "adds them in 16 bits where a CPU has no VNNI: serve int8 on another processor, or export with --quantize fp8"
+    )

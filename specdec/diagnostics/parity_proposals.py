@@ -21,7 +21,7 @@ from torch import Tensor
 from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.anchors import LOG_PROBS_AT_ONCE
 from specdec.diagnostics.parity_compare import fused_features, reported_states
-from specdec.diagnostics.parity_eight_bits import moved_by_last_bits, plain_files
+from specdec.diagnostics.parity_eight_bits import moved_by_last_bits, of_overflow, plain_files
 from specdec.diagnostics.parity_files import Files, ServedDrafter, interpret
 from specdec.diagnostics.parity_readings import (
     Margins,
@@ -125,6 +125,8 @@ class ProposalComparison:
     left_out: int  # passes that begin behind the end of an answer, whose text is not known
     apart: int  # passes of which the engine and this drafter accept other numbers of drafts: all that counters show
     misread: int  # passes inside prompts whose last token is not the prompt's: see parity_readings
+    # The largest error of the engine's products of 8-bit integers, as a share of the largest; None if not measured.
+    int8_error: float | None = None
 
     @property
     def proposals(self) -> int:
@@ -153,7 +155,7 @@ class ProposalComparison:
                 "--max-num-batched-tokens of at least the longest prompt's tokens"
             )
         if self.different:
-            return f"{self.different} of {self.proposals:,} proposals are not this drafter's"
+            return f"{self.different} of {self.proposals:,} proposals are not this drafter's{of_overflow(self.int8_error)}"
         return None
 
     @property

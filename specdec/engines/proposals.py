@@ -64,3 +64,14 @@ class ProposalEngine:
             )
             for ids, generated in zip(prompts, self.child.ask(job)["answers"], strict=True)
         ]
+
+    def int8_error(self) -> float | None:
+        """Return the largest error of this vLLM's products of 8-bit integers, as a share of the largest; None on a GPU.
+
+        On x86 processors without VNNI, oneDNN adds two products in 16 bits, which overflows.
+
+        Raises:
+            ValueError: vLLM ended by itself.
+        """
+        error: float | None = self.child.ask({"measure": "int8"})["int8_error"]
+        return error

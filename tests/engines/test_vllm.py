@@ -16,6 +16,7 @@ import pytest
 
 from specdec.cli import main
 from specdec.decoding import Chain, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
+from specdec.diagnostics.parity_eight_bits import MOST_INT8_ERROR
 from specdec.diagnostics.parity_files import read_files
 from specdec.diagnostics.planted import planted, write_files
 from specdec.drafter import load_drafter
@@ -309,15 +310,24 @@ def test_parity_finds_what_is_planted_in_an_export(
 def test_a_quantized_export_is_served_as_its_reference_says(
     name: str, drafter: Path, target: Target, tmp_path: Path
 ) -> None:
-    """vLLM's own eight-bit kernels; a reference that leaves activations alone proposes something else more often."""
+    """vLLM's own eight-bit kernels; a reference that leaves activations alone proposes something else more often.
+
+    Where a CPU has no VNNI, vLLM's int8 products overflow. Then parity says so, and most proposals are still equal.
+    """
     export_drafter(load_drafter(drafter), target, tmp_path / "exported", quantize=name)
     status, engine = parity_report(
         drafter, target, tmp_path, "--exported", str(tmp_path / "exported")
     )
-    assert status == 0 and engine["holds"], engine
+    report = tmp_path / "parity" / "parity.json"
+    different = sum(position["different"] for position in engine["positions"])
     assert engine["wrong_tokens"] == 0 and engine["probes"][0]["changed"] >= 10
-    assert sum(position["different"] for position in engine["positions"]) == 0
-    assert engine["rounding"]["engine"] <= 2 * engine["rounding"]["reference"] + 3
+    if (engine["int8_error"] or 0) > MOST_INT8_ERROR:
+        assert name == "int8" and "vnni" not in Path("/proc/cpuinfo").read_text()
+        assert different < 10 and bool(status) == (not engine["holds"]), engine
+        assert not different or "VNNI" in json.loads(report.read_text())["verdict"]
+    else:
+        assert status == 0 and engine["holds"] and different == 0, engine
+        assert engine["rounding"]["engine"] <= 2 * engine["rounding"]["reference"] + 3
     # and the file of another drafter's rounding is none of this one
     raw, tensors = read_files(tmp_path / "exported")
     scale = "midlayer.mlp.down_proj.weight_scale"

@@ -2,7 +2,7 @@
 
 The first line of output tells vLLM's version. Each line of input is a job: the arguments of ``vllm serve``, prompts as
 token ids, and how many tokens to generate. Its answer has the generated ids and, for every pass, what the drafter
-proposed; or why vLLM refuses.
+proposed; or why vLLM refuses. The job ``{"measure": "int8"}`` is answered by the error of vLLM's 8-bit products.
 """
 
 import gc
@@ -29,7 +29,11 @@ def answer_jobs() -> None:
     answers.write(json.dumps({"version": version}) + "\n")
     for line in sys.stdin:
         job = json.loads(line)
-        answers.write(json.dumps(answer(job["serve"], job["prompts"], job["tokens"])) + "\n")
+        if job.get("measure") == "int8":
+            said: dict[str, Any] = {"int8_error": int8_error()}
+        else:
+            said = answer(job["serve"], job["prompts"], job["tokens"])
+        answers.write(json.dumps(said) + "\n")
 
 
 def answer(serve: list[str], prompts: list[list[int]], tokens: int) -> dict[str, Any]:
@@ -94,6 +98,38 @@ def generated(engine: Any, prompts: list[list[int]], tokens: int) -> dict[str, A
     return {
         "answers": [{"ids": texts[str(n)], "passes": passes[str(n)]} for n in range(len(prompts))]
     }
+
+
+def int8_error() -> float | None:
+    """Return the largest error of vLLM's product of 8-bit integers on this CPU, as a share of the largest result.
+
+    The numbers are as large as they get: a kernel that adds two products in 16 bits overflows. None without a CPU's
+    kernel.
+    """
+    import torch
+    from vllm import _custom_ops
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return None
+    current_platform.import_kernels()
+    generator = torch.Generator().manual_seed(0)
+    rows = 4
+    width = 256
+    outputs = 64
+    signs = torch.randint(0, 2, (rows + outputs, width), generator=generator) * 2 - 1
+    numbers = (signs * torch.randint(64, 128, signs.shape, generator=generator)).to(torch.int8)
+    activations = numbers[:rows]
+    weights = numbers[rows:]
+    weight_scales = torch.ones(outputs, 1)  # the kernel points at it
+    row_scales = torch.ones(rows, 1)
+    kernel = _custom_ops.create_onednn_scaled_mm(
+        weights.t(), weight_scales, torch.float32, True, False, 32
+    )
+    products = torch.empty(rows, outputs)
+    _custom_ops.onednn_scaled_mm(kernel, activations, products, row_scales, None, None, None)
+    exact = activations.double() @ weights.double().t()
+    return float((products - exact).abs().max() / exact.abs().max())
 
 
 def release() -> None:
