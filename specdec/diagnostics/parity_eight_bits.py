@@ -169,6 +169,6 @@ def of_overflow(int8_error: float | None) -> str:
     if int8_error is None or int8_error <= MOST_INT8_ERROR:
         return ""
     return (
-        f"; on this processor the engine's products of 8-bit integers are wrong by up to {int8_error:.0%}, since oneDNN "
+        f"; on this processor the engine's products of 8-bit integers are wrong by up to {int8_error:.0%}: oneDNN "
         "adds them in 16 bits where a CPU has no VNNI: serve int8 on another processor, or export with --quantize fp8"
     )

@@ -155,7 +155,8 @@ class ProposalComparison:
                 "--max-num-batched-tokens of at least the longest prompt's tokens"
             )
         if self.different:
-            return f"{self.different} of {self.proposals:,} proposals are not this drafter's{of_overflow(self.int8_error)}"
+            cause = of_overflow(self.int8_error)
+            return f"{self.different} of {self.proposals:,} proposals are not this drafter's{cause}"
         return None
 
     @property
