@@ -21,8 +21,8 @@ from jsonargparse import ArgumentParser
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdec.commands.pretraining import RECORD, PretrainConfig, pretrain
-from specdec.embedded import EmbeddedData, held_out_prompts
+from specdec.commands.pretraining import PretrainConfig, pretrain
+from specdec.embedded import RECORD, EmbeddedData, held_out_prompts
 from specdec.embedded.corpus import ANSWERS as ANSWERS_FILE
 from specdec.embedded.corpus import CorpusFile, corpus, functions
 from specdec.evaluation.metrics import loops

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.data import Batch
-from specdec.embedded import SEED, EmbeddedData
+from specdec.embedded import RECORD, SEED, EmbeddedData
 from specdec.embedded.corpus import corpus, train_tokenizer
 from specdec.nn.cache import additive
 from specdec.nn.optimizers import AdamW
@@ -36,7 +36,6 @@ from specdec.utils.reading import read_json, sha256
 
 log = logging.getLogger(__name__)
 
-RECORD = "pretrain.json"
 WEIGHTS = "model.safetensors"
 EMBEDDING_STD = 0.5  # the embedding must not drown in what the layers add
 TINY = 1e-6  # under a root, whose slope at zero has no end

@@ -9,17 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from specdec.commands.fit import run_fit as fit
-from specdec.commands.pretraining import RECORD, PretrainConfig, pretrain
 from specdec.decoding import SpeculativeDecoder, parse_shape
-from specdec.embedded import SEED, held_out_prompts
+from specdec.embedded import RECORD
 from specdec.evaluation.config import load_pair
 from specdec.evaluation.metrics import METRICS, read_answers
 from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.run import ANSWERS, PLOT, EvaluationConfig, evaluate, print_results
 from specdec.report.tables import format_interval
 from specdec.target import TargetSource
-from specdec.training.run_directory import CLAIM, write_run_sums
 from specdec.utils.config import runs_folder
 from specdec.utils.files import write_json, write_text
 from specdec.utils.links import open_in_place, refuse_links
@@ -64,6 +61,8 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
     _claim_directory(out, seed, full)
     stages = Stages(console)
     if full:
+        from specdec.commands.pretraining import PretrainConfig, pretrain  # imports lightning
+
         target = TargetSource(str(out / "target"))
         is_trained = (out / "target").exists()
         stages.announce("the target, a small Llama of the standard library", PRETRAINS, is_trained)
@@ -79,10 +78,9 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
     is_trained = (out / "DONE.json").exists()
     stages.announce("training the drafter, EAGLE-3.1", TRAINS, is_trained)
     if not is_trained:
-        open_in_place(out / CLAIM, "a").close()  # by which fit knows the directory for a run's
         again = ["specdec", "quickstart", "--out", str(out), "--seed", str(seed)]
         again += ["--full", "true"] * full
-        if status := fit("fit", [*fit_args, "--ckpt_path", "auto"], again):
+        if status := _train_drafter(out, fit_args, again):
             return status
     metrics = _measure_drafter(target, out, full, stages)
     print_results(metrics, console)
@@ -132,11 +130,23 @@ def _claim_directory(out: Path, seed: int, full: bool) -> None:
         write_json(mark, settings)
 
 
+def _train_drafter(out: Path, fit_args: list[str], again: list[str]) -> int:
+    """Run ``specdec fit``, or resume it; ``again`` is the command that resumes it once more. Return its exit status."""
+    from specdec.commands.fit import run_fit  # imports lightning, which takes seconds
+    from specdec.training.run_directory import CLAIM
+
+    open_in_place(out / CLAIM, "a").close()  # by which fit knows the directory for a run's
+    return run_fit("fit", [*fit_args, "--ckpt_path", "auto"], again)
+
+
 def _measure_drafter(target: TargetSource, out: Path, full: bool, stages: Stages) -> dict[str, Any]:
     """Decode the held-out prompts plainly and with drafts; return the metrics, or those of an earlier run."""
     prompts = out / "prompts.jsonl"
     is_measured = (out / EVALUATION).exists()
     if not prompts.exists():
+        from specdec.embedded import SEED, held_out_prompts  # imports lightning
+        from specdec.training.run_directory import write_run_sums
+
         rows = held_out_prompts(PROMPTS, PROMPT_TOKENS, SEED, target.load_tokenizer())
         write_text(prompts, "".join(json.dumps({**row, "category": None}) + "\n" for row in rows))
         write_run_sums(out)

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 
 from specdec.utils.lazily import imported_when_asked_for
 
-__all__ = ["SEED", "EmbeddedData", "embedded_target", "held_out_prompts"]
+__all__ = ["RECORD", "SEED", "EmbeddedData", "embedded_target", "held_out_prompts"]
+
+RECORD = "pretrain.json"  # how a target of this kind was trained, in its directory
 
 if TYPE_CHECKING:
     from specdec.embedded.corpus import SEED, EmbeddedData, held_out_prompts

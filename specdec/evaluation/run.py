@@ -30,7 +30,7 @@ from specdec.evaluation.metrics import (
 )
 from specdec.evaluation.partial import PartialResults
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
-from specdec.evaluation.results_page import CAPTION, evaluation_notes, evaluation_tables, plot
+from specdec.evaluation.results_page import evaluation_notes, evaluation_tables
 from specdec.evaluation.suites import TEMPERATURES, FoundSuite, find_suites
 from specdec.evaluation.summary import baseline_summary, shape_summary
 from specdec.evaluation.table import write_table
@@ -283,6 +283,8 @@ def _converse(config: EvaluationConfig) -> Converse:
 def _write_report(folder: Path, metrics: dict[str, Any]) -> None:
     """Write the picture and the page that shows it."""
     context = {name: metrics[name] for name in ("target", "drafter", "settings")}
+    from specdec.evaluation.results_figure import CAPTION, plot  # imports matplotlib
+
     plot(metrics, folder / PLOT)
     write_report(
         folder / REPORT,

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import fdtrc, nctdtr, stdtr
-from scipy.stats import chi2
+from scipy.special import chdtri, fdtrc, nctdtr, stdtr
 
 from specdec.report.statistics import ALPHA, ANY, POWER, Array, Range, bounded
 
@@ -300,7 +299,7 @@ def detectable(contrast_estimate: Estimate, tests: int = 1) -> tuple[float, floa
         brentq(lambda size: 1 - POWER - missed(size), 0.0, 2 * least + 3)
     )
     df = 1 / sum(share**2 / df for share, df in parts)
-    low, high = (math.sqrt(df / float(chi2.isf(tail, df))) for tail in (ALPHA / 2, 1 - ALPHA / 2))
+    low, high = (math.sqrt(df / float(chdtri(df, tail))) for tail in (ALPHA / 2, 1 - ALPHA / 2))
     return size, size * low, size * high
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 HOW = "95 % Student's t over prompts, error by the jackknife"
 # of tests
@@ -83,9 +84,7 @@ def interval(sums_PF: Array, of: Statistic = ratio, bounds: Range = ANY) -> Inte
     if prompts < 2 or not np.isfinite(without_P).all():
         return Interval(mean, None, None)
     error = math.sqrt((prompts - 1) * float(without_P.var()))
-    from scipy.stats import t as student
-
-    return bounded(mean, float(student.isf(ALPHA / 2, prompts - 1)) * error, bounds)
+    return bounded(mean, float(stdtrit(prompts - 1, 1 - ALPHA / 2)) * error, bounds)
 
 
 def bounded(mean: float, half: float, bounds: Range) -> Interval:

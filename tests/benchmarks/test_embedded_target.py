@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import embedded_target
 from benchmarks.embedded_target import CARD, make_target
-from specdec.commands.pretraining import RECORD
+from specdec.embedded import RECORD
 from specdec.utils.reading import check_sums, read_json
 from tests.commands.test_pretraining import recipe
 from tests.embedded import conftest

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from specdec.commands.pretraining import (
-    RECORD,
     WEIGHTS,
     PretrainConfig,
     Pretraining,
@@ -18,6 +17,7 @@ from specdec.commands.pretraining import (
     pretrain,
 )
 from specdec.data import Batch
+from specdec.embedded import RECORD
 from specdec.embedded.corpus import SEED, train_tokenizer
 from specdec.nn.view import View
 from specdec.utils.reading import check_sums, read_json

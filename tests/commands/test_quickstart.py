@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-import specdec.commands.quickstart
+import specdec.embedded
 import specdec.embedded.corpus
 from specdec.cli import main
-from specdec.commands.pretraining import RECORD
 from specdec.commands.quickstart import acceptance_reading, speed_reading
+from specdec.embedded import RECORD
 from specdec.embedded.corpus import Corpus, CorpusFile
 from specdec.utils.files import write_json
 from tests.conftest import TEXT
@@ -32,7 +32,7 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
         {"prompt_id": f"b.py:{n}", "prompt": TEXT[n * 40 : n * 40 + 30], "category": "b.py"}
         for n in range(3)
     ]
-    monkeypatch.setattr(specdec.commands.quickstart, "held_out_prompts", lambda *args: rows)
+    monkeypatch.setattr(specdec.embedded, "held_out_prompts", lambda *args: rows)
     monkeypatch.setattr(specdec.commands.quickstart, "multiplies_bfloat16", lambda: False)
     monkeypatch.setattr(specdec.commands.quickstart, "PROMPTS", 3)
     monkeypatch.setattr(specdec.commands.quickstart, "NEW_TOKENS", 16)
@@ -156,7 +156,7 @@ def test_an_interrupted_training_names_the_command_that_resumes_it(
         commands.append(resume)
         return 130
 
-    monkeypatch.setattr("specdec.commands.quickstart.fit", interrupted)
+    monkeypatch.setattr("specdec.commands.fit.run_fit", interrupted)
     out = tmp_path / "run"
     assert main(["quickstart", "--out", str(out), "--seed", "3"]) == 130
     assert commands == [["specdec", "quickstart", "--out", str(out), "--seed", "3"]]
@@ -179,7 +179,7 @@ def test_somebody_elses_directory_is_left_alone(
 def test_a_link_in_its_directory_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    monkeypatch.setattr("specdec.commands.quickstart.fit", lambda *args: 130)
+    monkeypatch.setattr("specdec.commands.fit.run_fit", lambda *args: 130)
     out, behind = tmp_path / "run", tmp_path / "behind"
     assert main(["quickstart", "--out", str(out)]) == 130
     (out / ".claimed").unlink(missing_ok=True)

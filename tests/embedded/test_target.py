@@ -8,8 +8,8 @@ import torch
 from safetensors import safe_open
 
 from benchmarks.embedded_target import CARD
-from specdec.commands.pretraining import RECORD, WEIGHTS, PretrainConfig
-from specdec.embedded import EmbeddedData, embedded_target
+from specdec.commands.pretraining import WEIGHTS, PretrainConfig
+from specdec.embedded import RECORD, EmbeddedData, embedded_target
 from specdec.embedded.corpus import ANSWERS
 from specdec.evaluation.metrics import loops
 from specdec.target import Target, TargetSource

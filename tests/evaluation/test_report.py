@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from specdec.evaluation.metrics import Answer
-from specdec.evaluation.results_page import evaluation_notes, evaluation_tables, plot
+from specdec.evaluation.results_figure import plot
+from specdec.evaluation.results_page import evaluation_notes, evaluation_tables
 from specdec.evaluation.run import print_results
 from specdec.evaluation.summary import shape_summary
 from specdec.report.plots import COLORS, GREY
