@@ -139,6 +139,7 @@ def test_every_base_has_an_example() -> None:
     assert linked == [section.lower().replace(" ", "-") for section in SECTIONS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", PAGES)
 def test_what_the_page_says_is_trained_and_decodes(
     section: str, written: Write, target_directory: Path

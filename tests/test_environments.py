@@ -23,6 +23,7 @@ def environments() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_a_finished_check_is_not_run_again(
     environments: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_finished_check_is_not_run_again(
     )
 
 
+@pytest.mark.slow
 def test_a_check_that_dies_has_failed_and_is_run_again(
     environments: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -68,6 +70,7 @@ def test_a_check_that_dies_has_failed_and_is_run_again(
     assert (tmp_path / "runs").read_text() == "run\nrun\n"
 
 
+@pytest.mark.slow
 def test_of_failed_tests_the_files_alone_are_run_again(
     environments: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

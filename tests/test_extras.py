@@ -77,6 +77,7 @@ def test_what_is_left_out_cannot_be_imported(tmp_path: Path) -> None:
     assert found.stdout.split() == ["None"] * len(modules)
 
 
+@pytest.mark.slow
 def test_decoding_needs_none_of_them(
     target_directory: Path, drafter_directory: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def fit(target_directory: Path, text_file: Path) -> list[str]:
     return ["-m", "specdec", "fit", *short]
 
 
+@pytest.mark.slow
 def test_a_run_without_tensorboard_logs_to_csv_and_says_so(fit: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
     found = run_without(NOT_INSTALLED, tmp_path, *fit, "--out", str(out))
@@ -113,6 +115,7 @@ def refusal(tmp_path: Path, *command: str) -> str:
     return found.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_tensorboard_logger_is_missed_with_the_line_that_installs_it(
     fit: list[str], tmp_path: Path
 ) -> None:
@@ -123,6 +126,7 @@ def test_a_tensorboard_logger_is_missed_with_the_line_that_installs_it(
     )
 
 
+@pytest.mark.slow
 def test_data_of_the_hub_is_missed_with_the_line_that_installs_it(
     target_directory: Path, drafter_directory: Path, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def test_null_studies_compare_what_they_say() -> None:
     assert {of_contrast(arms, weights).pooled for weights in grid("half")[:4]} <= {0, 4}
 
 
+@pytest.mark.slow
 def test_false_verdicts_are_no_more_than_promised_where_half_of_the_arms_are_noisy() -> None:
     """400 studies; where Satterthwaite's degrees of freedom are taken and nothing is pooled, it is above 10 %."""
     found = of_null(grid("half"), NOISY[0], 3, 2, 400, np.random.default_rng(7))

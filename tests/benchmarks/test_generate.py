@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks import generate
 
 
+@pytest.mark.slow
 def test_texts_of_a_small_target_are_equal_and_a_report_is_written(
     target_directory: Path, drafter_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def test_lines_are_in_the_file_as_they_come(tmp_path: Path) -> None:
     assert "| 1B | bfloat16 | sound | 2.0 |" in text and "\n| as it came |\n" in text
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_is_told_by_its_last_words(tmp_path: Path) -> None:
     run = gpu.Run("Proofs of the target", "no such part", {}, 60)
     with pytest.raises(ValueError, match="KeyError: 'no such part'"):

@@ -101,6 +101,7 @@ def test_right_rules_draw_the_targets_texts(setting: int) -> None:
     assert found["memory"] > 0.05 and found["accepted"] > 0
 
 
+@pytest.mark.slow
 def test_planted_faults_are_found() -> None:
     rules = dict(accept.RULES)
     jobs = [job for job in plan(4, 16, 0, 600) if job["fault"]][:2]

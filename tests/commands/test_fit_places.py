@@ -89,6 +89,7 @@ def test_places_of_a_config_lie_in_the_run_and_typed_ones_where_they_say(
     assert [*(tmp_path / "logs").glob("**/checkpoints/*.ckpt")]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_what_is_typed_for_one_part_frees_no_other(
     target_directory: Path,
@@ -143,6 +144,7 @@ def test_a_resumed_run_writes_where_the_first_one_did(
     assert len([*Path("runs/mine").glob("version_*")]) == 2
 
 
+@pytest.mark.slow
 def test_no_config_continues_or_changes_another_run(
     target_directory: Path,
     text_file: Path,

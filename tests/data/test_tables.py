@@ -46,6 +46,7 @@ def many(count: int) -> Any:
     return pyarrow.ListArray.from_arrays(offsets, pyarrow.nulls(count, pyarrow.int8()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "keeps_types", "reason"),
     [

@@ -184,6 +184,7 @@ def test_a_cache_of_few_validation_rows_serves_no_run_that_reads_more(
             fit(batch_size, limit)
 
 
+@pytest.mark.slow
 def test_a_cache_holds_the_rows_that_a_mix_draws_first(
     config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,6 +256,7 @@ def test_rows_may_be_read_together(
     assert main(["cache", *config, "--rows", "0", "--out", str(tmp_path / "none")]) == 2
 
 
+@pytest.mark.slow
 def test_parts_make_one_cache(config: list[str], tmp_path: Path) -> None:
     """Whichever ends last; with every row, and the numbers of a whole cache."""
     whole, out = tmp_path / "whole", tmp_path / "parts"

@@ -326,6 +326,7 @@ def test_one_that_falls_is_noticed_and_its_workers_end(
     assert gone(pids(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL])
 def test_it_does_not_outlive_whoever_started_it(fake: str, tmp_path: Path, number: int) -> None:
     port = free_port()

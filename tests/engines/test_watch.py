@@ -260,6 +260,7 @@ def test_a_server_that_is_away_is_asked_again(capsys: pytest.CaptureFixture[str]
     assert "is the server up? (asked again every 0.05 s)" in line
 
 
+@pytest.mark.slow
 def test_a_watch_ends_with_its_reader(served: Server) -> None:
     command = [sys.executable, "-m", "specdec", "watch", served.url, "--every", "0.2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:

@@ -345,6 +345,7 @@ def decoded_at(out: Path) -> list[int]:
         ]
 
 
+@pytest.mark.slow
 def test_nothing_is_decoded_at_the_sanity_check(
     base: list[str], tmp_path: Path, easy: Path, text_file: Path
 ) -> None:
@@ -356,6 +357,7 @@ def test_nothing_is_decoded_at_the_sanity_check(
     assert logged[-1] == pytest.approx(measured(out, easy, text_file, shape)["acceptance_length"])
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_measured(
     base: list[str], tmp_path: Path, easy: Path, text_file: Path
 ) -> None:

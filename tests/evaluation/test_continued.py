@@ -111,6 +111,7 @@ def test_the_same_command_decodes_the_rest_and_all_answers_are_the_same(
         assert f"Interrupted after {ends_after} prompts" in (out / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_evaluation_may_be_interrupted_twice(
     arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_an_evaluation_may_be_interrupted_twice(
     assert metrics["results"][0]["prompts"] == PROMPTS - len(TOO_LONG)
 
 
+@pytest.mark.slow
 def test_another_evaluation_begins_at_the_first_prompt(
     arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +168,7 @@ def test_a_changed_bit_in_what_was_decoded_is_named(
     assert f"remove {journal}" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_decoders_keep_their_turns_and_are_warmed_up_again(
     arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +202,7 @@ def test_decoders_keep_their_turns_and_are_warmed_up_again(
     assert len(plain_calls) == decodable - 3 + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--temperatures", "0.5"]])
 def test_it_continues_without_out_too(
     arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
@@ -279,6 +283,7 @@ def test_a_disk_that_fills_costs_a_warning(
     assert list(cache.glob("evaluations/*.journal"))  # of the prompts before
 
 
+@pytest.mark.slow
 def test_one_of_two_at_a_time_is_kept(
     arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -321,6 +326,7 @@ def test_a_refused_evaluation_leaves_nothing(
     assert not list(cache.glob("evaluations/*.journal"))
 
 
+@pytest.mark.slow
 def test_a_certificate_that_was_interrupted_is_written(
     arguments: list[str], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

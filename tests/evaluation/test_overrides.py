@@ -182,6 +182,7 @@ def arguments(target_directory: Path, loud_directory: Path, tmp_path: Path) -> l
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_all_results_say_it(
     command: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -218,6 +219,7 @@ def test_a_wrong_override_leaves_nothing(
         assert not out.exists()
 
 
+@pytest.mark.slow
 def test_an_overridden_evaluation_is_not_a_plain_one(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

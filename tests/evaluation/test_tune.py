@@ -32,6 +32,7 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tune_recommends_checks_and_writes(
     arguments: list[str],
     tmp_path: Path,

@@ -47,7 +47,7 @@ def almost_the_target(drafter: Drafter) -> Drafter:
     return drafter
 
 
-OPTIONS: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 40}
+OPTIONS: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 20}
 
 
 class Passes(BaseStreamer):
@@ -104,6 +104,7 @@ def with_transformers(
     return Generated(texts, passes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", LAYERS)
 def test_mtp(family: str, tmp_path: Path) -> None:
     """With the module that the checkpoint came with, which the export replaced, passes are others."""
@@ -121,6 +122,7 @@ def test_mtp(family: str, tmp_path: Path) -> None:
     assert theirs[source].passes != ours.passes
 
 
+@pytest.mark.slow
 def test_dflash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random drafter has now and then a draft accepted; another random one, at other places."""
     target = markov_target(context=0.4)
@@ -142,7 +144,7 @@ def test_dflash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exec(compile(load, str(PAGE), "exec"), names)
     model = copy.deepcopy(target.model)
     model.set_attn_implementation("sdpa")
-    prompts = [[start, start + 1] for start in range(1, 55, 3)]
+    prompts = [[start, start + 1] for start in range(1, 55, 6)]
     drafting = {"assistant_model": names["assistant"], "speculation_type": "dflash"}
     theirs = with_transformers(model, prompts, **drafting)
     exported, other = (

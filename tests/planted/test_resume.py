@@ -107,6 +107,7 @@ def test_without_a_fault_they_are_equal(
     assert whole_and_resumed(argv, tmp_path, None, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_forgotten_is_found(
     fault: str, argv: list[str], tmp_path: Path, monkeypatch: Patch

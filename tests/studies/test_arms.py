@@ -171,6 +171,7 @@ def test_an_illegal_arm_is_refused_with_its_name(
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.slow
 def test_arms_of_other_windows_share_their_training(planned: MakePlan) -> None:
     """Each window is a separate measure of one drafter, with another key."""
     levels = {
@@ -210,6 +211,7 @@ def test_one_study_has_one_target(
         planned(**axes(**{"evaluate.target.dtype": "bfloat16"}), seeds=[0])
 
 
+@pytest.mark.slow
 def test_data_may_differ_along_an_axis_of_data_alone(
     planned: MakePlan, text_file: Path, tmp_path: Path
 ) -> None:

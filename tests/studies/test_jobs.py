@@ -65,6 +65,7 @@ def test_what_plan_json_says(tiny: tuple[Study, StudyPlan]) -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data", [{"data.seed": 7}, {"data.init_args.seed": 7}], ids=["short", "as it is written"]
 )
@@ -151,6 +152,7 @@ def test_generations_share_what_is_the_same_to_them(planned: MakePlan) -> None:
     assert plan.jobs[cache].label == "features of 4 arms"
 
 
+@pytest.mark.slow
 def test_no_more_features_are_stored_than_fits_draw(planned: MakePlan) -> None:
     keys: list[str] = []
 
@@ -261,6 +263,7 @@ def in_process(
     return 0, {}
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_what_it_planned_once(
     write: Write,
     tmp_path: Path,

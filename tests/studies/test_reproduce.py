@@ -103,6 +103,7 @@ def test_the_same_arm_is_equal_to_the_last_bit(
     assert "exists already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_reproductions_do_not_share_a_directory(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

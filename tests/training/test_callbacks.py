@@ -111,6 +111,7 @@ def test_the_average_is_validated_and_saved(
     assert torch.equal(final["embed_tokens.weight"], sanity["embed_tokens.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ["step-3", "last"])
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     base: list[str], tmp_path: Path, checkpoint: str

@@ -53,6 +53,7 @@ def sent(monkeypatch: pytest.MonkeyPatch, method: str, at: int, *signums: signal
     monkeypatch.setattr(DrafterModule, method, interrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "method", "at"),
     [
@@ -86,6 +87,7 @@ def test_a_run_stopped_within_a_step_goes_on_as_if_it_were_not(
 INT, TERM = signal.SIGINT, signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signums", "status", "step"),
     [

@@ -35,6 +35,7 @@ def resumed(argv: list[str], out: Path) -> int:
     return main([*argv, "--out", str(out), "--ckpt_path", "auto", "--trainer.max_steps", "6"])
 
 
+@pytest.mark.slow
 def test_edited_validation_data_ends_a_resumed_run(
     argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +60,7 @@ def test_another_chat_template_ends_a_resumed_run(
     assert "belongs to another drafter" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_drafter_of_another_run_is_refused_in_this_one(
     argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
