@@ -40,7 +40,11 @@ class InProcess:
         self.template = template_of(target.tokenizer)
         if settings.thinking is not None:
             self.template.prompt([QUESTION], thinking=settings.thinking)
-        self.decoder = PlainDecoder(target, settings.sampling(), batch=self.batch)
+        self.decoder = self.make_decoder()
+
+    def make_decoder(self) -> PlainDecoder:
+        """Return what answers."""
+        return PlainDecoder(self.target, self.settings.sampling(), batch=self.batch)
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
         """Ask all that is left to ask; each dialogue has its answer. ValueError if a batch does not fit in memory."""

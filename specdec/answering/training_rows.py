@@ -123,23 +123,28 @@ class RecordingAnswers(InProcess):
         layers: boundaries whose states are kept.
     """
 
+    decoder: RecordingDecoder
+
     def __init__(
         self, target: Target, settings: AnswerSettings, batch: int, layers: Sequence[int]
     ) -> None:
+        self.layers = layers
         super().__init__(target, settings, batch)
-        self.recorder = RecordingDecoder(target, settings.sampling(), batch, layers)
         # of each row, by its Python id, the texts that no later text of it begins with
         self.texts: dict[int, list[RecordedText]] = {}
+
+    def make_decoder(self) -> RecordingDecoder:
+        return RecordingDecoder(self.target, self.settings.sampling(), self.batch, self.layers)
 
     def forget(self) -> None:
         """Let go of the texts of all rows."""
         self.texts.clear()
-        self.recorder.forget()
+        self.decoder.forget()
 
     def generations(
         self, rows: Sequence[Dialogue], requests: Sequence[Request]
     ) -> Iterator[tuple[int, Generation]]:
-        for number, text in self.recorder.record(requests, self.target.eos_token_ids):
+        for number, text in self.decoder.record(requests, self.target.eos_token_ids):
             ids = ids_of_text(text)
             texts = self.texts.setdefault(id(rows[number]), [])
             texts[:] = [
