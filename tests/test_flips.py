@@ -24,7 +24,7 @@ from specdec.evaluation.metrics import write_answers
 from specdec.export import export_drafter
 from specdec.export.read import read_checkpoint
 from specdec.features.store import FeatureIndex, FeatureStore, shard_rows
-from specdec.studies.outcomes import RecordedRun
+from specdec.studies.recorded_run import RecordedRun
 from specdec.studies.reproduce import VERSION, recorded_run
 from specdec.studies.results import read_record
 from specdec.studies.worker import Job, JobFolder, write_config

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec.data.regions import REGIONS
 from specdec.evaluation.metrics import (
     METRICS,
     Answer,
@@ -21,6 +22,7 @@ from specdec.evaluation.metrics import (
     read_answers,
     target_passes,
 )
+from specdec.evaluation.summary import in_region
 from specdec.report.statistics import HOW, POSITIVE, Array, Interval, interval, less, over, ratio
 from specdec.report.tables import with_interval
 from specdec.target.identity import TOKENIZER, target_difference
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 # of the permutation test: drawn where there are more of them
 RELABELLINGS = 10_000
 SEED = 0
+LEAST_PROMPTS = 2  # for an interval
 B_THEN_A = [2, 3, 0, 1]  # columns of both's sums
 # where or how fast, not what was decoded: neither acceptance nor the prompts hang on them
 MAY_DIFFER = {
@@ -54,8 +57,9 @@ class SavedEvaluation(NamedTuple):
 def compare(a: Path, b: Path) -> None:
     """Compare the acceptance lengths of two evaluations, prompt by prompt, for every draft shape that both have.
 
-    Tells their difference and ratio with intervals, and the p-value of a paired permutation test. Of two folders of
-    suites every suite and temperature that both have is compared. Targets may differ where the drafter is one: this
+    Tells their difference and ratio with intervals, and the p-value of a paired permutation test; the difference in
+    each region of the answers too (tool calls, thoughts, code) where there are several. Of two folders of suites every
+    suite and temperature that both have is compared. Targets may differ where the drafter is one: this
     shows what it is worth to a fine-tune or a quantized model.
 
     Example: specdec compare runs/one runs/other
@@ -117,7 +121,26 @@ def _comparison_text(title: str, a: Sequence[Answer], b: Sequence[Answer]) -> st
     ]
     for letter, answers, mean in (("A", a, row.a), ("B", b, row.b)):
         lines += answer_warnings(letter, {"acceptance_length": {"mean": mean}, **looping(answers)})
-    return "\n  ".join(lines)
+    return "\n  ".join([*lines, *_region_lines(a, b)])
+
+
+def _region_lines(a: Sequence[Answer], b: Sequence[Answer]) -> list[str]:
+    """Return a line for every region of the answers with passes on two prompts or more; none if all is text."""
+    if not any(answer.regions for answer in [*a, *b]):
+        return []
+    lines = ["by region in which a pass begins; exploratory, each p as if it were the only one"]
+    for region in REGIONS:
+        of_a = [in_region(answer, region) for answer in a]
+        of_b = [in_region(answer, region) for answer in b]
+        if len(_shared_sums(of_a, of_b)) < LEAST_PROMPTS:
+            continue
+        row = compare_answers(of_a, of_b)
+        difference = with_interval(*row.difference, "{:+.3f}".format)
+        lines.append(
+            f"  {region + ',':<10} {how_many(row.prompts, 'prompt')}: A {row.a:.3f}, B {row.b:.3f}, "
+            f"B - A {difference}, p = {row.p_value:.2g}"
+        )
+    return lines
 
 
 class Comparison(NamedTuple):
@@ -137,21 +160,26 @@ def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
     Raises:
         ValueError: fewer than two prompts came to a target pass in both.
     """
-    ids = {answer.prompt_id for answer in [*a, *b]}
-    sums_P4 = np.concatenate(
-        [per_prompt(answers, committed, target_passes, prompts=ids) for answers in (a, b)], axis=1
-    )
-    sums_P4 = sums_P4[(sums_P4 > 0).all(1)]
+    sums_P4 = _shared_sums(a, b)
     prompts = len(sums_P4)
-    if prompts < 2:
+    if prompts < LEAST_PROMPTS:
         raise ValueError(
-            f"{how_many(prompts, 'prompt')} came to a target pass in both: a comparison takes at least 2"
+            f"{how_many(prompts, 'prompt')} came to a target pass in both: a comparison takes at least {LEAST_PROMPTS}"
         )
     difference = interval(sums_P4, _difference)
     relative = interval(sums_P4[:, B_THEN_A], over, POSITIVE)
     assert difference is not None and relative is not None
     of_a, of_b = map(float, ratio(sums_P4.sum(0).reshape(2, 2)))
     return Comparison(prompts, of_a, of_b, difference, relative, _p_value(sums_P4))
+
+
+def _shared_sums(a: Sequence[Answer], b: Sequence[Answer]) -> Array:
+    """Committed tokens and target passes of A and of B, (P, 4), of the prompts that came to a pass in both."""
+    ids = {answer.prompt_id for answer in [*a, *b]}
+    sums_P4 = np.concatenate(
+        [per_prompt(answers, committed, target_passes, prompts=ids) for answers in (a, b)], axis=1
+    )
+    return sums_P4[(sums_P4 > 0).all(1)]
 
 
 def _difference(sums: Array) -> Array:

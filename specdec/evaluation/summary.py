@@ -45,7 +45,7 @@ def by_region(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     tokens = sum(map(committed, answers))
     out = {}
     for name in REGIONS:
-        of_region = [_in_region(answer, name) for answer in answers]
+        of_region = [in_region(answer, name) for answer in answers]
         if not any(map(target_passes, of_region)):
             continue
         out[name] = {
@@ -57,7 +57,7 @@ def by_region(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _in_region(answer: Answer, region: str) -> Answer:
+def in_region(answer: Answer, region: str) -> Answer:
     """Return an answer with only the passes that begin in a region."""
     regions = answer.regions or (TEXT,) * len(answer.accepted)
     inside = [place == region for place in regions]

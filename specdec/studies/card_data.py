@@ -21,10 +21,10 @@ from specdec.diagnostics.drift_figures import sums_of
 from specdec.studies.outcomes import (
     FAMILIES,
     Metric,
-    RecordedRun,
     Table,
     accepted_at,
 )
+from specdec.studies.recorded_run import RecordedRun
 from specdec.studies.results import RecordedStudy, deepest_position, position_title
 from specdec.utils.files import staged
 

@@ -2,7 +2,7 @@
 
 A quantity is a ratio of two sums over prompts (acceptance length: committed tokens over target passes), or two such
 ratios, one divided by the other or less it (growth of the state: its size at the last draft step over that at the
-first). ``primary`` in a study names them: ``acceptance_length``, ``accepted_at_5-8``, ``drift.kl_at_8``,
+first). ``primary`` in a study names them: ``acceptance_length``, ``acceptance_length_in_code``, ``drift.kl_at_8``,
 ``drift.out_rms_growth``, ``drift.sink_mass_change``, ``kept.no_bos``, ``acceptance_length_under.no_bos``.
 
 Legend: P prompts, C sums and weights in turn, K draft steps.
@@ -12,11 +12,11 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec.data.regions import REGIONS
 from specdec.decoding import parse_shape
 from specdec.diagnostics.conditions import Condition, parse_conditions
 from specdec.diagnostics.drift_figures import (
@@ -28,14 +28,12 @@ from specdec.diagnostics.drift_figures import (
     sums_of,
 )
 from specdec.diagnostics.drift_measure import ATTENTION, DEPTHS, SERIES
-from specdec.diagnostics.drift_measure import VERSION as OF_DRIFT
-from specdec.evaluation.compare import SavedEvaluation, read_evaluation
 from specdec.evaluation.metrics import Answer, committed, target_passes
+from specdec.evaluation.summary import in_region
 from specdec.report.contrasts import Linear
 from specdec.report.statistics import ANY, LENGTH, POSITIVE, SHARE, Array, Range, possible
 from specdec.studies.arms import Arm
-from specdec.studies.worker import JobFolder
-from specdec.utils.reading import check_sums, read_json
+from specdec.studies.recorded_run import RecordedRun
 
 Json = dict[str, Any]
 Table = Mapping[str, Array]  # of a run: by prompt, its sums and weights
@@ -45,7 +43,6 @@ DRIFT = "drift"
 ROBUSTNESS = "robustness"
 # and where they are measured
 FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}
-MEASUREMENT = {"drift": OF_DRIFT, "robustness": 1}  # the versions of drift.json and robustness.json
 # the means of a figure of drift
 COMBINE: dict[str, Callable[..., Linear | None]] = {
     "mean": lambda mean: mean,
@@ -57,65 +54,12 @@ DISJOINT = {*[*ATTENTION][:5]}  # regions that attention is divided among
 USUAL = ("drift.state_rms_growth", "drift.out_rms_growth", "drift.sink_mass_change")
 LENGTH_UNDER = "acceptance_length_under"
 NAME = re.compile(
-    r"(?P<kind>acceptance_length|accepted)(_at_(?P<at>[1-9]\d*(-[1-9]\d*)?))?(\.(?P<shape>.+))?"
+    r"(?P<kind>acceptance_length|accepted)(_at_(?P<at>[1-9]\d*(-[1-9]\d*)?)|_in_(?P<region>[a-z_]+))?"
+    r"(\.(?P<shape>.+))?"
     r"|(?P<drift>drift)\.(?P<series>\w+?(\+\w+?)*)_(at_(?P<step>[1-9]\d*(-[1-9]\d*)?)"
     rf"|(?P<change>{'|'.join(CHANGES)}))"
     rf"|(?P<under>kept|{LENGTH_UNDER})\.(?P<condition>.+)"
 )
-
-
-@dataclass(frozen=True)
-class RecordedRun:
-    """An arm with one seed, and by kind the folders of its jobs."""
-
-    seed: int
-    folders: dict[str, JobFolder]
-
-    @functools.cached_property
-    def states(self) -> dict[str, Json]:
-        """Each job's state: ``name`` (``done``, ``running``, ``stopped``, ``killed``, ``failed`` or ``not begun``),
-        ``message`` (why it failed) and ``seconds`` of all its attempts.
-        """
-        states = {}
-        for kind, folder in self.folders.items():
-            attempts = folder.attempts()
-            last = attempts[-1] if attempts else {"end": "not begun"}
-            name = last.get("end") or ("running" if folder.is_held() else "killed")
-            if folder.is_done():
-                name = "done"
-                last = {}
-            elif name in ("died", "done"):  # or whose file was removed
-                name = "failed"
-            seconds = sum(attempt.get("seconds") or 0.0 for attempt in attempts)
-            states[kind] = {"name": name, "message": last.get("message"), "seconds": seconds}
-        return states
-
-    def done(self, kind: str) -> bool:
-        """Whether there is a job of this kind and it is done."""
-        return kind in self.folders and self.folders[kind].is_done()
-
-    @functools.cached_property
-    def evaluation(self) -> SavedEvaluation:
-        """The results of its evaluation."""
-        return read_evaluation(self.folders["evaluate"].output)
-
-    def measured(self, kind: str) -> Json:
-        """``drift.json`` or ``robustness.json``; ValueError if it is of another version."""
-        path = self.folders[kind].last_file
-        check_sums(path.parent, "measure again", partial=True)
-        measurement = read_json(path)
-        if not isinstance(measurement, dict) or measurement.get("version") != MEASUREMENT[kind]:
-            raise ValueError(
-                f"{path}: not of version {MEASUREMENT[kind]}: measure again with this version of specdec"
-            )
-        return measurement
-
-    def training(self) -> Json:
-        """Optimizer steps and seconds of a finished fit, its process's start included."""
-        return {
-            "steps": int(read_json(self.folders["fit"].last_file)["steps"]),
-            "seconds": self.states["fit"]["seconds"],
-        }
 
 
 class Metric(NamedTuple):
@@ -151,6 +95,8 @@ def check_outcome(name: str, arm: Arm) -> None:
         if not _steps(text):
             raise ValueError(f"{where}: {text} is no range of steps: the first one first")
     config = measure.config
+    if parts["region"]:
+        _region(parts["region"], where)
     if family == ACCEPTANCE:
         asked, known = _check_shape(name, parts["shape"], last, config["shape"], where)
     elif family == DRIFT:
@@ -197,11 +143,19 @@ def _parts(name: str) -> dict[str, str]:
     match = NAME.fullmatch(name)
     if match is None or (match["kind"] == "accepted") != (match["at"] is not None):
         raise ValueError(
-            f"primary: outcome {name}: expected acceptance_length, accepted_at_K, accepted_at_K-K (.SHAPE behind them "
-            "where there are several), drift.SERIES_at_K, drift.SERIES_ with one of "
-            f"{', '.join(CHANGES)}, kept.CONDITION or {LENGTH_UNDER}.CONDITION"
+            f"primary: outcome {name}: expected acceptance_length, acceptance_length_in_REGION, accepted_at_K, "
+            "accepted_at_K-K (.SHAPE behind them where there are several), drift.SERIES_at_K, drift.SERIES_ "
+            f"with one of {', '.join(CHANGES)}, kept.CONDITION or {LENGTH_UNDER}.CONDITION"
         )
     return match.groupdict()
+
+
+def _region(text: str, where: str) -> str:
+    """Return the region of a name in which spaces are underscores; ValueError if there is none."""
+    regions = {region.replace(" ", "_"): region for region in REGIONS}
+    if text not in regions:
+        raise ValueError(f"{where}: no region {text}; there are: {', '.join(regions)}")
+    return regions[text]
 
 
 def _steps(text: str) -> range:
@@ -235,7 +189,11 @@ def metric_named(name: str, run: RecordedRun) -> Metric | None:
         shapes = [shape for shape in shapes if shape == _shape(parts["shape"])]
     if len(shapes) != 1:
         return None
-    return accepted_at(parts["at"], shapes[0]) if parts["at"] else _acceptance(shapes[0])
+    if parts["at"]:
+        return accepted_at(parts["at"], shapes[0])
+    if parts["region"]:
+        return _acceptance_in(_region(parts["region"], f"outcome {name}"), shapes[0])
+    return _acceptance(shapes[0])
 
 
 def _drift_metric(name: str, parts: Mapping[str, str], run: RecordedRun) -> Metric | None:
@@ -302,6 +260,19 @@ def _acceptance(shape: str) -> Metric:
         return sum_by_prompt(answers, lambda answer: (committed(answer), target_passes(answer)))
 
     name = f"{ACCEPTANCE}, {shape}"
+    return Metric(name, name, ACCEPTANCE, "tokens per target pass", None, table, LENGTH)
+
+
+def _acceptance_in(region: str, shape: str) -> Metric:
+    """The same of the passes that begin in a region, over the prompts whose answers have such a pass."""
+
+    def table(run: RecordedRun) -> Table | None:
+        answers = run.evaluation.answers.get(shape, [])
+        inside = [in_region(answer, region) for answer in answers]
+        sums = sum_by_prompt(inside, lambda answer: (committed(answer), target_passes(answer)))
+        return {prompt: row for prompt, row in sums.items() if row[1]} or None
+
+    name = f"{ACCEPTANCE} in {region}, {shape}"
     return Metric(name, name, ACCEPTANCE, "tokens per target pass", None, table, LENGTH)
 
 

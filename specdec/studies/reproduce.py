@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.evaluation.compare import read_evaluation
-from specdec.studies.outcomes import Json, RecordedRun
+from specdec.studies.recorded_run import Json, RecordedRun
 from specdec.studies.results import RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
 from specdec.training.losses_file import read_losses

@@ -38,11 +38,11 @@ from specdec.studies.outcomes import (
     ROBUSTNESS,
     Json,
     Metric,
-    RecordedRun,
     Table,
     accepted_at,
     recorded_metrics,
 )
+from specdec.studies.recorded_run import RecordedRun
 from specdec.studies.study import MEASURES, Contrast
 from specdec.studies.worker import JobFolder
 from specdec.utils.reading import check_sums, read_json

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specdec.cli import main
+from specdec.data.regions import CALL, CODE, TEXT
 from specdec.evaluation import compare
 from specdec.evaluation.compare import compare_answers
 from specdec.evaluation.metrics import Answer, acceptance_length, write_answers
@@ -128,6 +129,32 @@ def test_two_runs(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", b, a]) == 0
     shown = capsys.readouterr().out
     assert f"{-found.difference.mean:.3f} [-" in shown
+
+
+def test_runs_of_agents_are_compared_by_region(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B accepts more in calls alone; of code there is one prompt, which says nothing."""
+    where = (TEXT, CALL, CALL, TEXT)
+    a = [answer(name, (1, 0, 1, 2), regions=where) for name in "pqr"]
+    b = [answer(name, (1, 3, 2, 2), regions=where) for name in "pqr"]
+    a.append(answer("s", (1, 1), regions=(TEXT, CODE)))
+    b.append(answer("s", (1, 0), regions=(TEXT, CODE)))
+    runs = [make(name, {"chain of 3": answers}) for name, answers in (("a", a), ("b", b))]
+    assert main(["compare", *runs]) == 0
+    shown = capsys.readouterr().out
+    calls = compare_answers(
+        [answer(name, (0, 1)) for name in "pqr"], [answer(name, (3, 2)) for name in "pqr"]
+    )
+    assert (
+        f"tool call, 3 prompts: A 1.500, B 3.500, B - A +2.000 [+2.000, +2.000], p = {calls.p_value:.2g}"
+        in shown
+    )
+    assert "text,      4 prompts: A 2.429, B 2.429, B - A +0.000" in shown
+    assert "code," not in shown and "thought," not in shown and "exploratory" in shown
+    plain = [make(f"plain {name}", {"chain of 3": TWO}) for name in "ab"]
+    assert main(["compare", *plain]) == 0
+    assert "region" not in capsys.readouterr().out
 
 
 def test_one_drafter_and_two_verifiers(make: Make, capsys: pytest.CaptureFixture[str]) -> None:

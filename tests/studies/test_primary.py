@@ -106,8 +106,13 @@ def arm(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("length", "outcome length: expected acceptance_length, accepted_at_K"),
+        ("length", "outcome length: expected acceptance_length, acceptance_length_in_REGION"),
         ("accepted", "outcome accepted: expected"),
+        ("accepted_in_code", "outcome accepted_in_code: expected"),
+        (
+            "acceptance_length_in_verse",
+            "no region verse; there are: text, thought, tool_call, code",
+        ),
         ("acceptance_length.chain:depth=9", "arm fc_norm=.* has no chain of 9; it has: chain of 2"),
         ("kept.no_bos", "the study has no robustness: add it"),
         ("acceptance_length_under.no_bos", "the study has no robustness: add it"),

@@ -10,9 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from specdec.data.regions import CALL, TEXT
 from specdec.diagnostics.drift_figures import sums_of
 from specdec.diagnostics.drift_measure import SERIES
 from specdec.diagnostics.robustness import kept_figures
+from specdec.evaluation.metrics import read_answers, write_answers
 from specdec.evaluation.summary import shape_summary
 from specdec.report.contrasts import holm
 from specdec.studies.card import write_card
@@ -207,6 +209,30 @@ def test_a_length_under_a_condition_can_be_primary(tmp_path: Path) -> None:
     text = (write_card(study) / "card.md").read_text()
     words = f"| {ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] |"
     assert words in next(line for line in text.splitlines() if line.startswith(f"| {UNDER_SYSTEM}"))
+
+
+def test_a_length_in_a_region_can_be_primary(tmp_path: Path) -> None:
+    """Every other pass of the first eight prompts begins in a call, and the other prompts have none."""
+    name = f"acceptance_length_in_tool_call.{SHAPES[0]}"
+    study = make_study(tmp_path, primary=[declared(name, {"norm": ["on"]}, K="4")], curves=False)
+    committed: dict[str, list[int]] = {}
+    for path in sorted(study.glob("measures/e*/answers.jsonl")):
+        answers = [
+            [
+                answer._replace(regions=(CALL, TEXT) * 12 if int(answer.prompt_id[1:]) < 8 else ())
+                for answer in of_shape
+            ]
+            for of_shape in read_answers(path, len(SHAPES))
+        ]
+        write_answers(path, SHAPES, answers)
+        sums = [1 + n for answer in answers[0][:8] for n in answer.accepted[::2]]
+        committed.setdefault(path.parent.name.partition("-")[0], []).extend(sums)
+    found = all_of(study)
+    (row,) = found["primary"]
+    means = {arm: sum(tokens) / len(tokens) for arm, tokens in committed.items()}
+    assert row["quantity"] == f"acceptance length in tool call, {SHAPES[0]}"
+    assert row["value"] == pytest.approx(means["e3"] - means["e2"])
+    assert row["prompts"] == 8 and row["p_holm"] is not None
 
 
 def test_differences_are_paired_and_their_error_is_of_their_arms(found: dict[str, Any]) -> None:
