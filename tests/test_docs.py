@@ -139,8 +139,9 @@ def test_every_base_has_an_example() -> None:
     assert linked == [section.lower().replace(" ", "-") for section in SECTIONS]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("section", PAGES)
+@pytest.mark.parametrize(
+    "section", [PAGES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in PAGES[1:])]
+)
 def test_what_the_page_says_is_trained_and_decodes(
     section: str, written: Write, target_directory: Path
 ) -> None:

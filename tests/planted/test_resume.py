@@ -107,8 +107,13 @@ def test_without_a_fault_they_are_equal(
     assert whole_and_resumed(argv, tmp_path, None, monkeypatch)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "the weights",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in FAULTS if name != "the weights"),
+    ],
+)
 def test_what_is_forgotten_is_found(
     fault: str, argv: list[str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
