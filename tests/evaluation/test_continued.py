@@ -35,7 +35,9 @@ class Killed(BaseException):
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(run, "plot", lambda metrics, path: path.touch())
+    monkeypatch.setattr(
+        "specdec.evaluation.results_figure.plot", lambda metrics, path: path.touch()
+    )
     monkeypatch.setattr(module, "WAVE", WAVE)
     return tmp_path / "cache"
 

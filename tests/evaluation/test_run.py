@@ -31,7 +31,9 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
 def _drawn_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other tests have an empty picture."""
     if request.node.name != "test_evaluate_writes_metrics_report_and_answers":
-        monkeypatch.setattr(module, "plot", lambda metrics, path: path.touch())
+        monkeypatch.setattr(
+            "specdec.evaluation.results_figure.plot", lambda metrics, path: path.touch()
+        )
 
 
 TEMPLATE = (

@@ -150,7 +150,9 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations have an empty picture."""
-    monkeypatch.setattr("specdec.evaluation.run.plot", lambda metrics, path: path.touch())
+    monkeypatch.setattr(
+        "specdec.evaluation.results_figure.plot", lambda metrics, path: path.touch()
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
