@@ -194,8 +194,7 @@ def test_in_full_the_target_is_trained_too_and_decoding_compiled(
     small_world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        specdec.commands.quickstart,
-        "pretrain",
+        "specdec.commands.pretraining.pretrain",
         lambda config: shutil.copytree(small_world / "target", config.out) and 0,
     )
     out = small_world / "run"
