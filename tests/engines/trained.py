@@ -66,7 +66,8 @@ def make_target(folder: Path) -> Path:
     return path
 
 
-# dflash: with 90, whether it is accepted at all depends on the processor; EAGLE-1 with 45 does not show queries one position off
+# With 90, whether DFlash's is accepted at all depends on the processor. EAGLE-1's shows no query that is one position off
+# with 45.
 STEPS = {"dflash": 180, "peagle_3_1": 45}
 
 
