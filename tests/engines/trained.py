@@ -66,8 +66,8 @@ def make_target(folder: Path) -> Path:
     return path
 
 
-# With 90, whether DFlash's is accepted at all depends on the processor. With 45, EAGLE-1's does not show queries that are
-# one position off.
+# With 90, whether DFlash's is accepted at all depends on the processor.
+# With 45, EAGLE-1's does not show queries that are one position off.
 STEPS = {"dflash": 180, "peagle_3_1": 45}
 
 
