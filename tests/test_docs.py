@@ -25,6 +25,7 @@ from specdec.features import OnTheFly
 from specdec.target import Target
 from specdec.training.losses import LossRows
 from specdec.utils import imports
+from tests.data.families import in_default_run
 from tests.parity.unrolled import worst_gap
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets, tiny_drafter, tiny_target
@@ -139,10 +140,7 @@ def test_every_base_has_an_example() -> None:
     assert linked == [section.lower().replace(" ", "-") for section in SECTIONS]
 
 
-@pytest.mark.parametrize(
-    "section",
-    [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in PAGES if name != FIRST)],
-)
+@pytest.mark.parametrize("section", in_default_run(PAGES, FIRST))
 def test_what_the_page_says_is_trained_and_decodes(
     section: str, written: Write, target_directory: Path
 ) -> None:

@@ -64,7 +64,7 @@ def read_conversations(
     return conversations
 
 
-def warn_of_broken(left_out: Sequence[str]) -> None:
+def warn_of_broken(left_out: Sequence[str] | None) -> None:
     """Log how many broken rows were left out, and what is wrong with the first."""
     if left_out:
         log.warning("left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0])

@@ -160,7 +160,7 @@ class UnansweredData(TokenData):
     def _read(self, patterns: str | list[str]) -> list[ChatConversation]:
         left_out: list[str] | None = [] if self.broken == "drop" else None
         conversations = read_conversations(patterns, self.layout, left_out)
-        warn_of_broken(left_out or ())
+        warn_of_broken(left_out)
         return conversations
 
     def answered_validation(self, documents: Sequence[Document]) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import torch
 from rich.console import Console
 
 from specdec.decoding import check_pair, warn_unless_made_for
@@ -46,7 +45,7 @@ from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.checkpoint import check_unchanged
 from specdec.export.formats import DrafterCheckpoint, drafts_of, vllm_arguments
-from specdec.export.quantize import quantization_of
+from specdec.export.quantize import INT8
 from specdec.export.write import warn_if_rounded
 from specdec.target import TargetSource
 from specdec.utils.files import claimed, scratch_folder, staged_directory, write_json
@@ -225,9 +224,7 @@ class EngineAnswers(NamedTuple):
 
     name: str  # the engine's, and its version
     answers: list[RecordedAnswer]
-    int8_error: (
-        float | None
-    )  # see ProposalEngine.int8_error; None of exports without 8-bit integers
+    int8_error: float | None  # see ProposalEngine.int8_error; None if not measured
 
 
 class _Run:
@@ -329,12 +326,6 @@ class _Run:
             name = f"vLLM {engine.version} ({RUNNER})"
             log.info("%s loads target and drafter and answers %d prompts", name, len(self.prompts))
             answers = engine.ask(arguments, self.prompts, tokens)
-            int8_error = engine.int8_error() if self.is_int8 else None
+            is_int8 = self.rounded is not None and self.rounded.quantization is INT8
+            int8_error = engine.int8_error() if is_int8 else None
         return EngineAnswers(name, answers, int8_error)
-
-    @property
-    def is_int8(self) -> bool:
-        """Whether the exported matrices are 8-bit integers."""
-        _, tensors = read_files(self.directory)
-        quantization = quantization_of(tensors)
-        return quantization is not None and quantization.dtype is torch.int8

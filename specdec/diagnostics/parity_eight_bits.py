@@ -25,7 +25,7 @@ from specdec.diagnostics.parity_settings import Misread
 from specdec.drafter import Drafter
 from specdec.export.checkpoint import OURS, read_checkpoint
 from specdec.export.known_formats import FORMATS
-from specdec.export.quantize import quantization_of, rounding_faults
+from specdec.export.quantize import Quantization, quantization_of, rounding_faults
 from specdec.export.read import import_checkpoint
 from specdec.export.subject import Subject
 from specdec.export.tensors import normalize_name
@@ -42,6 +42,7 @@ class RoundedDrafter(NamedTuple):
 
     drafter: Drafter  # with the file's numbers; the saved one if there are faults
     faults: list[str]  # what in the file is not the saved drafter's rounding
+    quantization: Quantization  # of the file
 
 
 def rounded_drafter(
@@ -56,7 +57,8 @@ def rounded_drafter(
         raw, tensors = read_files(directory)
     except Misread:  # parity reports it with the reference's other findings
         return None
-    if quantization_of(tensors) is None:
+    quantization = quantization_of(tensors)
+    if quantization is None:
         return None
     checkpoint = read_checkpoint(directory) if (directory / OURS).is_file() else None
     record = (checkpoint.ours if checkpoint else None) or {}
@@ -71,8 +73,9 @@ def rounded_drafter(
     except Misread as error:
         faults.append(str(error))
     if faults:
-        return RoundedDrafter(saved, faults)
-    return RoundedDrafter(import_checkpoint(checkpoint or read_checkpoint(directory), target), [])
+        return RoundedDrafter(saved, faults, quantization)
+    imported = import_checkpoint(checkpoint or read_checkpoint(directory), target)
+    return RoundedDrafter(imported, [], quantization)
 
 
 def plain_files(files: Files, layers: int) -> Files:

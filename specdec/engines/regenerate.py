@@ -112,7 +112,7 @@ def _read_rows(config: RegenerateConfig) -> tuple[list[Dialogue], list[str]]:
     left_out: list[str] | None = [] if config.broken == "drop" else None
     conversations = read_conversations(config.data, config.layout, left_out)[: config.limit]
     rows = list(map(Dialogue.of, conversations))
-    warn_of_broken(left_out or ())
+    warn_of_broken(left_out)
     return rows, left_out or []
 
 

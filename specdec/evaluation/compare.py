@@ -59,8 +59,8 @@ def compare(a: Path, b: Path) -> None:
 
     Tells their difference and ratio with intervals, and the p-value of a paired permutation test; the difference in
     each region of the answers too (tool calls, thoughts, code) where there are several. Of two folders of suites every
-    suite and temperature that both have is compared. Targets may differ where the drafter is one: this
-    shows what it is worth to a fine-tune or a quantized model.
+    suite and temperature that both have is compared. Targets may differ where the drafter is one: this shows what it
+    is worth to a fine-tune or a quantized model.
 
     Example: specdec compare runs/one runs/other
 
@@ -132,9 +132,10 @@ def _region_lines(a: Sequence[Answer], b: Sequence[Answer]) -> list[str]:
     for region in REGIONS:
         of_a = [in_region(answer, region) for answer in a]
         of_b = [in_region(answer, region) for answer in b]
-        if len(_shared_sums(of_a, of_b)) < LEAST_PROMPTS:
+        sums_P4 = _shared_sums(of_a, of_b)
+        if len(sums_P4) < LEAST_PROMPTS:
             continue
-        row = compare_answers(of_a, of_b)
+        row = _compare_sums(sums_P4)
         difference = with_interval(*row.difference, "{:+.3f}".format)
         lines.append(
             f"  {region + ',':<10} {how_many(row.prompts, 'prompt')}: A {row.a:.3f}, B {row.b:.3f}, "
@@ -166,11 +167,16 @@ def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
         raise ValueError(
             f"{how_many(prompts, 'prompt')} came to a target pass in both: a comparison takes at least {LEAST_PROMPTS}"
         )
+    return _compare_sums(sums_P4)
+
+
+def _compare_sums(sums_P4: Array) -> Comparison:
+    """Paired comparison of what :func:`_shared_sums` gives of two prompts or more."""
     difference = interval(sums_P4, _difference)
     relative = interval(sums_P4[:, B_THEN_A], over, POSITIVE)
     assert difference is not None and relative is not None
     of_a, of_b = map(float, ratio(sums_P4.sum(0).reshape(2, 2)))
-    return Comparison(prompts, of_a, of_b, difference, relative, _p_value(sums_P4))
+    return Comparison(len(sums_P4), of_a, of_b, difference, relative, _p_value(sums_P4))
 
 
 def _shared_sums(a: Sequence[Answer], b: Sequence[Answer]) -> Array:

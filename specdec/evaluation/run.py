@@ -282,9 +282,9 @@ def _converse(config: EvaluationConfig) -> Converse:
 
 def _write_report(folder: Path, metrics: dict[str, Any]) -> None:
     """Write the picture and the page that shows it."""
-    context = {name: metrics[name] for name in ("target", "drafter", "settings")}
     from specdec.evaluation.results_figure import CAPTION, plot  # imports matplotlib
 
+    context = {name: metrics[name] for name in ("target", "drafter", "settings")}
     plot(metrics, folder / PLOT)
     write_report(
         folder / REPORT,

@@ -18,7 +18,8 @@ from specdec.report.statistics import ALPHA
 from specdec.report.tables import TEMPLATES, markdown_text, with_interval
 from specdec.studies.card_data import DATA, write_data
 from specdec.studies.figures import SEPARATOR, draw_figures, label_of, short_names
-from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
+from specdec.studies.outcomes import ACCEPTANCE, FAMILIES
+from specdec.studies.recorded_run import Json
 from specdec.studies.reproduce import CARD, VERSION, manifest
 from specdec.studies.results import read_record, results
 from specdec.studies.study import FEWEST_SEEDS, SEEDS

@@ -27,7 +27,8 @@ from specdec.report.plots import (
     shifts,
 )
 from specdec.report.statistics import ALPHA
-from specdec.studies.outcomes import FAMILIES, Json
+from specdec.studies.outcomes import FAMILIES
+from specdec.studies.recorded_run import Json
 from specdec.studies.study import Contrast
 
 MOST_PANELS = 6  # of one figure

@@ -35,7 +35,6 @@ from specdec.report.statistics import ANY, LENGTH, POSITIVE, SHARE, Array, Range
 from specdec.studies.arms import Arm
 from specdec.studies.recorded_run import RecordedRun
 
-Json = dict[str, Any]
 Table = Mapping[str, Array]  # of a run: by prompt, its sums and weights
 
 ACCEPTANCE = "acceptance length"
@@ -250,6 +249,11 @@ def sum_by_prompt(answers: Iterable[Answer], columns: Callable[[Answer], Any]) -
     return out
 
 
+def _tokens_and_passes(answer: Answer) -> tuple[int, int]:
+    """The two sums of an acceptance length."""
+    return committed(answer), target_passes(answer)
+
+
 def _acceptance(shape: str) -> Metric:
     """Tokens committed per target pass, the bonus token included."""
 
@@ -257,7 +261,7 @@ def _acceptance(shape: str) -> Metric:
         answers = run.evaluation.answers.get(shape)
         if answers is None:
             return None
-        return sum_by_prompt(answers, lambda answer: (committed(answer), target_passes(answer)))
+        return sum_by_prompt(answers, _tokens_and_passes)
 
     name = f"{ACCEPTANCE}, {shape}"
     return Metric(name, name, ACCEPTANCE, "tokens per target pass", None, table, LENGTH)
@@ -269,7 +273,7 @@ def _acceptance_in(region: str, shape: str) -> Metric:
     def table(run: RecordedRun) -> Table | None:
         answers = run.evaluation.answers.get(shape, [])
         inside = [in_region(answer, region) for answer in answers]
-        sums = sum_by_prompt(inside, lambda answer: (committed(answer), target_passes(answer)))
+        sums = sum_by_prompt(inside, _tokens_and_passes)
         return {prompt: row for prompt, row in sums.items() if row[1]} or None
 
     name = f"{ACCEPTANCE} in {region}, {shape}"

@@ -36,13 +36,12 @@ from specdec.studies.outcomes import (
     ACCEPTANCE,
     FAMILIES,
     ROBUSTNESS,
-    Json,
     Metric,
     Table,
     accepted_at,
     recorded_metrics,
 )
-from specdec.studies.recorded_run import RecordedRun
+from specdec.studies.recorded_run import Json, RecordedRun
 from specdec.studies.study import MEASURES, Contrast
 from specdec.studies.worker import JobFolder
 from specdec.utils.reading import check_sums, read_json

@@ -14,6 +14,7 @@ from specdec.data.loader import ResumableLoader
 from specdec.drafter import load_drafter
 from specdec.training.losses_file import read_losses
 from specdec.training.module import DrafterModule
+from tests.data.families import in_default_run
 from tests.short_run import short_run
 
 Patch = pytest.MonkeyPatch
@@ -107,13 +108,7 @@ def test_without_a_fault_they_are_equal(
     assert whole_and_resumed(argv, tmp_path, None, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "the weights",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in FAULTS if name != "the weights"),
-    ],
-)
+@pytest.mark.parametrize("fault", in_default_run(FAULTS, "the weights"))
 def test_what_is_forgotten_is_found(
     fault: str, argv: list[str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
